@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlreason.report.content import Case, Detail, Report, ShownResponse, Table, Verdict
+from rlreason.report.content import Case, Report, Series, Table, Verdict
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import Series, Setting, Study, StudyRun
+from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.runtime.differences import paired_difference
 
 METRICS = (
@@ -71,7 +71,7 @@ def report_of(study: Study | None = None, text: str = "some text") -> Report:
     labels = [setting.label for setting in study.settings]
     table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
     shown = [
-        ShownResponse(label, outcome, text, "file:1")
+        {"setting": label, "outcome": outcome, "text": text, "where": "file:1"}
         for label, outcome in zip(labels, ("correct", "wrong", "no format"), strict=False)
     ]
     return Report(
@@ -88,6 +88,6 @@ def report_of(study: Study | None = None, text: str = "some text") -> Report:
         log=Table("Experiment log", ["run", "state"], [[text, text]]),
         problems=[text],
         cases=[Case(text, text, {5: shown})],
-        details=[Detail(text, text), Detail("a table", table=table)],
+        details=[(text, text), ("a table", table)],
         forest=forest_of(verdicts),
     )

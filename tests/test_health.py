@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from rlreason.health.examine import describe_health, examine, monitored, notes_on_learning
 from rlreason.health.finding import Finding
 from rlreason.health.watch import REMEMBERED, events_of, replay_monitors
-from rlreason.report.sections import health_of, health_table
-from rlreason.report.study import Series, Setting, Study, StudyRun
+from rlreason.report.content import Series
+from rlreason.report.sections import health_of
+from rlreason.report.study import Setting, Study, StudyRun
+from rlreason.report.tables import health_table
 from tests.small_runs import words_of
 from tests.starts import rlreason
 

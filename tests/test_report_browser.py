@@ -1,18 +1,15 @@
 """A report's page in a real browser: nothing is asked of any network, everything reacts, everybody can reach it."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
+from report_objects import report_of
 
+from rlreason.report.content import Case
 from rlreason.report.documents import page_of
-from rlreason.report.read import read_study
-from rlreason.report.sections import build_report
-from tests.sweep_folders import answers, sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("vl_convert")
@@ -25,37 +22,17 @@ AXE = Path(__file__).resolve().parents[1] / ".venv/browser/axe.min.js"
 HOSTILE = (
     "</pre></script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> \u202e " + "x" * 5000
 )
-WIDTHS = (390, 600, 900, 1280, 1600)
+WIDTHS = (390, 600, 1280)
 
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory) -> Path:
-    """The report of a sweep of three rates, four seeds each, with curves and hostile responses."""
-    folder = tmp_path_factory.mktemp("browser") / "rates"
-    chance = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
-    reference = {"learning_rate": "1e-4"}
-    sweep(folder, "learning_rate", list(chance), lambda v, s: answers(s, chance[v], 60), reference=reference)
-    for place in folder.glob("learning_rate=*"):
-        rng = np.random.default_rng(len(place.name))
-        final = (place / "evals/step_00040.jsonl").read_text().splitlines()
-        rows = [json.loads(line) | {"response": HOSTILE, "gold": "7", "format_reward": 1.0} for line in final]
-        for step in (0, 20, 40):
-            text = "".join(json.dumps(row | {"step": step}) + "\n" for row in rows)
-            (place / f"evals/step_{step:05d}.jsonl").write_text(text)
-        metrics = []
-        for step in range(41):
-            row = {"rollout_step": step, "train_step": step, "tokens/generated": 900 * step, "time/active": 0.5 * step}
-            row |= {
-                "reward/mean": 0.2 + step / 80,
-                "train/grad_norm": 0.1 + rng.random(),
-                "rollout/length": 20.0 + step,
-            }
-            row |= {"rollout/entropy": 1 / (1 + step), "time/rollout": 0.2, "time/train": 0.3}
-            row |= {"eval/accuracy": 0.2 + 0.01 * step, "eval/format": 0.9} if step % 8 == 0 else {}
-            metrics.append(json.dumps(row) + "\n")
-        (place / "metrics.jsonl").write_text("".join(metrics))
-    target = folder / "report.html"
-    target.write_text(page_of(build_report(read_study([folder]))), encoding="utf-8")
+    """The report of three rates, four seeds each, with curves and hostile responses."""
+    report = report_of()
+    shown = [{"setting": entry.label, "outcome": "wrong", "text": HOSTILE, "where": "a:1"} for entry in report.legend]
+    report.cases = [Case("What is 3 + 4?", "7", dict.fromkeys((0, 20, 40), shown))]
+    target = tmp_path_factory.mktemp("browser") / "report.html"
+    target.write_text(page_of(report), encoding="utf-8")
     return target
 
 
@@ -180,7 +157,7 @@ def test_the_switch_of_axes_keys_zoom_and_theme_work(browser, page_file):
 def test_without_scripts_the_pictures_stand(browser, page_file):
     with opened(browser, page_file, scripts=False) as page:
         assert page.locator(".plot svg").count() >= 6
-        assert page.locator("h1").inner_text() == "Which learning_rate?"
+        assert page.locator("h1").inner_text() == "Which learning rate?"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

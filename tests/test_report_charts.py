@@ -9,56 +9,54 @@ import pytest
 from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_hand
 
 from rlreason.report import content as palette
-from rlreason.report.charts import compiled, rows_of, specification, standalone, write_figures
-from rlreason.report.content import Entry, Figure, plain_colours, thinned
+from rlreason.report.charts import compiled, rows_of, specification, standalone, thinned, write_figures
+from rlreason.report.content import Entry, Figure, Series, plain_colours
 from rlreason.report.documents import RUNTIME, axes_of, data_of
-from rlreason.report.figures import band_of, figures_of, forest_of, legend_of
+from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
 from rlreason.report.study import Study
 from rlreason.runtime.intervals import mean_interval
 
 X = np.arange(5.0)
 
 
-def figure_named(figures: list[Figure], name: str) -> Figure:
+def named(figures: list[Figure], name: str) -> Figure:
     return next(figure for figure in figures if figure.name == name)
+
+
+def mean(*curves: tuple[np.ndarray, np.ndarray], axis: str = "step", **options: bool) -> Series | None:
+    return mean_of([Series({axis: x}, y) for x, y in curves], axis, **options)
 
 
 # ---- bands and thinning ----
 
 
 def test_a_band_is_students_t_over_seeds_and_none_for_one():
-    band = band_of([X] * 3, [np.full(5, value) for value in (0.3, 0.5, 0.4)])
-    for got, wanted in zip((band.mean, band.low, band.high), mean_interval([0.3, 0.5, 0.4]), strict=True):
+    band = mean(*((X, np.full(5, value)) for value in (0.3, 0.5, 0.4)))
+    for got, wanted in zip((band.y, *band.band), mean_interval([0.3, 0.5, 0.4]), strict=True):
         assert np.allclose(got, wanted)
-    one = band_of([X], [X / 10])
-    assert np.array_equal(one.mean, X / 10)
-    assert np.isnan([one.low, one.high]).all()
+    one = mean((X, X / 10))
+    assert np.array_equal(one.y, X / 10)
+    assert np.isnan(one.band).all()
+    assert mean((np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))).y.tolist() == [5.0, 7.0]  # the last of a step
 
 
-def test_a_stopped_run_ends_the_band_and_never_moves_the_mean():
+def test_a_band_lies_where_all_seeds_are_and_a_stopped_run_never_moves_the_mean():
     whole, stopped = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.9, 0.9, 0.9])
-    band = band_of([X, X[:3]], [whole, stopped])
-    assert band.x.tolist() == [0, 1, 2]  # not 4: behind step 2 there would be one seed
-    assert np.allclose(band.mean, (whole[:3] + stopped) / 2)
-
-
-def test_a_band_lies_in_the_range_that_all_seeds_share():
+    band = mean((X, whole), (X[:3], stopped))
+    assert band.x["step"].tolist() == [0, 1, 2]  # not 4: behind step 2 there would be one seed
+    assert np.allclose(band.y, (whole[:3] + stopped) / 2)
     fast, slow = np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])
-    band = band_of([fast, slow], [fast * 0.1, slow * 0.1], points=11)
-    assert (band.x[0], band.x[-1]) == (2.0, 3.0)
-    assert np.allclose(band.mean, band.x * 0.1)  # both lie on one line: interpolated, nowhere beyond
-    assert band_of([X, X + 10], [X, X]) is None
-
-
-def test_of_several_values_at_one_step_the_last_counts():
-    assert band_of([np.array([0.0, 1.0, 1.0])], [np.array([5.0, 6.0, 7.0])]).mean.tolist() == [5.0, 7.0]
+    band = mean((fast, fast * 0.1), (slow, slow * 0.1), axis="tokens")
+    assert (band.x["tokens"][0], band.x["tokens"][-1]) == (2.0, 3.0)
+    assert np.allclose(band.y, band.x["tokens"] * 0.1)  # both lie on one line: interpolated, nowhere beyond
+    assert mean((X, X), (X + 10, X)) is None
 
 
 def test_shares_are_clipped_and_a_logarithmic_band_keeps_above_zero():
-    share = band_of([X] * 2, [np.full(5, 0.0), np.full(5, 1.0)], share=True)
-    assert (share.low.min(), share.high.max()) == (0.0, 1.0)
-    log = band_of([X] * 2, [np.full(5, 0.01), np.full(5, 1.0)], log=True)
-    assert np.allclose(log.low, log.mean / 3)
+    share = mean((X, np.full(5, 0.0)), (X, np.full(5, 1.0)), share=True)
+    assert (share.band[0].min(), share.band[1].max()) == (0.0, 1.0)
+    log = mean((X, np.full(5, 0.01)), (X, np.full(5, 1.0)), log=True)
+    assert np.allclose(log.band[0], log.y / 3)
 
 
 def test_thinning_keeps_ends_and_extremes():
@@ -74,32 +72,24 @@ def test_thinning_keeps_ends_and_extremes():
 
 
 def test_every_measure_that_was_made_has_a_figure_and_no_other():
-    names = [figure.name for figure in figures_of(study_of())]
-    assert names[0] == "eval/accuracy"
-    assert {"live_groups", "wrong_with_format", "no_format", "entropy", "mismatch", "length_wrong"} <= set(names)
-    bare = study_of()
-    for run in bare.runs:
-        run.series = {"eval/accuracy": run.series["eval/accuracy"]}
-    assert [figure.name for figure in figures_of(bare)] == ["eval/accuracy"]
-
-
-def test_derived_measures_are_made_of_what_was_logged():
     study = study_of(seeds=1)
-    series, figures = study.runs[0].series, figures_of(study)
-    live, wrong = (figure_named(figures, name).curves.lines[0].y for name in ("live_groups", "wrong_with_format"))
+    figures, series = figures_of(study), study.runs[0].series
+    assert figures[0].name == "eval/accuracy"
+    live, wrong = (named(figures, name).curves[-3].y for name in ("live_groups", "wrong_with_format"))
     assert np.allclose(live, 1 - series["reward/frac_reward_zero_std"].y)
     assert np.allclose(wrong, series["eval/format"].y - series["eval/accuracy"].y)
     for run in study.runs:
         run.series = {"eval/entropy": series_of(X, np.full(5, 0.25))}  # nothing was sampled to learn from
-    assert figure_named(figures_of(study), "entropy").curves.lines[0].y[0] == 0.25
+    (entropy,) = figures_of(study)
+    assert (entropy.name, entropy.curves[0].y[0]) == ("entropy", 0.25)
 
 
 def test_values_that_a_logarithmic_axis_cannot_hold_are_dropped_and_counted():
     study = study_of()
     study.runs[0].series = {**study.runs[0].series, "train/grad_norm": series_of(X + 1, np.array([0.0, 1, 2, -1, 3]))}
-    figure = figure_named(figures_of(study), "train/grad_norm")
+    figure = named(figures_of(study), "train/grad_norm")
     assert "2 values" in figure.note
-    assert all((line.y > 0).all() for line in figure.curves.lines)
+    assert all((curve.y > 0).all() for curve in figure.curves)
 
 
 def test_a_run_that_was_stopped_has_a_cross_and_one_under_way_has_none():
@@ -125,8 +115,7 @@ def test_best_of_n_curves_come_with_their_intervals():
     study = study_of(("a",), seeds=1)
     points = [[0.2, 0.15, 0.25], [0.5, 0.4, 0.6]]
     study.runs[0].summary = {"n_list": [1, 4], "best_of_n": {"pass@N": points, "maj@N": points}}
-    figure = figure_named(figures_of(study), "best_of_n/pass_N")
-    rows = rows_of(figure, legend_of(study, []))["means"]
+    rows = rows_of(named(figures_of(study), "best_of_n/pass_N"), legend_of(study, []))["means"]
     assert [(row["x"], row["y"], row["low"], row["high"]) for row in rows] == [(1, *points[0]), (4, *points[1])]
 
 
@@ -134,15 +123,8 @@ def test_more_than_eight_settings_leave_colours_to_the_reference_and_the_largest
     study = study_of([f"s{k}" for k in range(12)], seeds=2, steps=20)
     legend = legend_of(study, verdicts_of_hand(study))
     coloured = [entry for entry in legend if entry.colour is not None]
-    assert legend[0] == Entry("s0", 0, True)
-    assert [entry.colour for entry in coloured] == list(range(6))  # no colour twice
-    assert [entry.label for entry in coloured[1:]] == [
-        "s7",
-        "s8",
-        "s9",
-        "s10",
-        "s11",
-    ]  # differences grow with the place
+    labels = ["s0", "s7", "s8", "s9", "s10", "s11"]  # differences grow with the place
+    assert coloured == [Entry(label, colour) for colour, label in enumerate(labels)]
     rows = rows_of(figures_of(study)[0], legend)
     assert {row["setting"] for row in rows["means"]} == {entry.label for entry in coloured}
     assert {row["setting"] for row in rows["seeds"]} == {entry.label for entry in legend}
@@ -161,11 +143,13 @@ def drawn() -> Drawn:
     return study, [*figures_of(study), forest_of(verdicts)], legend_of(study, verdicts)
 
 
-def test_every_specification_is_valid_vega_lite(drawn: Drawn):
+def test_every_specification_is_valid_and_the_x_title_of_curves_alone_can_be_switched(drawn: Drawn):
     altair = pytest.importorskip("altair")
-    kinds = {(figure.kind, figure.log_range is None, figure.curves is None): figure for figure in drawn[1]}
+    kinds = {(figure.log_range is None, bool(figure.curves), figure.name == "forest"): figure for figure in drawn[1]}
     for figure in kinds.values():
         altair.Chart.from_dict(specification(figure, drawn[2]), validate=True)
+        titles = [axis.get("title") for axis in compiled(figure, drawn[2])["axes"]]
+        assert ({"signal": "xtitle"} in titles) == bool(figure.curves)
 
 
 def test_static_pictures_have_title_legend_and_plain_colours(drawn: Drawn):
@@ -176,57 +160,39 @@ def test_static_pictures_have_title_legend_and_plain_colours(drawn: Drawn):
         assert text in light
     assert palette.DARK["s1"] in dark
     assert "var(--" not in light + dark
-    assert not re.search(r'd="[^"]*\d\.\d\d', light)
-    beside = svg.partition("role-legend")[2]
-    assert "stroke-dasharray" not in beside  # a dash around a marker gives it the shape of none
+    assert "stroke-dasharray" not in svg.partition("role-legend")[2]  # a dash around a marker gives it no shape
 
 
-def test_the_x_title_of_a_curve_can_be_switched_and_others_not(drawn: Drawn):
-    _, figures, legend = drawn
-    titles = {figure.name: [axis.get("title") for axis in compiled(figure, legend)["axes"]] for figure in figures}
-    assert {"signal": "xtitle"} in titles["eval/accuracy"]
-    assert {"signal": "xtitle"} not in titles["forest"] + titles["best_of_n/pass_N"]
-
-
-def test_labels_that_would_be_markup_stay_text_in_pictures():
-    study = study_of(("plain", HOSTILE))
+def test_labels_stay_text_in_pictures_and_long_ones_are_broken_at_spaces():
+    study = study_of(("group_size=8 learning_rate=3e-5", HOSTILE, "a b"))
     verdicts = verdicts_of_hand(study)
     for figure in [figures_of(study)[0], forest_of(verdicts)]:
         svg = standalone(figure, legend_of(study, verdicts))
         assert not re.search("<script|<b |\u202e", svg)
         assert "⟨U+202E⟩" in svg
-
-
-def test_long_labels_are_broken_at_spaces_and_short_ones_stay_whole():
-    study = study_of(("a b", "group_size=8 learning_rate=3e-5"))
+    study.settings.reverse()
     svg = standalone(forest_of(verdicts_of_hand(study)), legend_of(study, []))
     assert {"group_size=8", "learning_rate=3e-5"} <= set(re.findall(r">([^<]*)<", svg))
 
 
 def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(drawn: Drawn, tmp_path):
     study, all_figures, legend = drawn
-    figures = [figure_named(all_figures, name) for name in ("reward/mean", "forest")]
-    write_figures(figures, legend, tmp_path)
+    figures = [named(all_figures, name) for name in ("reward/mean", "forest")]
+    write_figures(figures, legend, tmp_path / "made")
     for figure in figures:
-        stem = re.sub(r"\W+", "_", figure.name)
-        svg = (tmp_path / f"{stem}.svg").read_text()
-        assert (figure.title in re.findall(r">([^<]*)<", svg)) == (figure.kind == "curves")  # the caption is LaTeX's
+        path = tmp_path / "made" / re.sub(r"\W+", "_", figure.name)
+        svg = path.with_suffix(".svg").read_text()
+        assert (figure.title in re.findall(r">([^<]*)<", svg)) == (figure.name != "forest")  # the caption is LaTeX's
         assert "var(--" not in svg
-        box = re.search(rb"MediaBox \[0 0 (\d+)", (tmp_path / f"{stem}.pdf").read_bytes())
+        box = re.search(rb"MediaBox \[0 0 (\d+)", path.with_suffix(".pdf").read_bytes())
         assert int(box[1]) == pytest.approx(240, abs=2)  # points: a column
-        assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
-    with (tmp_path / "reward_mean.csv").open() as file:
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "made/reward_mean.csv").open() as file:
         rows = list(csv.DictReader(file))
     values = [float(row["value"]) for row in rows if row["data"] == "run" and row["setting"] == "1e-4"]
     assert values == [float(v) for run in study.settings[2].runs for v in run.series["reward/mean"].y]
+    assert [row["low"] != "" for row in rows if row["data"] == "mean"] == [True] * 600
     assert {"seed", "step", "tokens", "low", "high"} <= rows[0].keys()
-
-
-def test_a_picture_and_its_page_are_of_one_version_of_vega():
-    import vl_convert
-
-    versions = json.loads((RUNTIME.parent / "versions.json").read_text())
-    assert versions["packages"]["vega"] == vl_convert.get_vega_version()
 
 
 # ---- data of a page ----
@@ -234,7 +200,7 @@ def test_a_picture_and_its_page_are_of_one_version_of_vega():
 
 def test_page_data_hold_every_run_once_thinned_and_with_few_digits():
     study = study_of(seeds=4, steps=3000)
-    figures = [figure_named(figures_of(study), "reward/mean")]
+    figures = [named(figures_of(study), "reward/mean")]
     data = data_of(figures, {"reward/mean": {}}, legend_of(study, []))
     columns = {axis: sets["seeds"] for axis, sets in data["figures"]["reward/mean"]["along"].items()}
     assert len({of["y"] for of in columns.values()}) == 1  # axes share their values
@@ -245,16 +211,16 @@ def test_page_data_hold_every_run_once_thinned_and_with_few_digits():
         assert [max(own), min(own)] == pytest.approx([values.max(), values.min()], rel=1e-3)
         assert x[runs == number][-1] == 3000
     assert all(len(f"{value:g}".replace(".", "").lstrip("0").split("e")[0]) <= 4 for value in y)
-
-
-def test_axes_that_do_not_move_are_not_offered():
-    study = study_of()
     for run in study.runs:
         run.series = {"eval/accuracy": series_of(X, X / 10, tokens=0.0)}
-    assert axes_of(figures_of(study)) == ["step", "time", "updates"]
+    assert axes_of(figures_of(study)) == ["step", "time", "updates"]  # without what does not move
 
 
-# ---- palette ----
+def test_a_picture_and_its_page_are_of_one_version_of_vega():
+    import vl_convert
+
+    versions = json.loads((RUNTIME.parent / "versions.json").read_text())
+    assert versions["packages"]["vega"] == vl_convert.get_vega_version()
 
 
 def contrast(a: str, b: str) -> float:
@@ -270,7 +236,6 @@ def test_colours_stand_out_from_the_page(colours: dict[str, str]):
     names = [f"s{k}" for k in range(8)]
     assert len({colours[name] for name in names}) == len(set(palette.DASHES)) == len(palette.MARKERS) == 8
     assert min(contrast(colours[name], colours["page"]) for name in [*names, "rest"]) >= 3
-    assert (
-        min(contrast(colours[text], colours["page"]) for text in ("fg", "muted", "link", "good", "bad", "open")) >= 4.5
-    )
+    texts = ("fg", "muted", "link", "good", "bad", "open")
+    assert min(contrast(colours[text], colours["page"]) for text in texts) >= 4.5
     assert min(contrast(colours[tag], colours[f"{tag}-soft"]) for tag in ("good", "bad", "open")) >= 4.5

@@ -49,29 +49,23 @@ def whole(tmp_path_factory) -> Path:
     return rates(tmp_path_factory.mktemp("whole") / "rates")
 
 
-def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(report, whole, tmp_path):
+def test_a_sweep_a_run_and_settings_become_a_page_and_markdown(report, whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     done = report(folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Which lr?\n2 beats 1.\n" in done.stdout
-    for name in ("report.html", "report.md"):
-        assert "2 is better than 1 by" in (folder / name).read_text()
+    assert all("2 is better than 1 by" in (folder / name).read_text() for name in ("report.html", "report.md"))
     assert list((folder / "report_files").glob("*.svg"))
     figures = json.loads(report(folder, "--json").stdout)  # its own report beside the runs is no run
-    assert [one["verdict"] for one in figures["verdicts"]] == ["better"]
-    assert figures["problems"] == []
-
-
-def test_a_run_and_settings_are_understood(report, whole, tmp_path):
+    assert ([one["verdict"] for one in figures["verdicts"]], figures["problems"]) == (["better"], [])
     for words, says in (
-        ([whole / "lr=1,seed=0"], "One setting, 1 run"),
-        ([whole / "lr=1", whole / "lr=2"], "2 beats 1."),
+        ([whole / "lr=1,seed=0", "--figures", tmp_path / "new/figures"], "One setting, 1 run"),
         ([whole / "lr=1,seed=0", whole / "lr=2,seed=0"], "One seed on a side"),
     ):
         done = report(*words, "--out", tmp_path / "out")
         assert (done.returncode, done.stderr) == (0, ""), words
         assert says in done.stdout
-        assert (tmp_path / "out/report.html").exists()
+    assert (tmp_path / "new/figures/eval_accuracy.pdf").exists()
 
 
 def test_neither_torch_nor_hydra_is_loaded(whole, tmp_path):

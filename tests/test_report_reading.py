@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.sections import build_report
@@ -43,12 +42,9 @@ def test_loose_runs_are_told_apart_by_what_differs_between_their_configs(tmp_pat
     assert study.question == "Which optimizer.lr?"
 
 
-def test_runs_that_differ_in_too_much_are_told_apart_by_their_folders(tmp_path: Path):
+def test_runs_that_differ_in_too_much_or_nothing_are_told_apart_by_their_folders(tmp_path: Path):
     many = [loose(tmp_path / name, "".join(f"k{k}: {name}\n" for k in range(6)), 0) for name in ("old", "new")]
     assert [dict(one.key)["run"] for one in read_study(many).settings] == ["old", "new"]
-
-
-def test_one_config_twice_is_told_apart_by_the_folders_around(tmp_path: Path):
     twice = [loose(tmp_path / place / "run", "", 0) for place in ("monday", "tuesday")]
     assert list(seen(read_study(twice))) == ["monday/run", "tuesday/run"]
 
@@ -61,13 +57,9 @@ def test_a_sweep_has_its_reference_first_and_a_part_of_one_what_was_given_first(
     assert seen(part) == {"3": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert part.notes[0].startswith("lr=3 was the best of 3")
     assert read_study([folder / "lr=1", folder / "lr=2"]).notes == []
-
-
-def test_a_reference_that_fits_no_setting_is_said_to(tmp_path: Path):
-    sweep(tmp_path / "s", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "9"})
-    study = read_study([tmp_path / "s"])
-    assert study.reference.label == "1"
-    assert ["(lr=9)" in note for note in study.notes] == [True]
+    sweep(tmp_path / "t", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "9"})
+    study = read_study([tmp_path / "t"])
+    assert (study.reference.label, ["(lr=9)" in note for note in study.notes]) == ("1", [True])
 
 
 def test_a_run_given_twice_counts_once_and_is_named(two_rates: Path):
@@ -94,22 +86,13 @@ def test_figures_that_no_run_writes_are_no_figures(two_rates: Path):
     (two_rates / "lr=1,seed=0/metrics.jsonl").write_text("\n".join(huge))
     (two_rates / "lr=1,seed=1/metrics.jsonl").write_text(f'{{"rollout_step": 1{"0" * 400}, "eval/accuracy": 0.5}}')
     (two_rates / "lr=1,seed=2/config.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
-    answer = {"problem_id": "p0", "question": "?", "outcome": "correct", "format_reward": 10**400}
     with (two_rates / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
-        file.write(json.dumps(answer) + "\n")
+        file.write('{"problem_id": 5, "question": "?", "outcome": "correct"}\n')
     study = read_study([two_rates])
-    assert "left out line 201" in " ".join(study.problems)
+    assert "left out line 201 (no usable 'problem_id')" in " ".join(study.problems)
     assert "reward/mean" not in study.settings[0].runs[0].series
     assert "holds no settings (RecursionError)" in study.problems[0]
     assert build_report(study).figures
-
-
-def test_what_is_no_run_says_what_to_give(tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds no run"):
-        read_study([tmp_path / "empty"])
-    with pytest.raises(ConfigError, match="is not there"):
-        read_study([tmp_path / "nowhere"])
 
 
 def test_a_run_that_is_gone_from_its_sweep_is_waiting_and_not_compared(two_rates: Path):

@@ -171,17 +171,6 @@ def answers(rng: np.random.Generator, seeds: int, problems: int, spreads: list[f
 
 
 @pytest.mark.long
-def test_false_verdicts_are_as_rare_as_their_level():
-    """Bounds: three standard errors of 1,000 pairs, in a cell and over the 8 cells together."""
-    rng, wrong = np.random.default_rng(17), {}
-    for seeds, problems in itertools.product((2, 3, 4, 8), (256, 1024)):
-        pairs = [answers(rng, seeds, problems, [0.035, 0.035], 0.3) for _ in range(1000)]
-        wrong[seeds, problems] = sum(paired_difference(a - b).p <= 0.05 for a, b in pairs) / 1000
-    assert max(wrong.values()) < 0.071, wrong
-    assert sum(wrong.values()) / len(wrong) < 0.057, wrong
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("coins", [True, False], ids=["coins", "seeds with an effect"])
 def test_families_of_sixteen_are_rarely_told_apart_however_few_the_problems(coins):
     """Of 100 to 1,000 problems, two seeds tie in 1 to 4% of pairs: no p-value may be 0 by that (bug: 7 to 13% false).
@@ -224,23 +213,6 @@ def test_seeds_that_tie_up_to_rounding_tie():
     found, alike = paired_difference(d), paired_difference(np.full((3, 500), 0.1) * [[1.0], [1 + 1e-15], [1 - 1e-15]])
     assert found.half == pytest.approx(1.959964 * d.mean(axis=0).std(ddof=1) / 500**0.5)
     assert alike.half == pytest.approx(3 / 500)  # nothing tells anything else: the rule of three
-
-
-@pytest.mark.long
-def test_unpaired_seeds_give_no_more_false_verdicts():
-    rng = np.random.default_rng(19)
-    pairs = [answers(rng, 4, 256, [0.035, 0.035], 0.3) for _ in range(1000)]
-    assert sum(unpaired_difference(a[:3], b[1:]).p <= 0.05 for a, b in pairs) / 1000 < 0.071
-
-
-@pytest.mark.long
-def test_a_family_of_settings_is_wrong_as_rarely():
-    """A reference and five settings equal to it, the last of them wilder than the rest; Holm over the five."""
-    rng, wrong = np.random.default_rng(18), 0
-    for _ in range(1000):
-        reference, *arms = answers(rng, 4, 256, [0.03, 0.03, 0.03, 0.03, 0.03, 0.12], 0.3)
-        wrong += min(holm([paired_difference(arm - reference).p for arm in arms])) <= 0.05
-    assert wrong / 1000 < 0.071
 
 
 def test_one_problem_tells_nothing_and_few_have_wider_intervals():

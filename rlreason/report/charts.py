@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlreason.report import content
-from rlreason.report.content import Band, Curves, Entry, Figure, written_out
-from rlreason.report.figures import STEP_TITLE
+from rlreason.report.content import Entry, Figure, Places, written_out
+from rlreason.report.figures import FOREST, STEP_TITLE
 from rlreason.runtime.files import whole, write_whole
 from rlreason.runtime.intervals import Floats
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
-Columns = dict[str, dict[str, Floats]]  # data set -> field -> values
 SETTING = "setting"  # the field that gives a mark its colour, dash and marker
 MEANS = "means"  # a picture with this data set has curves, and needs a legend
 CURVES = ("published", MEANS, "seeds", "marks", "stops")  # data sets of curves
@@ -69,7 +68,7 @@ def specification(
     import altair as alt  # here and below: half a second
 
     by = _by_setting(legend, side)
-    layers, height = _forest(figure, by) if figure.kind == "forest" else _curves(figure, by, y_title)
+    layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
     spec["autosize"], spec["config"] = {"type": "fit-x", "contains": "padding"}, CONFIG
@@ -81,21 +80,21 @@ def _by_setting(legend: Sequence[Entry], side: str) -> dict[str, Any]:
     import altair as alt
 
     named = [entry.label for entry in legend if entry.colour is not None]
-    shown = None
-    if side:
-        fitting = WIDEST_LEGEND // (max(map(len, named), default=0) + 4)
-        columns = {"columns": max(1, min(5, fitting))} if side == "bottom" else {}
-        shown = alt.Legend(orient=side, title=None, values=named, **columns)
-    domain, markers = [entry.label for entry in legend], list(content.MARKERS)
-
-    def channel(kind: Any, values: list[Any]) -> Any:
-        return kind(f"{SETTING}:N", scale=alt.Scale(domain=domain, range=values), legend=shown)
-
-    return {
-        "color": channel(alt.Color, [content.colour_of(entry.colour) for entry in legend]),
-        "strokeDash": channel(alt.StrokeDash, [list(content.DASHES[entry.colour or 0]) for entry in legend]),
-        "shape": channel(alt.Shape, [markers[entry.colour or 0] for entry in legend]),
+    fitting = WIDEST_LEGEND // (max(map(len, named), default=0) + 4)
+    columns = {"columns": max(1, min(5, fitting))} if side == "bottom" else {}
+    field = {
+        "field": SETTING,
+        "type": "nominal",
+        "legend": alt.Legend(orient=side, title=None, values=named, **columns) if side else None,
     }
+    domain, markers = [entry.label for entry in legend], list(content.MARKERS)
+    ranges: dict[str, list[Any]] = {
+        "color": [content.colour_of(entry.colour) for entry in legend],
+        "strokeDash": [list(content.DASHES[entry.colour or 0]) for entry in legend],
+        "shape": [markers[entry.colour or 0] for entry in legend],
+    }
+    kinds = {"color": alt.Color, "strokeDash": alt.StrokeDash, "shape": alt.Shape}
+    return {name: kinds[name](**field, scale=alt.Scale(domain=domain, range=of)) for name, of in ranges.items()}
 
 
 def _data(name: str) -> "alt.Chart":
@@ -178,79 +177,80 @@ def ticks_of(low: float, high: float) -> list[float]:
 # ---- data ----
 
 
-def columns_of(curves: Curves, legend: Sequence[Entry], axis: str) -> Columns:
-    """Return curves against an axis, by data set: columns of equal length, a setting being its place in the legend.
+def thinned(y: Floats, points: int) -> Places:
+    """Return the ascending indices of values to draw: first, last, and minimum and maximum of each bucket.
+
+    All indices for at most `points` values. No peak is lost.
+    """
+    if len(y) <= points:
+        return np.arange(len(y))
+    indices = {0, len(y) - 1}
+    for bucket in np.array_split(np.arange(1, len(y) - 1), max(1, (points - 2) // 2)):
+        indices |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
+    return np.array(sorted(indices), dtype=np.intp)
+
+
+def columns_of(figure: Figure, legend: Sequence[Entry], axis: str) -> dict[str, dict[str, Floats]]:
+    """Return a figure's curves against an axis: data set -> field -> values, a setting being its place in the legend.
 
     A setting without a colour of its own has its mean as a thin line.
     """
+    fields = (SETTING, "run", "x", "y", "low", "high")
+    parts = {name: [np.empty((len(fields), 0))] for name in CURVES[1:]}
     places = {entry.label: k for k, entry in enumerate(legend)}
-    parts: dict[str, list[tuple[int, int, Band]]] = {name: [] for name in CURVES[1:]}  # (setting, line, its points)
-    for label, every in curves.bands.get(axis, {}).items():
-        band, place = every.at(content.evenly(len(every.x), MOST_OF_A_MEAN)), places[label]
-        if legend[place].colour is None:
-            parts["seeds"].append((place, -1 - place, band))
+    runs = sum(curve.seed is not None for curve in figure.curves)
+    for number, curve in enumerate(figure.curves, runs - len(figure.curves)):  # the means come before the runs
+        place = places[curve.setting]
+        coloured, is_mean = legend[place].colour is not None, curve.seed is None
+        if axis not in curve.x or not (coloured or is_mean):
+            continue
+        run = number if not is_mean else 0 if coloured else -1 - place
+        above = np.broadcast_arrays(float(place), float(run), curve.x[axis])
+        points = np.stack([*above, curve.y, *(curve.band or (curve.y, curve.y))])
+        if is_mean:
+            points = points[:, content.evenly(len(curve.y), MOST_OF_A_MEAN)]
+            last = points.shape[1] - 1
+            parts[MEANS if coloured else "seeds"].append(points)
+            parts["marks"] += [points[:, np.unique([last // 4, last // 2, 3 * last // 4, last])]] if coloured else []
         else:
-            last = len(band.x) - 1
-            parts[MEANS].append((place, 0, band))
-            parts["marks"].append((place, 0, band.at(np.unique([last // 4, last // 2, 3 * last // 4, last]))))
-    most = max(FEWEST, TOGETHER // max(len(curves.lines), 1))
-    for number, line in enumerate(curves.lines):
-        place = places[line.setting]
-        if legend[place].colour is not None and axis in line.x:
-            points = Band(line.x[axis], line.y, line.y, line.y)
-            parts["seeds"].append((place, number, points.at(content.thinned(line.y, most))))
-            if line.stopped:
-                parts["stops"].append((place, number, points.at(np.array([len(line.y) - 1]))))
-    return {name: _concatenated(some, with_ends=name == MEANS) for name, some in parts.items()}
-
-
-def _concatenated(parts: Sequence[tuple[int, int, Band]], with_ends: bool) -> dict[str, Floats]:
-    fields = {"x": "x", "y": "mean"} | ({"low": "low", "high": "high"} if with_ends else {})
-    sizes = [len(band.x) for _, _, band in parts]
+            parts["seeds"].append(points[:, thinned(curve.y, max(FEWEST, TOGETHER // runs))])
+            parts["stops"] += [points[:, -1:]] if curve.stopped else []
     return {
-        SETTING: np.repeat(np.array([place for place, _, _ in parts], float), sizes),
-        "run": np.repeat(np.array([number for _, number, _ in parts], float), sizes),
-        **{name: np.concatenate([getattr(band, of) for *_, band in parts] or [[]]) for name, of in fields.items()},
+        name: dict(zip(fields if name == MEANS else fields[:4], np.concatenate(some, axis=1), strict=False))
+        for name, some in parts.items()
     }
 
 
 def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
-    """Return all data sets of a picture in its initial state: curves against the step."""
-    rows: Rows = {name: [] for name in CURVES} if figure.kind == "curves" else {}
+    """Return all data sets of a picture in its initial state."""
+    rows: Rows = {name: [] for name in CURVES} if figure.name != FOREST else {}
     rows |= {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
-    if figure.curves is not None:
-        for name, columns in columns_of(figure.curves, legend, "step").items():
-            for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-                row = {key: None if math.isnan(value) else value for key, value in zip(columns, values, strict=True)}
-                rows[name].append(row | {SETTING: legend[int(values[0])].label})
+    for name, columns in columns_of(figure, legend, figure.axis).items() if figure.curves else ():
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            row = {key: None if math.isnan(value) else value for key, value in zip(columns, values, strict=True)}
+            rows[name].append(row | {SETTING: legend[int(values[0])].label})
     escaped: Rows = content.all_written_out(rows)
     return escaped
 
 
 # ---- drawing ----
 
-_compiled: dict[str, Spec] = {}  # by what it depends on
-
 
 def compiled(figure: Figure, legend: Sequence[Entry], **options: Any) -> Spec:
     """Compile a picture to Vega; a page gives the title of a switched x axis by the signal `xtitle`.
 
-    Curves that differ in their words and values alone are compiled once. `options`: of `specification`.
+    `options`: of `specification`.
     """
     import vl_convert
 
-    shape = replace(figure, name="", title="", subtitle="", alt="", note="", curves=None)
-    key = repr((replace(shape, rows={}) if figure.kind == "curves" else shape, legend, options))
-    if key not in _compiled:
-        vega: Spec = vl_convert.vegalite_to_vega(content.all_written_out(specification(figure, legend, **options)))
-        for axis in vega.get("axes", []):
-            if axis.get("title") == STEP_TITLE:
-                axis["title"] = {"signal": "xtitle"}
-        for shown in vega.get("legends", []):
-            shown.pop("strokeDash", None)  # it would fray the markers
-        vega.setdefault("signals", []).append({"name": "xtitle", "value": STEP_TITLE})
-        _compiled[key] = vega
-    return {**_compiled[key], "description": written_out(figure.alt)}
+    vega: Spec = vl_convert.vegalite_to_vega(content.all_written_out(specification(figure, legend, **options)))
+    for axis in vega.get("axes", []):
+        if axis.get("title") == STEP_TITLE:
+            axis["title"] = {"signal": "xtitle"}
+    for shown in vega.get("legends", []):
+        shown.pop("strokeDash", None)  # it would fray the markers
+    vega.setdefault("signals", []).append({"name": "xtitle", "value": STEP_TITLE})
+    return vega | {"description": written_out(figure.alt)}
 
 
 def svg_of(vega: Spec, rows: Rows, width: int) -> str:
@@ -259,16 +259,8 @@ def svg_of(vega: Spec, rows: Rows, width: int) -> str:
 
     data = [{**one, "values": rows[one["name"]]} if one["name"] in rows else one for one in vega["data"]]
     signals = [{"name": "width", "value": width} if one["name"] == "width" else one for one in vega["signals"]]
-    return _short_numbers(vl_convert.vega_to_svg({**vega, "data": data, "signals": signals}))
-
-
-def _short_numbers(svg: str) -> str:
-    """Round the coordinates of an SVG to one decimal, which makes it a third smaller; text keeps its digits.
-
-    >>> _short_numbers('<path aria-label="lr 0.01" d="M1.2345,6"/><text x="1.25">lr 0.01</text>')
-    '<path aria-label="lr 0.01" d="M1.2,6"/><text x="1.2">lr 0.01</text>'
-    """
-    return re.sub(r'(aria-label="[^"]*"|>[^<]*<)|(\d\.\d)\d+', lambda match: match[1] or match[2], svg)
+    svg: str = vl_convert.vega_to_svg({**vega, "data": data, "signals": signals})
+    return svg
 
 
 def with_own_ids(svg: str, prefix: str) -> str:
@@ -285,10 +277,8 @@ def standalone(figure: Figure, legend: Sequence[Entry], paper: bool = False) -> 
 
     It has a title, or (`paper`) the width of a column and a title at its y axis, as its caption comes from the paper.
     """
-    side = ""
-    if figure.curves is not None or MEANS in figure.rows:
-        below = paper or any(len(entry.label) > LONGEST_BESIDE for entry in legend if entry.colour is not None)
-        side = "bottom" if below else "right"
+    long = any(len(entry.label) > LONGEST_BESIDE for entry in legend if entry.colour is not None)
+    side = "" if figure.name == FOREST else "bottom" if paper or long else "right"
     if paper:
         vega = compiled(replace(figure, large=False), legend, side=side, y_title=figure.title)
     else:
@@ -296,8 +286,7 @@ def standalone(figure: Figure, legend: Sequence[Entry], paper: bool = False) -> 
         grey = f"thin and grey: {others} other settings" if others else ""
         subtitle = [line for line in (figure.subtitle, grey, figure.note) if line]
         vega = compiled(figure, legend, side=side, title={"text": figure.title, "subtitle": subtitle})
-    vega["background"] = "var(--page)"
-    return svg_of(vega, rows_of(figure, legend), COLUMN[0] if paper else WIDTH)
+    return svg_of(vega | {"background": "var(--page)"}, rows_of(figure, legend), COLUMN[0] if paper else WIDTH)
 
 
 def write_figures(figures: Sequence[Figure], legend: Sequence[Entry], folder: Path) -> None:
@@ -307,6 +296,7 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[Entry], folder: Pa
     def narrowed(size: re.Match[str]) -> str:
         return f'{size[1]}="{float(size[2]) * COLUMN[1] / COLUMN[0]:g}"'
 
+    folder.mkdir(parents=True, exist_ok=True)
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
         svg = content.plain_colours(standalone(figure, legend, paper=True))
@@ -325,14 +315,12 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[Entry], folder: Pa
 
 def _csv_rows(figure: Figure) -> Iterator[dict[str, Any]]:
     """Yield a picture's data: of curves every value of every run, then means with their intervals by step."""
-    if figure.curves is None:
+    if not figure.curves:
         yield from ({"data": name, **row} for name, data_set in figure.rows.items() for row in data_set)
-        return
-    for line in figure.curves.lines:
-        for k, value in enumerate(line.y.tolist()):
-            at = {axis: float(x[k]) for axis, x in line.x.items()}
-            yield {"data": "run", SETTING: line.setting, "seed": line.seed, **at, "value": value}
-    for label, band in figure.curves.bands.get("step", {}).items():
-        for x, mean, low, high in zip(band.x, band.mean, band.low, band.high, strict=True):
-            ends = {} if np.isnan(low) else {"low": float(low), "high": float(high)}
-            yield {"data": "mean", SETTING: label, "step": float(x), "value": float(mean), **ends}
+    for curve in sorted(figure.curves, key=lambda one: one.seed is None):
+        of_run = {} if curve.seed is None else {"seed": curve.seed}
+        for k, value in enumerate(curve.y.tolist() if curve.seed is not None or "step" in curve.x else ()):
+            row = {"data": "run" if of_run else "mean", SETTING: curve.setting, **of_run}
+            row |= {axis: float(x[k]) for axis, x in curve.x.items()} | {"value": value}
+            ends = [float(end[k]) for end in curve.band or ()]
+            yield row | ({} if np.isnan(ends).any() else dict(zip(("low", "high"), ends, strict=False)))

@@ -16,11 +16,10 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_study
-from rlreason.report.remarks import warnings_of
-from rlreason.report.sections import health_of
+from rlreason.report.sections import health_of, warnings_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import study_of_results
-from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, verdicts_of
+from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
 
 OUTCOMES = ("better", "worse", "same")
@@ -116,7 +115,12 @@ def compared_study(paths: Sequence[Path]) -> Study:
             raise ConfigError(
                 f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side"
             )
-        joined.notes += [how_chosen(label, n) for label, n in zip(labels, tried, strict=True) if n > 1]
+        joined.notes += [
+            f"{label} was the best of {n} settings on one half of the problems; the verdict is on the other half, "
+            "which did not choose."
+            for label, n in zip(labels, tried, strict=True)
+            if n > 1
+        ]
     return joined
 
 

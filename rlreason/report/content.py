@@ -1,8 +1,9 @@
-"""Define the content of a report, independent of page or Markdown, and reduce curves of runs to what is drawn."""
+"""Define the content of a report, independent of page or Markdown, and its colours."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,6 @@ from rlreason.runtime.differences import Difference
 from rlreason.runtime.intervals import Floats
 
 Places = NDArray[np.intp]
-
-
-def thinned(y: Floats, points: int) -> Places:
-    """Return the ascending indices of values to draw: first, last, and minimum and maximum of each bucket.
-
-    All indices for at most `points` values. No peak is lost.
-    """
-    if len(y) <= points:
-        return np.arange(len(y))
-    indices = {0, len(y) - 1}
-    for bucket in np.array_split(np.arange(1, len(y) - 1), max(1, (points - 2) // 2)):
-        indices |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
-    return np.array(sorted(indices), dtype=np.intp)
 
 
 def evenly(count: int, most: int) -> Places:
@@ -67,44 +55,22 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting in a legend. `colour`: 0 (the reference) to MOST_COLOURS - 1; None: thin and grey."""
+    """One setting in a legend, the reference first. `colour`: 0 to MOST_COLOURS - 1; None: thin and grey."""
 
     label: str
     colour: int | None
-    is_reference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """The mean over a setting's seeds where all have data, and its 95% interval. All are (points,)."""
+class Series:
+    """The finite values of one metric: those that a run measured, or the mean over a setting's seeds with its band."""
 
-    x: Floats
-    mean: Floats
-    low: Floats  # NaN for one seed
-    high: Floats
-
-    def at(self, at: Places) -> "Band":
-        """Return the band at some of its points."""
-        return Band(self.x[at], self.mean[at], self.low[at], self.high[at])
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The values that one run measured."""
-
-    setting: str  # its label
-    seed: int
-    x: Mapping[str, Floats]  # axis of study.AXES -> (points,)
+    x: Mapping[str, Floats]  # axis of study.AXES -> (points,), as written, without axes that the rows lack
     y: Floats  # (points,)
+    setting: str = ""  # its label in a picture
+    seed: int | None = None  # None: a mean
     stopped: bool = False  # before its last step
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """The curves of one picture: a line for each run, a band for each setting."""
-
-    lines: Sequence[Line]
-    bands: Mapping[str, Mapping[str, Band]]  # axis -> label of a setting -> its band there
+    band: tuple[Floats, Floats] | None = None  # low and high of a mean, NaN for one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +86,19 @@ class Axis:
 class Figure:
     """One picture, independent of how it is drawn (charts.py). Settings get their colours from a legend.
 
-    `rows` has the data sets, without those that `curves` gives for an axis.
+    Either curves, drawn against one of their axes at a time, or `rows`: the data sets by name.
     """
 
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
     subtitle: str  # measure and unit
     alt: str  # alternative text, with the last values
-    kind: str  # curves or forest
     x: Axis
     format: str  # of its values, in d3's notation: ".0%"
     note: str = ""  # values that are left out
-    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # name of a data set -> its rows
-    curves: Curves | None = None  # against step, time, tokens or updates
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    curves: Sequence[Series] = ()
+    axis: str = "step"  # of the curves, at first
     share: bool = False  # its values are between 0 and 1
     log_range: tuple[float, float] | None = None  # of its values, on a logarithmic axis
     large: bool = False  # the picture of the first screen
@@ -147,17 +113,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     numbers: frozenset[int] = frozenset()
     note: str = ""
-    labels: frozenset[int] = frozenset()  # columns of settings' labels, which get a line sample
-
-
-@dataclass(frozen=True, slots=True)
-class ShownResponse:
-    """One response of a setting to a problem at a step. `text` is cut and free of control characters."""
-
-    setting: str
-    outcome: str  # "correct", "wrong", "no format"
-    text: str
-    where: str  # file and line
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +121,7 @@ class Case:
 
     question: str
     ground_truth: str
-    steps: Mapping[int, Sequence[ShownResponse]]  # step -> a response of each setting
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """A collapsible section: a table, or text with its line breaks."""
-
-    title: str
-    text: str = ""
-    table: Table | None = None
+    steps: Mapping[int, Sequence[Mapping[str, str]]]  # step -> of each setting: setting, outcome, text, where
 
 
 @dataclass(slots=True)
@@ -191,11 +137,11 @@ class Report:
     facts: list[tuple[str, str]]  # below the first screen: term, description
     warnings: list[str]
     figures: list[Figure]  # the first is the first screen's
-    tables: list[Table]  # settings, then two axes, slices, pass@k
+    tables: list[Table]  # settings, then pass@k, best of N, health
     log: Table
     problems: list[str]  # found in the folders
     cases: list[Case]
-    details: list[Detail]
+    details: list[tuple[str, str | Table]]  # title, and what it folds away
     forest: Figure | None = None  # the differences; None where there is one setting
 
     @property
@@ -204,19 +150,10 @@ class Report:
         return [*self.figures, *([self.forest] if self.forest is not None else [])]
 
 
-#: Name of a colour -> its value on light and on dark pages: s0 to s7 are settings, `rest` all further ones.
-COLOURS = {
-    "s0": ("#363B43", "#CDD1D8"), "s1": ("#1895D8", "#70A1C3"), "s2": ("#C6753D", "#F3832D"),
-    "s3": ("#086809", "#8DF987"), "s4": ("#975695", "#AA53A8"), "s5": ("#BA3556", "#D73F65"),
-    "s6": ("#6433A1", "#A168F1"), "s7": ("#4661D7", "#9EB6FF"), "rest": ("#8c959f", "#77808a"),
-    "page": ("#ffffff", "#16191d"), "card": ("#ffffff", "#1b1f24"), "soft": ("#f5f6f8", "#20252b"),
-    "fg": ("#1b1f24", "#e8eaed"), "muted": ("#57606a", "#a4adb8"), "grid": ("#e6e8eb", "#2a3037"),
-    "axis": ("#8c959f", "#77808a"), "line": ("#d8dce1", "#343b44"), "strip": ("#eef1f4", "#232930"),
-    "link": ("#0a58b0", "#7db5f5"), "good": ("#0b5c2b", "#a6e3b8"), "good-soft": ("#e2f3e8", "#16351f"),
-    "bad": ("#8a2c0a", "#ffc1a3"), "bad-soft": ("#fbe9e0", "#40200f"), "open": ("#444b54", "#c8ced6"),
-    "open-soft": ("#eceff2", "#2b3138"),
-}  # fmt: skip
-LIGHT, DARK = ({name: pair[k] for name, pair in COLOURS.items()} for k in (0, 1))
+TEMPLATES = Path(__file__).parent / "templates"
+#: Name of a colour, its value on light and on dark pages.
+COLOURS = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", (TEMPLATES / "page.css").read_text("utf-8"))
+LIGHT, DARK = ({colour[0]: colour[k] for colour in COLOURS} for k in (1, 2))
 #: Dashes of s0 to s7: lengths of line and gap.
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2, 1, 2), (3, 3), (14, 3, 3, 3))
 #: Markers of s0 to s7: Vega's name -> SVG path around 0,0.

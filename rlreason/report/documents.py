@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlreason.report import content
-from rlreason.report.charts import MEANS, columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
+from rlreason.report.charts import columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
 from rlreason.report.content import Entry, Figure, Report, written_out
 from rlreason.report.figures import STEP_TITLE
 from rlreason.runtime.files import write_whole
@@ -23,7 +23,6 @@ from rlreason.runtime.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-FOLDER = Path(__file__).parent / "templates"
 RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
@@ -57,7 +56,7 @@ def _environment(kind: str) -> "Environment":
         return Markup(text(value)) if kind == "md" else written_out(value)
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
+        loader=jinja2.FileSystemLoader(content.TEMPLATES),
         autoescape=kind != "txt",
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -130,13 +129,13 @@ def page_of(report: Report) -> str:
 
     figures, legend = report.every_figure, report.legend
     specifications = {figure.name: compiled(figure, legend) for figure in figures}
-    first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or figure.curves is not None), None)
+    first = report.figures[0] if report.figures else None
     pictures = {}
     for place, figure in enumerate(figures):
         width = FIRST_WIDTH if figure is first else OTHER_WIDTH
         drawn = svg_of(specifications[figure.name], rows_of(figure, legend), width)
         pictures[figure.name] = Markup(with_own_ids(drawn, f"p{place}"))
-    scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "page.js").read_text("utf-8")]
+    scripts = [RUNTIME.read_text("utf-8"), (content.TEMPLATES / "page.js").read_text("utf-8")]
     return filled(
         "page.html.j2",
         report=report,
@@ -144,7 +143,6 @@ def page_of(report: Report) -> str:
         pictures=pictures,
         axes=axes_of(figures),
         policy=policy_of(scripts),
-        style=Markup(style()),
         scripts=[Markup(script) for script in scripts],
         data=Markup(as_json(data_of(figures, specifications, legend))),
     )
@@ -156,21 +154,6 @@ def policy_of(scripts: Sequence[str] = ()) -> str:
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     run = f"script-src {allowed}; " if hashes else ""
     return f"default-src 'none'; {run}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-
-
-def style() -> str:
-    """Return the style sheet: colours for light, dark and paper, then the rules of page.css."""
-    light, dark = (
-        "".join(f"--{name}:{colour};" for name, colour in colours.items()) + f"color-scheme:{scheme};"
-        for scheme, colours in (("light", content.LIGHT), ("dark", content.DARK))
-    )
-    blocks = (
-        f":root{{{light}}}",
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
-        f":root[data-theme=dark]{{{dark}}}",
-        f"@media print{{:root,:root[data-theme=dark],:root:not([data-theme=light]){{{light}}}}}",
-    )
-    return "\n".join([*blocks, (FOLDER / "page.css").read_text("utf-8")])
 
 
 def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend: Sequence[Entry]) -> dict[str, Any]:
@@ -192,12 +175,9 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
     out: dict[str, Any] = {}
     for figure in figures:
         out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "along": {}}
-        if figure.curves is None:
-            out[figure.name]["rows"] = rows_of(figure, legend)
-            continue
-        out[figure.name]["rows"] = content.all_written_out(figure.rows)
-        for axis in axes:
-            data_sets = columns_of(figure.curves, legend, axis)
+        out[figure.name]["rows"] = figure.rows if figure.curves else rows_of(figure, legend)
+        for axis in axes if figure.curves else ():
+            data_sets = columns_of(figure, legend, axis)
             for one in data_sets.values():
                 one["x"] = one["x"] / AXES[axis][1]
             out[figure.name]["along"][axis] = {
@@ -221,7 +201,7 @@ def short(values: Floats, digits: int = DIGITS) -> list[float | None]:
 
 def axes_of(figures: Sequence[Figure]) -> list[str]:
     """Return the axes that a page can switch to: those along which its runs moved."""
-    xs = [line.x for figure in figures if figure.curves is not None for line in figure.curves.lines]
+    xs = [run.x for figure in figures for run in figure.curves if run.seed is not None]
     return [axis for axis in AXES if axis == "step" or any(np.ptp(x[axis]) > 0 for x in xs if axis in x)]
 
 

@@ -2,36 +2,26 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlreason.report.content import (
-    MOST_COLOURS,
-    Axis,
-    Band,
-    Curves,
-    Entry,
-    Figure,
-    Line,
-    Verdict,
-    counted,
-)
-from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Series, Setting, Study, StudyRun
+from rlreason.report.content import MOST_COLOURS, Axis, Entry, Figure, Series, Verdict, counted
+from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Setting, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.differences import LEVEL
-from rlreason.runtime.intervals import Floats, mean_interval
+from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING
 
-GRID = 60  # points of a mean against time or tokens, which seeds do not share
+SHARED = ("step", "updates")  # axes whose values are equal in all seeds
+GRID = 60  # points of a mean against another one
 LARGEST_IN_COLOUR = 5  # settings with a colour if there are more than colours
 MOST_IN_ALT = 8  # settings with their last value in the alternative text
-Rows = dict[str, list[dict[str, Any]]]
 PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
 DEPTH = "logarithmic axis"
+FOREST = "forest"  # the figure of differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +42,13 @@ class Measure:
         """Return the series of a run; None if it was not measured."""
         sources = (self.source or self.name, f"rollout/{self.name}", f"eval/{self.name}")
         series = next((run.series[source] for source in sources if source in run.series), None)
-        if series is None or not self.minus:
-            return Series(series.x, 1 - series.y) if series is not None and self.rest else series
-        other = run.series.get(self.minus)
-        return Series(series.x, series.y - other.y) if other is not None and len(other.y) == len(series.y) else None
+        if series is None:
+            return None
+        if self.minus:
+            other = run.series.get(self.minus)
+            fits = other is not None and len(other.y) == len(series.y)
+            return replace(series, y=series.y - other.y) if other is not None and fits else None
+        return replace(series, y=1 - series.y) if self.rest else series
 
 
 ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
@@ -98,42 +91,41 @@ STEPS = Axis(
 )
 
 
-def band_of(
-    xs: Sequence[Floats], ys: Sequence[Floats], points: int = 0, share: bool = False, log: bool = False
-) -> Band | None:
-    """Return mean and band over seeds: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every seed's range.
+def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = False) -> Series | None:
+    """Return mean and band of a setting's runs: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every run's range.
 
-    `xs` and `ys` have an array for each seed. The grid has `points` even points, or every x of a seed in the common
-    range if that is 0. Values between measurements are interpolated, never extrapolated, so a run that broke off ends
-    its setting's band. `share` keeps the band within 0 and 1, `log` above a third of the mean. None if the seeds share
-    no range.
+    Against one of SHARED it has every x of a run in the common range, else GRID even points. Values between
+    measurements are interpolated, never extrapolated, so a run that broke off ends its setting's band. `share` keeps
+    the band within 0 and 1, `log` above a third of the mean. None if the runs share no range.
 
     >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
-    >>> band = band_of([x, x[:2]], [y, y[:2] + 0.02], share=True)
-    >>> band.x, band.mean.round(2), band.low.round(2), band.high.round(2)
-    (array([1., 2.]), array([0.21, 0.41]), array([0.08, 0.28]), array([0.34, 0.54]))
+    >>> mean = mean_of([Series({"step": x}, y), Series({"step": x[:2]}, y[:2] + 0.02)], "step", share=True)
+    >>> mean.x, mean.y.round(2), mean.band[0].round(2), mean.band[1].round(2)
+    ({'step': array([1., 2.])}, array([0.21, 0.41]), array([0.08, 0.28]), array([0.34, 0.54]))
     """
-    if not xs or any(len(x) == 0 for x in xs):
+    xs = [run.x[axis] for run in runs if axis in run.x and len(run.y)]
+    if not runs or len(xs) < len(runs):
         return None
     start, end = max(x.min() for x in xs), min(x.max() for x in xs)
     if start > end:
         return None
     every = np.unique(np.concatenate(xs))
-    grid = np.linspace(start, end, points) if points and end > start else every[(every >= start) & (every <= end)]
+    even = axis not in SHARED and end > start
+    grid = np.linspace(start, end, GRID) if even else every[(every >= start) & (every <= end)]
     values = []
-    for x, y in zip(xs, ys, strict=True):
+    for run, x in zip(runs, xs, strict=True):
         ascending, last = np.unique(x[::-1], return_index=True)  # the last of several values at one x
-        values.append(np.interp(grid, ascending, y[::-1][last]))
-    mean, seeds = np.mean(values, axis=0), len(values)
-    if seeds < 2:
-        return Band(grid, mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    from scipy.special import stdtrit  # here: a tenth of a second to import
+        values.append(np.interp(grid, ascending, run.y[::-1][last]))
+    mean, half = np.mean(values, axis=0), np.full(len(grid), np.nan)
+    if len(runs) > 1:
+        from scipy.special import stdtrit  # here: a tenth of a second to import
 
-    half = float(stdtrit(seeds - 1, 1 - LEVEL / 2)) * np.std(values, axis=0, ddof=1) / math.sqrt(seeds)
+        half = float(stdtrit(len(runs) - 1, 1 - LEVEL / 2)) * np.std(values, axis=0, ddof=1) / math.sqrt(len(runs))
     low, high = mean - half, mean + half
     if share:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-    return Band(grid, mean, np.maximum(low, mean / 3) if log else low, high)
+    band = (np.maximum(low, mean / 3) if log else low, high)
+    return Series({axis: grid}, mean, runs[0].setting, band=band)
 
 
 def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
@@ -147,7 +139,7 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
         size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
         coloured = sorted(labels, key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
     place = {label: k for k, label in enumerate((label for label in labels if label in coloured), 1)}
-    return [Entry(study.reference.label, 0, True), *(Entry(label, place.get(label)) for label in labels)]
+    return [Entry(study.reference.label, 0), *(Entry(label, place.get(label)) for label in labels)]
 
 
 def figures_of(study: Study) -> list[Figure]:
@@ -161,88 +153,70 @@ def figures_of(study: Study) -> list[Figure]:
 
 def _over_training(study: Study, measure: Measure) -> Figure | None:
     """Plot one measure against step, time, tokens and updates; None if no run has two points of it."""
-    lines, dropped = _lines(study, measure)
-    if not any(len(line.y) > 1 for line in lines):
+    runs = list[Series]()
+    dropped = 0  # values that do not fit on a logarithmic axis
+    for one, run in study.each:
+        if (series := measure.of(run)) is not None:
+            fits = series.y > 0 if measure.log else np.ones(len(series.y), bool)
+            dropped += int((~fits).sum())
+            stopped = run.state not in ("finished", RUNNING, WAITING)
+            x = {axis: at[fits] for axis, at in series.x.items()}
+            runs += [Series(x, series.y[fits], one.label, run.seed, stopped)] if fits.any() else []
+    if not any(len(run.y) > 1 for run in runs):
         return None
-    by_setting = {s.label: [line for line in lines if line.setting == s.label] for s in study.settings}
-    bands = {axis: _bands(by_setting, axis, measure) for axis in AXES}
-    counts = sorted({len(of_setting) for of_setting in by_setting.values() if of_setting})
+    by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
+    every = [mean_of(of, axis, measure.share, measure.log) for axis in AXES for of in by_setting.values()]
+    means = [mean for mean in every if mean is not None]
+    counts = sorted({len(of) for of in by_setting.values()})
     several = f" to {counts[-1]}" if len(counts) > 1 else ""
     seeds = "one seed each" if counts == [1] else f"mean of {counts[0]}{several} seeds"
     subtitle = measure.unit
     if measure is ACCURACY:
         subtitle = seeds + (", 95% band, thin lines: seeds" if counts[-1] > 1 else "")
-        subtitle += ", \N{MULTIPLICATION X}: stopped early" if any(line.stopped for line in lines) else ""
-    last = []
-    for label, of_setting in by_setting.items():
-        if of_setting:
-            band, ends = bands["step"].get(label), [line.y[-1] for line in of_setting]
-            end, form = float(band.mean[-1] if band else np.mean(ends)), ".1%" if "%" in measure.format else ".3g"
-            last.append(f"{label} {end:{form}}")
-    with_band = " with a 95% band" if any(np.isfinite(band.low).any() for band in bands["step"].values()) else ""
+        subtitle += ", \N{MULTIPLICATION X}: stopped early" if any(run.stopped for run in runs) else ""
+    ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
+    ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
+    last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
+    has_band = any(mean.band and np.isfinite(mean.band[0]).any() for mean in means if "step" in mean.x)
+    with_band = " with a 95% band" if has_band else ""
     start = f"{measure.title} ({measure.unit}) by {STEP_TITLE} for {counted(len(last), 'setting')}, {seeds}{with_band}"
-    values = np.concatenate([line.y for line in lines])
+    values = np.concatenate([run.y for run in runs])
     return Figure(
         measure.name,
         measure.title,
         subtitle,
         f"{start}. Last values: {few(last, MOST_IN_ALT)}.",
-        "curves",
         STEPS,
         measure.format,
         f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
         {"published": []},
-        Curves(lines, bands),
-        measure.share,
-        (float(values.min()), float(values.max())) if measure.log else None,
+        [*means, *runs],
+        share=measure.share,
+        log_range=(float(values.min()), float(values.max())) if measure.log else None,
         large=measure is ACCURACY,
     )
 
 
-def _lines(study: Study, measure: Measure) -> tuple[list[Line], int]:
-    """Return a line for each run with data, and how many values do not fit on a logarithmic axis."""
-    lines, dropped = [], 0
-    for setting, run in study.each:
-        if (series := measure.of(run)) is None:
-            continue
-        fits = series.y > 0 if measure.log else np.ones(len(series.y), bool)
-        dropped += int((~fits).sum())
-        if fits.any():
-            stopped = run.state not in ("finished", RUNNING, WAITING)
-            x = {axis: at[fits] for axis, at in series.x.items()}
-            lines.append(Line(setting.label, run.seed, x, series.y[fits], stopped))
-    return lines, dropped
-
-
-def _bands(by_setting: Mapping[str, Sequence[Line]], axis: str, measure: Measure) -> dict[str, Band]:
-    """Return mean and band of each setting whose runs all have this axis and share a range of it."""
-    points = 0 if axis in ("step", "updates") else GRID
-    bands = {}
-    for label, lines in by_setting.items():
-        if all(axis in line.x for line in lines):
-            xs, ys = [line.x[axis] for line in lines], [line.y for line in lines]
-            if (band := band_of(xs, ys, points, measure.share, measure.log)) is not None:
-                bands[label] = band
-    return bands
-
-
 def _best_of_n(study: Study, way: str) -> Figure | None:
     """Plot the accuracy of one way to choose among N responses, against N."""
-    rows: Rows = {"published": [], "means": [], "seeds": [], "marks": [], "stops": []}
-    last = []
-    for setting in study.settings:
-        for n, (value, low, high) in _points_of_way(setting, way).items():
-            rows["marks"].append({"setting": setting.label, "x": n, "y": value})
-            rows["means"].append({**rows["marks"][-1], "low": max(low, 0.0), "high": min(high, 1.0)})
-        if rows["marks"] and rows["marks"][-1]["setting"] == setting.label:
-            last.append("{setting} {y:.1%} at N = {x}".format(**rows["marks"][-1]))
-    if not last:
+    points = [(one.label, n, point) for one in study.settings for n, point in _points_of_way(one, way).items()]
+    if not points:
         return None
-    alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. {few(last, MOST_IN_ALT)}."
-    name, subtitle = f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}", "share of problems solved, 95% band"
-    ticks = {"values": sorted({row["x"] for row in rows["means"]}), "format": "d", "labelOverlap": True}
-    x = Axis("N, responses to choose from", {"type": "log", "base": 2, "nice": False, "padding": 6}, ticks)
-    return Figure(name, way, subtitle, alt, "curves", x, PERCENT, rows=rows)
+    marks = [{"setting": label, "x": n, "y": point[0]} for label, n, point in points]
+    ends = [{"low": max(point[1], 0.0), "high": min(point[2], 1.0)} for *_, point in points]
+    means = [mark | end for mark, end in zip(marks, ends, strict=True)]
+    last = {label: f"{label} {point[0]:.1%} at N = {n}" for label, n, point in points}
+    alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. "
+    ticks = {"values": sorted({n for _, n, _ in points}), "format": "d", "labelOverlap": True}
+    return Figure(
+        f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}",
+        way,
+        "share of problems solved, 95% band",
+        f"{alt}{few([*last.values()], MOST_IN_ALT)}.",
+        Axis("N, responses to choose from", {"type": "log", "base": 2, "nice": False, "padding": 6}, ticks),
+        PERCENT,
+        rows={"published": [], "means": means, "seeds": [], "marks": marks, "stops": []},
+    )
 
 
 def _points_of_way(setting: Setting, way: str) -> dict[int, Sequence[float]]:
@@ -263,21 +237,21 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
     if not compared:
         return None
     reference, within = compared[0][0].reference, 100 * EQUAL_WITHIN
-    rows: Rows = {"none": [{"low": -within, "high": within}], "zero": [{"x": 0}], "pairs": [], "seeds": []}
-    texts = []
-    for verdict, d in compared:
-        mean, low, high = (round(100 * x, 2) for x in (d.mean, d.low, d.high))
-        rows["pairs"].append({"setting": verdict.setting, "x": mean, "low": low, "high": high})
-        rows["seeds"] += [{"setting": verdict.setting, "x": round(100 * d, 2)} for d in verdict.by_seed.values()]
-        texts.append(f"{verdict.setting} {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})")
     title, name = f"Differences from {reference}", reference if len(reference) <= LONGEST_NAME else "the reference"
+    texts = [f"{v.setting} {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})" for v, d in compared]
+    pairs = [(verdict.setting, [round(100 * of, 2) for of in (d.mean, d.low, d.high)]) for verdict, d in compared]
+    seeds = [(verdict.setting, round(100 * of, 2)) for verdict, _ in compared for of in verdict.by_seed.values()]
     return Figure(
-        "forest",
+        FOREST,
         title,
         "accuracy points, 95% intervals, ticks: seeds",
         f"{title}: {'; '.join(texts)}.",
-        "forest",
         Axis(f"accuracy points against {name} (95% interval)"),
         "+.1f",
-        rows=rows,
+        rows={
+            "none": [{"low": -within, "high": within}],
+            "zero": [{"x": 0}],
+            "pairs": [{"setting": label, "x": mean, "low": low, "high": high} for label, (mean, low, high) in pairs],
+            "seeds": [{"setting": label, "x": mean} for label, mean in seeds],
+        },
     )

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ import numpy as np
 
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
-from rlreason.evaluation.cases import CATEGORY_TEXTS, category_of
 from rlreason.health.examine import findings_of
 from rlreason.health.watch import Row, as_numbers
-from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
-from rlreason.records.reader import RunFolder, read_ending, read_status, runs_in
+from rlreason.records.files import CONFIG, RESPONSES, STATUS, ResponseFile, each_line
+from rlreason.records.reader import RunFolder, runs_in
+from rlreason.report.content import Series
 from rlreason.report.study import (
     AXES,
     RUNNING,
     Answers,
     GradedProblem,
-    Series,
     Setting,
     Study,
     StudyRun,
@@ -31,45 +30,32 @@ from rlreason.report.study import (
     setting_text,
 )
 from rlreason.report.verdicts import picked
-from rlreason.runtime.files import holder, number
-from rlreason.runtime.intervals import Floats
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import purposes
-from rlreason.sweeps.state import FILE, KILLED, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state
+from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
 
 Note = Callable[[str], None]  # takes a line about a broken part of a folder
 
 
-def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | None, note: Note) -> StudyRun:
-    """Read one run; broken parts of its folder are noted and left out.
-
-    `state`: from its sweep. A run in progress has no final evaluation.
-    """
-    run = StudyRun(folder, folder.name, setting, seed or 0, *_status(folder, state))
-    if state is not None:
-        run.shared_machine, run.seconds = state.shared_machine, state.seconds
+def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
+    """Read one run; broken parts of its folder are noted and left out. A run in progress has no final evaluation."""
+    run = StudyRun(folder, folder.name, state.key, state.seed, state.status, state.reason)
+    run.shared_machine, run.seconds = state.shared_machine, state.seconds
     if not folder.is_dir():
         return run
     try:
         reader = RunFolder(folder, note)
-        run.settings = flat(reader.settings)
+        run.settings, rows = flat(reader.settings), as_numbers(reader.metrics)
     except ConfigError as error:
         note(str(error))
         if run.state not in (RUNNING, WAITING):
             run.status, run.reason = "failed", f"its folder cannot be read: {error}"
         return run
-    run.seed = int(run.settings.get("seed") or 0) if seed is None else seed
     run.provenance, run.summary = reader.provenance, reader.summary or {}
     steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
     run.planned_steps = steps if isinstance(steps, int) else None
-    run.seconds = number(run.summary.get("seconds")) if run.seconds is None else run.seconds
     protocol = run.summary.get("protocol")
     run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None
-    try:
-        rows = as_numbers(reader.metrics)
-    except ConfigError as error:
-        note(str(error))
-        rows = []
     if rows:
         run.series, run.totals = _series(rows)
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
@@ -77,29 +63,13 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     return run
 
 
-def _status(folder: Path, state: RunState | None) -> tuple[str, str]:
-    """Return status and reason of a run: from its sweep, else from its own folder."""
-    if state is not None:
-        return state.status, state.reason
-    status = read_status(folder)
-    if status is None:
-        begun = (folder / METRICS).is_file()
-        return ("interrupted", "it left no status") if begun else (WAITING, "")
-    if status == RUNNING and holder(folder) is None:
-        return "interrupted", KILLED
-    return status, read_ending(folder).get("reason", "")
-
-
 def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
     """Return the curves of a run's metrics, and the final value of each counter."""
-
-    def column(name: str) -> Floats:
-        return np.array([row.get(name) for row in rows], dtype=np.float64)  # None becomes NaN
-
-    counters = {axis: column(name) for axis, name in AXES.items()}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in names}  # None becomes NaN
+    counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
     series = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = column(name)
+    for name, values in columns.items():
         finite = np.isfinite(values)
         if finite.any():
             x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
@@ -130,29 +100,23 @@ def _read_answers(run: StudyRun, reader: RunFolder, note: Note) -> None:
 def answers_of(file: ResponseFile, note: Note) -> Answers | None:
     """Return the graded responses of a file by problem; None, after a note, if none can be used."""
     correct: dict[str, list[bool]] = defaultdict(list)
-    texts: dict[str, tuple[str, Mapping[str, Any]]] = {}  # problem -> question and facts
-    categories = dict.fromkeys(CATEGORY_TEXTS, 0)
+    questions: dict[str, str] = {}
     try:
         for _, row in each_line(file.path, _wrong, note, without_ids):
             correct[row["problem_id"]].append(row["outcome"] == "correct")
-            facts = row.get("facts")
-            texts.setdefault(row["problem_id"], (row["question"], facts if isinstance(facts, dict) else {}))
-            categories[category_of(row | {"format_reward": row.get("format_reward") or 0})] += 1
+            questions.setdefault(row["problem_id"], row["question"])
     except ConfigError as error:
         note(str(error))
         return None
     if not correct:
         note(f"{file.path} holds no response that can be used: its run is not compared")
         return None
-    problems = {name: GradedProblem(sum(right), len(right), *texts[name]) for name, right in correct.items()}
-    return Answers(problems, file.step, categories)
+    return Answers({name: GradedProblem(sum(of), len(of), questions[name]) for name, of in correct.items()}, file.step)
 
 
 def _wrong(row: dict[str, Any]) -> str:
-    for name in ("problem_id", "question", "outcome"):
-        if not isinstance(row.get(name), str):
-            return f"no usable '{name}'"
-    return "" if number(row.get("format_reward") or 0.0) is not None else "no usable 'format_reward'"
+    names = [name for name in ("problem_id", "question", "outcome") if not isinstance(row.get(name), str)]
+    return f"no usable '{names[0]}'" if names else ""
 
 
 def without_ids(line: bytes) -> bytes:
@@ -190,81 +154,38 @@ def question_of(sweep: str, axes: Sequence[str]) -> str:
 
 
 @dataclass(slots=True)
-class ReportInput:
+class Given:
     """The runs of one argument, and their sweep, if any."""
 
     path: Path
-    runs: list[StudyRun] = field(default_factory=list)
+    runs: list[StudyRun]
+    sweep: Path | None = None
     state: SweepState | None = None
-    part: bool = False  # one setting of that sweep
-    problems: list[str] = field(default_factory=list)  # broken parts, a line each
-    picked: int = 0  # the number of settings of its sweep, if this one was the best of them
-
-    @property
-    def sweep(self) -> Path | None:
-        """Return the folder of its sweep."""
-        return None if self.state is None else self.path.parent if self.part else self.path
+    picked: int = 0  # the number of settings of its sweep, if it is the best one of them
 
 
 def read_study(folders: Sequence[Path]) -> Study:
-    """Read all arguments into one study: runs, sweeps, settings of sweeps (SWEEP/KEY=VALUE).
+    """Read runs, sweeps, settings of sweeps (SWEEP/KEY=VALUE) into one study; `ConfigError` if nothing was found.
 
-    Whatever is broken has a line in `Study.problems`. `ConfigError` if nothing was found.
+    Settings are distinguished by what was swept, or by differences of their configs. The reference is that of the
+    first whole sweep, else the first setting given. What is broken has a line in `Study.problems`.
     """
-    return study_of([read_given(folder) for folder in folders])
-
-
-def read_given(path: Path) -> ReportInput:
-    """Read the runs of one argument; `ConfigError` if it is none of these."""
-    given = ReportInput(path)
-    note = given.problems.append
-    give = "give the folder of a run or of a sweep, as printed at its start"
-    if not path.is_dir():
-        sweep = path.parent
-        if "=" not in path.name or not ((sweep / FILE).exists() or runs_in(sweep)):
-            raise ConfigError(f"RUNS={path} {'is no folder' if path.exists() else 'is not there'}: {give}")
-        given.state, given.part = read_state(sweep, note), True
-        everyone = given.state.runs
-        given.state.runs = [run for run in everyone if set(path.name.split(",")) <= set(run.name.split(","))]
-        if not given.state.runs:
-            names = few([run.name for run in everyone], 3)
-            raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {names}")
-        given.picked = picked(given.state.runs, everyone)
-    elif (path / FILE).exists() or runs_in(path):
-        given.state = read_state(path, note)
-    elif (path / CONFIG).exists() or (path / STATUS).exists():
-        try:
-            in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
-        except (ConfigError, KeyError):
-            in_sweep = None
-        given.runs = [read_run(path, (), None, in_sweep, note)]
-    elif inner := sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
-        raise ConfigError(f"RUNS={path} holds the sweeps {few(inner)}: give one of them, as each has its own question")
-    else:
-        raise ConfigError(f"RUNS={path} holds no run: {give}")
-    if given.state is not None and given.sweep is not None:
-        given.runs = [read_run(given.sweep / run.name, run.key, run.seed, run, note) for run in given.state.runs]
-    return given
-
-
-def study_of(given: Sequence[ReportInput]) -> Study:
-    """Return one study of the inputs; settings are distinguished by what was swept, or by differences of their configs.
-
-    The reference is that of the first whole sweep, else the first setting given.
-    """
-    first, runs = given[0], [run for one in given for run in one.runs]
+    problems = list[str]()
+    given = [_given(folder, problems.append) for folder in folders]
+    first, runs, one_sweep = (
+        given[0],
+        [run for one in given for run in one.runs],
+        len({one.sweep for one in given}) == 1,
+    )
     if not runs:
         raise ConfigError(f"RUNS={first.path} holds no run: give the folder of a run or of a sweep")
-    problems = [line for one in given for line in one.problems]
-    one_sweep = None not in (sweeps := {one.sweep for one in given}) and len(sweeps) == 1
-    if not one_sweep:
+    if first.sweep is None or not one_sweep:
         for run, key in zip(runs, _keys_of(runs), strict=True):
             run.setting = key
     groups: dict[Key, dict[int, StudyRun]] = defaultdict(dict)
     for run in runs:
         if (earlier := groups[run.setting].setdefault(run.seed, run)) is not run:
-            same = f"{earlier.folder} has the same setting and seed {run.seed}"
-            problems.append(f"{run.folder} is left out: {same}")
+            problems.append(f"{run.folder} is left out: {earlier.folder} has the same setting and seed {run.seed}")
     settings = [Setting(key, "", [by_seed[seed] for seed in sorted(by_seed)]) for key, by_seed in groups.items()]
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
     state = first.state
@@ -278,7 +199,7 @@ def study_of(given: Sequence[ReportInput]) -> Study:
             "lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its "
             "settings."
         )
-    if state is not None and not first.part and state.reference is not None:
+    if state is not None and first.sweep == first.path and state.reference is not None:
         notes += _put_reference_first(settings, state.reference)
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
@@ -290,10 +211,42 @@ def study_of(given: Sequence[ReportInput]) -> Study:
         on_purpose=list(purposes(state.axes)) if state is not None and one_sweep else [],
         problems=list(dict.fromkeys(problems)),
         notes=notes,
-        carried=[carried for one in given if one.state for carried in one.state.carried],
+        carried=[str(text) for one in given if one.state for of in one.state.carried if (text := of.get("sentence"))],
         command=state.command if state is not None else "",
         folders=[one.path for one in given],
     )
+
+
+def _given(path: Path, note: Note) -> Given:
+    """Read the runs of one argument; `ConfigError` if it is none of these."""
+    give = "give the folder of a run or of a sweep, as printed at its start"
+    if path.is_dir() and ((path / FILE).exists() or runs_in(path)):
+        state = read_state(path, note)
+        return Given(path, [read_run(path / run.name, run, note) for run in state.runs], path, state)
+    if path.is_dir() and ((path / CONFIG).exists() or (path / STATUS).exists()):
+        try:
+            in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
+        except (ConfigError, KeyError):
+            in_sweep = None
+        run = read_run(path, in_sweep or refreshed(RunState(path.name, [], {}, 0), path.parent, note), note)
+        run.setting, run.seed = (), int(run.settings.get("seed") or 0)
+        return Given(path, [run])
+    if path.is_dir():
+        inner = sorted(file.parent.name for file in path.glob(f"*/{FILE}"))
+        which = (
+            f"the sweeps {few(inner)}: give one of them, as each has its own question" if inner else f"no run: {give}"
+        )
+        raise ConfigError(f"RUNS={path} holds {which}")
+    sweep = path.parent
+    if "=" not in path.name or not ((sweep / FILE).exists() or runs_in(sweep)):
+        raise ConfigError(f"RUNS={path} {'is no folder' if path.exists() else 'is not there'}: {give}")
+    state = read_state(sweep, note)
+    some = [run for run in state.runs if set(path.name.split(",")) <= set(run.name.split(","))]
+    if not some:
+        names = few([run.name for run in state.runs], 3)
+        raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {names}")
+    runs = [read_run(sweep / run.name, run, note) for run in some]
+    return Given(path, runs, sweep, state, picked(some, state.runs))
 
 
 def _put_reference_first(settings: list[Setting], named: Mapping[str, str]) -> list[str]:
@@ -323,15 +276,12 @@ def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
     ]
     if len(differing) <= MOST_KEYS and len({(key, run.seed) for key, run in zip(keys, runs, strict=True)}) == len(runs):
         return keys
-    names, parents = [], defaultdict(set)
+    places = []
     for run in runs:
         parts = [part for part in run.name.split(",") if not part.startswith("seed=")]
-        names.append(",".join(parts) or run.folder.parent.name)
-        parents[names[-1]].add(run.folder.parent)
-    return [
-        (("run", f"{run.folder.parent.name}/{name}" if len(parents[name]) > 1 else name),)
-        for run, name in zip(runs, names, strict=True)
-    ]
+        places.append((run.folder.parent, ",".join(parts) or run.folder.parent.name))
+    unclear = len(set(places)) > len({name for _, name in places})
+    return [(("run", f"{parent.name}/{name}" if unclear else name),) for parent, name in places]
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,38 +1,33 @@
-"""Build the whole report of a study, and show the same problems over training."""
+"""Build the whole report of a study, warn of what its reader must know, and show the same problems over training."""
 
+import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import category_of
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
 from rlreason.records.rows import lacks
 from rlreason.report import tables
-from rlreason.report.content import Case, Detail, Report, ShownResponse
+from rlreason.report.content import Case, Report
 from rlreason.report.documents import filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.read import without_ids
-from rlreason.report.remarks import UNEQUAL, mean_total, warnings_of
-from rlreason.report.study import RUNNING, Study, StudyRun
-from rlreason.report.tables import health_table
+from rlreason.report.study import RUNNING, Setting, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, summary_of, verdicts_of
 from rlreason.runtime.text import duration, few
 from rlreason.sweeps.state import WAITING
-
-ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=8 asks each eight times."
 
 
 def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
-    carried = [f"Carried from an earlier sweep: {one['sentence']}" for one in study.carried if one.get("sentence")]
-    settings, passes = tables.settings_table(study, verdicts), tables.passes_table(study)
-    if passes is None and any(run.final is not None for run in study.runs):
-        settings = replace(settings, note=f"{settings.note} {ONE_SAMPLE}")
-    others = (tables.axes_table(study, verdicts), tables.slices_table(study), passes, tables.best_of_n_table(study))
+    maybe = [tables.passes_table(study), tables.best_of_n_table(study), tables.health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
@@ -41,13 +36,17 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
-        warnings=[*warnings_of(study), *study.notes, *carried],
+        warnings=[
+            *warnings_of(study),
+            *study.notes,
+            *(f"Carried from an earlier sweep: {one}" for one in study.carried),
+        ],
         figures=figures_of(study),
-        tables=[settings, *(table for table in (*others, health_table(study)) if table is not None)],
+        tables=[tables.settings_table(study, verdicts), *(table for table in maybe if table is not None)],
         log=tables.log_of(study),
         problems=study.problems,
         cases=cases_of(study),
-        details=[*tables.details_of(study), Detail("Method", text=filled("method.txt.j2"))],
+        details=[*tables.details_of(study), ("Method", filled("method.txt.j2"))],
         forest=forest_of(verdicts),
     )
 
@@ -65,6 +64,9 @@ def lead_of(study: Study) -> str:
         early=any(not run.ended for run in finals),
         chosen=few([one.label for one in study.settings if one.best_of]),
     )
+
+
+UNEQUAL = 1.25  # a ratio of two budgets above it makes them different
 
 
 def facts_of(study: Study) -> list[tuple[str, str]]:
@@ -107,11 +109,80 @@ def health_of(study: Study) -> str:
     )
 
 
+def mean_total(one: Setting, axis: str) -> float:
+    """Return the mean of a counter of AXES at the end of the setting's runs; 0 without any."""
+    totals = [run.totals[axis] for run in one.runs if run.ended and not run.diverged and axis in run.totals]
+    return float(np.mean(totals)) if totals else 0.0
+
+
+# ---- warnings ----
+
+COLLAPSE = 0.1  # accuracy: the smallest fall that counts
+FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
+CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
+
+
+def warnings_of(study: Study) -> list[str]:
+    """Return what a reader of the runs must know, a plain sentence each."""
+    return [*(line for one in study.settings for line in _of_setting(one)), *_conditions(study)]
+
+
+def _of_setting(one: Setting) -> Iterator[str]:
+    """Warn of runs that end far below their best, of seeds that may be copies, and of what `rlreason health` notes."""
+    ended = [run for run in one.runs if not run.diverged and run.accuracy is not None and run.evaluations]
+    pairs = [(max(y for _, y in run.evaluations), run.accuracy or 0.0) for run in ended]
+    fallen = [(best, last) for best, last in pairs if last <= best / 2 and best - last >= COLLAPSE]
+    if fallen:
+        best, last = np.mean(fallen, axis=0)
+        seeds = f"{len(fallen)} of {len(one.runs)} seeds"
+        yield f"{one.label} collapsed in {seeds}: from {best:.1%} at its best to {last:.1%} in the end."
+    answers = [shares for shares in one.right.values() if shares and len(shares) >= FEW_PROBLEMS]
+    mixed = [shares for shares in answers if len({*shares.values()}) > 1]
+    if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
+        yield (
+            f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of one "
+            "run, they tell no more than one seed."
+        )
+    for rule in ("few_live_groups", "many_cut"):
+        if found := [finding.what for run in one.runs for finding in run.findings if finding.rule == rule]:
+            seeds = f" ({len(found)} of {len(one.runs)} seeds)" if len(one.runs) > 1 else ""
+            yield f"In {one.label}{seeds} {found[0]}."
+
+
+def _conditions(study: Study) -> Iterator[str]:
+    """Warn of budgets, data, rewards, grading, times and code that make the runs less comparable than they look."""
+    for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
+        base, totals = mean_total(study.reference, axis), {one.label: mean_total(one, axis) for one in study.settings}
+        ratios = {label: total / base for label, total in totals.items() if base and total}
+        odd = [f"{label}: {q:.1f} times" for label, q in ratios.items() if q > UNEQUAL or q < 1 / UNEQUAL]
+        if odd:
+            cure = f"read the curves against {axis} too"
+            yield f"The {what} differ from those of {study.reference.name} ({few(odd, 3)}): {cure}."
+    settings = [run.settings for run in study.runs]
+    if any(one.get("data.overlap") == "allow" for one in settings):
+        yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
+    models = [f"{one.get('model.name')} {one.get('model.path')} on {one.get('data.name')}".lower() for one in settings]
+    is_qwen_on_math = any(re.search("qwen.* on .*math", model) for model in models)
+    if is_qwen_on_math and not any(str(one.get("prompt.reward")).startswith("rlreason.grading:") for one in settings):
+        yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
+    failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
+    if failed := sum(float(series.y.sum()) for series in failures):
+        yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
+    if any(run.shared_machine for run in study.runs):
+        yield "Runs shared the machine, so times compare with nothing: no verdict on wall clock is given."
+    names = {"code": "code", "hardware": "graphics card or processor", "packages": "library versions"}
+    for key, name in names.items():
+        values = {str(run.provenance[key]) for run in study.runs if run.provenance.get(key)}
+        if len(values) > 1:
+            yield f"Not all runs had the same {name}: {len(values)} different ones are on record."
+
+
+# ---- the same problems over training ----
+
 PROBLEMS_SHOWN, SETTINGS_SHOWN = 4, 6  # at most
 SHOWN = ("problem_id", "response", "outcome")  # fields of a response
 OUTCOMES = {"correct": "correct", "format1_wrong": "wrong", "format0": "no format"}
 LONGEST = 600  # characters of a response
-Rows = dict[str, tuple[dict[str, Any], int]]  # problem -> the row of its first response, and its line
 
 
 def cases_of(study: Study) -> list[Case]:
@@ -128,22 +199,19 @@ def cases_of(study: Study) -> list[Case]:
         label: {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
         for label, run in runs.items()
     }
-    saved = sorted(next(iter(files.values()))) if files else []
-    chosen, cases = _choose(list(runs.values())), []
-    steps = list(dict.fromkeys([saved[0], saved[len(saved) // 2], saved[-1]])) if saved else []
-    rows = {(step, label): _responses(files[label].get(step), chosen) for step in steps for label in runs}
-    for problem in chosen:
-        by_step: dict[int, list[ShownResponse]] = {step: [] for step in steps}
-        for (step, label), of_problems in rows.items():
-            if problem in of_problems:
-                row, line = of_problems[problem]
-                where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
-                outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
-                by_step[step].append(ShownResponse(label, outcome, shown_text(row["response"]), where))
-        if by_step and all(by_step.values()):
-            row = next(of_problems[problem][0] for of_problems in rows.values() if problem in of_problems)
-            cases.append(Case(shown_text(str(row.get("question"))), shown_text(str(row.get("gold"))), by_step))
-    return cases
+    saved, texts = sorted(next(iter(files.values()), {})), dict[str, tuple[str, str]]()
+    steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
+    cases = {problem: {step: list[dict[str, str]]() for step in steps} for problem in _choose(list(runs.values()))}
+    for step, label in product(steps, runs):
+        for line, row in _responses(files[label].get(step), cases):
+            texts.setdefault(
+                row["problem_id"], (shown_text(str(row.get("question"))), shown_text(str(row.get("gold"))))
+            )
+            outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
+            where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
+            shown = {"setting": label, "outcome": outcome, "text": shown_text(row["response"]), "where": where}
+            cases[row["problem_id"]][step].append(shown)
+    return [Case(*texts[name], by_step) for name, by_step in cases.items() if by_step and all(by_step.values())]
 
 
 def _choose(runs: Sequence[StudyRun]) -> list[str]:
@@ -159,19 +227,20 @@ def _choose(runs: Sequence[StudyRun]) -> list[str]:
     return list(dict.fromkeys([*first.values(), *ordered]))[:PROBLEMS_SHOWN]
 
 
-def _responses(file: ResponseFile | None, problems: Sequence[str]) -> Rows:
-    """Return the first response to each of these problems, with its line."""
-    rows: Rows = {}
+def _responses(file: ResponseFile | None, problems: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the first response to each of these problems, after its line."""
+    left = set(problems)
     try:
-        lines = each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None, without_ids) if file else ()
-        for number, row in lines:
-            if row["problem_id"] in problems:
-                rows.setdefault(row["problem_id"], (row, number))
-            if len(rows) == len(problems):
-                break
+        for line, row in (
+            each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None, without_ids) if file else ()
+        ):
+            if row["problem_id"] in left:
+                left.remove(row["problem_id"])
+                yield line, row
+            if not left:
+                return
     except ConfigError:  # reading the study has reported it
-        return {}
-    return rows
+        return
 
 
 def shown_text(text: str) -> str:

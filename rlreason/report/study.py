@@ -10,6 +10,7 @@ import numpy as np
 from rlreason.evaluation.protocol import Protocol
 from rlreason.health.finding import Finding
 from rlreason.records.reader import ending
+from rlreason.report.content import Series
 from rlreason.runtime.differences import Difference, compared
 from rlreason.runtime.intervals import Floats, of_clusters
 from rlreason.runtime.text import question_keys
@@ -17,17 +18,14 @@ from rlreason.sweeps.closing import split_differences
 from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
-AXES = {"step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step"}
+AXES = {
+    "step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step",
+    "total": "time/total",
+}  # fmt: skip
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """The finite values of one metric of one run, in the order in which they were written."""
-
-    x: Mapping[str, Floats]  # axis of AXES -> (points,), without axes that the rows lack
-    y: Floats  # (points,)
+NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
+Right = dict[int, dict[str, float] | None]  # seed -> problem -> share correct; None: diverged, all wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,6 @@ class GradedProblem:
     correct: float  # number of correct responses, or the sum of their shares
     samples: int
     question: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)  # level, subject, source ...
 
     @property
     def share(self) -> float:
@@ -51,7 +48,6 @@ class Answers:
 
     problems: Mapping[str, GradedProblem]  # by problem id
     step: int | None = None  # None: of a job without steps
-    categories: Mapping[str, int] = field(default_factory=dict)  # format1_wrong ... -> number of responses
 
     @property
     def accuracy(self) -> float | None:
@@ -128,6 +124,21 @@ class Setting:
         return " ".join(f"{key}={value}" for key, value in self.key) or self.label
 
     @property
+    def right(self) -> Right:
+        """Return the shares of its final evaluations; runs in progress have none."""
+        return {
+            run.seed: None if run.final is None else {name: p.share for name, p in run.final.problems.items()}
+            for run in self.runs
+            if run.final is not None or (run.diverged and run.accuracy is not None)
+        }
+
+    @property
+    def questions(self) -> dict[str, str]:
+        """Return the question that each problem asks; equal ones are one problem."""
+        finals = [run.final.problems for run in self.runs if run.final is not None]
+        return question_keys({name: p.question for problems in finals for name, p in problems.items()}.items())
+
+    @property
     def accuracies(self) -> list[float]:
         """Return the accuracies of its runs that have one."""
         return [run.accuracy for run in self.runs if run.accuracy is not None]
@@ -145,7 +156,7 @@ class Study:
     problems: list[str] = field(default_factory=list)  # broken or missing parts of the folders, a line each
     notes: list[str] = field(default_factory=list)  # notes on how to read the figures
     among: set[str] | None = None  # the problems to compare on; None: all
-    carried: list[Mapping[str, Any]] = field(default_factory=list)  # from carry=, see sweeps/carry.py
+    carried: list[str] = field(default_factory=list)  # of an earlier sweep by carry=, a sentence each
     command: str = ""  # that started the sweep
     folders: list[Path] = field(default_factory=list)  # as given
 
@@ -157,17 +168,12 @@ class Study:
     @property
     def runs(self) -> list[StudyRun]:
         """Return all runs, by setting."""
-        return [run for setting in self.settings for run in setting.runs]
+        return [run for _, run in self.each]
 
     @property
     def each(self) -> list[tuple[Setting, StudyRun]]:
         """Return all runs with their settings."""
         return [(setting, run) for setting in self.settings for run in setting.runs]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Return the seeds of all runs, sorted."""
-        return sorted({run.seed for run in self.runs})
 
     @property
     def varied(self) -> list[str]:
@@ -202,78 +208,42 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     return [label or "the default" for label in labels]
 
 
-NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The answers of one side of a comparison."""
-
-    right: dict[int, dict[str, float] | None]  # seed -> problem -> share correct; None: diverged, all wrong
-    fixed: bool = False  # its models were not trained here
-    questions: dict[str, str] = field(default_factory=dict)  # problem -> its question; equal ones are one problem
-
-    @property
-    def answered(self) -> list[set[str]]:
-        """Return the problems that each run answered, without runs that diverged before they could."""
-        return [set(shares) for shares in self.right.values() if shares is not None]
-
-    def correctness(self, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
-        """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
-        names = [questions.get(name, name) for name in problems]
-        none_right = np.zeros(len(set(names)))
-        return {
-            seed: none_right if right is None else of_clusters(np.array([right[p] for p in problems]), names)
-            for seed, right in self.right.items()
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The difference of a side to the reference, and the data behind it."""
+    """The difference of a setting from the reference, and the data behind it."""
 
     difference: Difference
     problems: Sequence[str]
     most_answered: int  # the largest number of problems that a run answered
-    by_seed: Mapping[int, float] = field(default_factory=dict)  # seed that both sides have -> mean difference
-    means: tuple[float, float] = (0.0, 0.0)  # accuracy of the side, of the reference
-    fixed: bool = False  # neither side's models were trained here
+    by_seed: Mapping[int, float]  # seed that both have -> mean difference
+    means: tuple[float, float]  # accuracy of the setting, of the reference
+    fixed: bool  # no model was trained here
 
 
-def side_of(setting: Setting) -> Side:
-    """Return the final answers of a setting's runs; runs in progress have none."""
-    right: dict[int, dict[str, float] | None] = {}
-    questions: dict[str, str] = {}
-    for run in setting.runs:
-        if run.final is not None:
-            right[run.seed] = {name: problem.share for name, problem in run.final.problems.items()}
-            questions |= {name: problem.question for name, problem in run.final.problems.items()}
-        elif run.diverged and run.accuracy is not None:
-            right[run.seed] = None
-    fixed = all(run.settings.get("algorithm") in NO_TRAINING for run in setting.runs)
-    return Side(right, fixed, question_keys(questions.items()))
-
-
-def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing | None:
-    """Return the difference over the problems that every run of both sides answered (`among` them), or None.
-
-    >>> pairing = pair(Side({0: {"a": 1.0, "b": 1.0}}), Side({0: {"a": 0.0, "b": 1.0}}))
-    >>> pairing.difference.mean, pairing.problems, pairing.by_seed
-    (0.5, ['a', 'b'], {0: 0.5})
-    """
-    if not side.right or not reference.right:
-        return None
-    answered = [*side.answered, *reference.answered]
+def pair(one: Setting, reference: Setting, among: set[str] | None = None) -> Pairing | None:
+    """Return the difference over the problems that every run of both settings answered (`among` them), or None."""
+    sides = one.right, reference.right
+    answered = [set(shares) for right in sides for shares in right.values() if shares is not None]
     common = set.intersection(*answered) if answered else {"all"}
     problems = sorted(common if among is None else common & among)
-    if not problems:
+    if not sides[0] or not sides[1] or not problems:
         return None
-    questions = side.questions | reference.questions
-    a, b = side.correctness(problems, questions), reference.correctness(problems, questions)
+    questions = one.questions | reference.questions
+    a, b = (correctness(right, problems, questions) for right in sides)
     mean_a, mean_b = (float(np.mean([values.mean() for values in by_seed.values()])) for by_seed in (a, b))
     by_seed = {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())}
-    most, fixed = max(map(len, answered), default=0), side.fixed and reference.fixed
-    return Pairing(compared(a, b), problems, most, by_seed, (mean_a, mean_b), fixed)
+    fixed = all(run.settings.get("algorithm") in NO_TRAINING for run in (*one.runs, *reference.runs))
+    return Pairing(compared(a, b), problems, max(map(len, answered), default=0), by_seed, (mean_a, mean_b), fixed)
+
+
+def correctness(right: Right, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
+    """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
+    names = [questions.get(name, name) for name in problems]
+    none_right = np.zeros(len(set(names)))
+    return {
+        seed: none_right if shares is None else of_clusters(np.array([shares[name] for name in problems]), names)
+        for seed, shares in right.items()
+    }
 
 
 #: Settings and groups that decide how accuracy is measured, for runs without a protocol.

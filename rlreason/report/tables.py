@@ -1,4 +1,4 @@
-"""Build the tables of a report: settings, slices, pass@k, health, the experiment log, and what differs."""
+"""Build the tables of a report: settings, pass@k, health, the experiment log, and what differs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from rlreason.evaluation.accuracy import pass_at
 from rlreason.health.finding import Finding
 from rlreason.records.files import OBJECTIVE
 from rlreason.records.reader import setting_in
-from rlreason.report.content import SIGNS, Detail, Table, Verdict
+from rlreason.report.content import SIGNS, Table, Verdict
 from rlreason.report.read import differing_keys
-from rlreason.report.study import Answers, Setting, Study, StudyRun, pair, setting_text, side_of
+from rlreason.report.study import Answers, Setting, Study, StudyRun, correctness, setting_text
 from rlreason.report.verdicts import p_text, signed, verdicts_of
-from rlreason.runtime.differences import LEVEL, PROBLEMS, Difference, holm, paired_difference
+from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.closing import REFERENCE, JudgedSetting
 from rlreason.sweeps.state import Key
@@ -29,13 +29,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
+def percents(point: Sequence[float]) -> str:
+    """Return a share with its interval for a table."""
+    return "{}\n{} to {}".format(*map(percent, point))
+
+
 def millions(tokens: float) -> str:
     """Return a number of tokens as text: `millions(278_696)` is '0.28 M'."""
     return f"{tokens / 1e6:.{2 if tokens < 1e7 else 1}f} M" if tokens else "0"
-
-
-def _over(d: Difference) -> str:
-    return f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
 
 
 def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:
@@ -49,27 +50,32 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
     rows = []
     for one in study.settings:
-        verdict, best, accuracy, difference = verdict_of.get(one.label), NONE, NONE, NONE
+        verdict, accuracy, difference = verdict_of.get(one.label), NONE, NONE
         curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
-        if curves:
-            mean = float(np.mean([max(at_step for _, at_step in curve) for curve in curves]))
-            best = f"{percent(mean)}*\nbest of {max(map(len, curves))}"
-        if one.accuracies and side_of(one).right:
+        best = _mean_of([max(at_step for _, at_step in curve) for curve in curves], percent)
+        if one.accuracies and one.right:
             interval = accuracy_of(one)
-            accuracy = percent(0.0) if interval is None else "{}\n{} to {}".format(*map(percent, interval))
+            accuracy = percent(0.0) if interval is None else percents(interval)
         word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
         if verdict is not None and verdict.difference is not None and verdict.adjusted_p is not None:
-            difference, word = _over(verdict.difference), f"{word}\n{p_text(verdict.adjusted_p)}"
-        seeds = f"{sum(run.ended for run in one.runs)} of {len(one.runs)}"
-        seconds = _mean_of([run.seconds for run in one.runs], duration)
-        tokens = _mean_of([run.totals.get("tokens") for run in one.runs], millions)
-        rows.append([one.label, accuracy, difference, word, seeds, best, seconds, tokens])
+            d, word = verdict.difference, f"{word}\n{p_text(verdict.adjusted_p)}"
+            difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
+        rows.append([
+            one.label,
+            accuracy,
+            difference,
+            word,
+            f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
+            f"{best}*\nbest of {max(map(len, curves))}" if curves else NONE,
+            _mean_of([run.seconds for run in one.runs], duration),
+            _mean_of([run.totals.get("tokens") for run in one.runs], millions),
+        ])  # fmt: skip
     notes = ["Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems."]
     if any(len(one.runs) == 1 for one in study.settings):
         notes.append("With one seed the interval is over problems only.")
     if any("*" in row[5] for row in rows):
         notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes), frozenset({0}))
+    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes))
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
@@ -78,106 +84,20 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
     seed it is over problems only.
     """
-    side = side_of(one)
-    common = set.intersection(*side.answered) if side.answered else set()
+    answered = [set(shares) for shares in one.right.values() if shares is not None]
+    common = set.intersection(*answered) if answered else set()
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    right = np.stack(list(side.correctness(problems, side.questions).values()))  # (seeds, problems)
+    right = np.stack(list(correctness(one.right, problems, one.questions).values()))  # (seeds, problems)
     difference = paired_difference(right)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 
 def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
     """Return each setting's accuracy and verdict for the table at the end of a sweep."""
-    word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
-    word_of[study.reference.label] = REFERENCE
+    word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)} | {study.reference.label: REFERENCE}
     return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
-
-
-def axes_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
-    """Return one swept key against another, with the mean accuracy and the difference to the reference."""
-    if len(study.varied) != 2:
-        return None
-    down, across = study.varied
-    cells: dict[tuple[str, str], str] = defaultdict(str)
-    verdict_of = {verdict.setting: verdict for verdict in verdicts}
-    for one in study.settings:
-        cell, verdict = _mean_of(one.accuracies, percent), verdict_of.get(one.label)
-        if one is study.reference:
-            cell += "\nreference"
-        elif verdict is not None and verdict.difference is not None:
-            cell += f"\n{SIGNS[verdict.word]} {signed(verdict.difference.mean)}"
-        cells[dict(one.key).get(down, NONE), dict(one.key).get(across, NONE)] = cell
-    lines, columns = (sorted({place[k] for place in cells}, key=_numbers_first) for k in (0, 1))
-    return Table(
-        f"{down} against {across}",
-        ["", *(f"{across}={value}" for value in columns)],
-        [[f"{down}={line}", *(cells[line, column] for column in columns)] for line in lines],
-        frozenset(range(1, len(columns) + 1)),
-        "Mean accuracy, and below it the difference to the reference in points with the verdict's sign.",
-    )
-
-
-def _numbers_first(value: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(value), value
-    except ValueError:
-        return 1, 0.0, value
-
-
-MOST_PARTS = 40  # a fact with more values distinguishes single problems, not kinds
-FEWEST_PROBLEMS = 8  # in a slice
-
-
-def slices_of(study: Study) -> dict[tuple[str, str], set[str]]:
-    """Split the problems that all runs answered by their facts, and by how many starting runs solved them.
-
-    Return (kind, part) -> problems, without parts of fewer than FEWEST_PROBLEMS and kinds with one part.
-    """
-    finals = [run.final.problems for run in study.runs if run.final is not None]
-    common = sorted(set(finals[0]).intersection(*finals[1:])) if finals else []
-    facts = {name: {str(k): str(v) for k, v in finals[0][name].facts.items()} for name in common}
-    starts = [run.start.problems for run in study.runs if run.start is not None]
-    for name in set(common).intersection(*starts) if starts else ():
-        share = np.mean([start[name].share for start in starts])
-        part = "solved by no starting run" if share == 0 else "by all" if share == 1 else "by some"
-        facts[name]["difficulty for the starting model"] = part
-    slices: dict[tuple[str, str], set[str]] = {}
-    for kind in dict.fromkeys(kind for name in common for kind in facts[name]):
-        parts: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for name in common:
-            if (value := facts[name].get(kind)) is not None:
-                parts[kind, value].add(name)
-        large = {part: parts[part] for part in sorted(parts) if len(parts[part]) >= FEWEST_PROBLEMS}
-        if len(large) > 1 and len(parts) <= MOST_PARTS:
-            slices |= large
-    return slices
-
-
-def slices_table(study: Study) -> Table | None:
-    """Return for each slice the reference's accuracy and the others' differences; a sign where Holm allows one."""
-    slices, reference = slices_of(study), side_of(study.reference)
-    others = [side_of(one) for one in study.settings[1:]]
-    if not slices or not reference.right or not any(side.right for side in others):
-        return None
-    pairings = [[pair(side, reference, problems) for side in others] for problems in slices.values()]
-    adjusted = holm([pairing.difference.p for row in pairings for pairing in row if pairing is not None])
-    p_of, rows = iter(adjusted), []
-    for (kind, part), row in zip(slices, pairings, strict=True):
-        accuracy = next((percent(pairing.means[1]) for pairing in row if pairing is not None), NONE)
-        cells = [f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy]
-        for pairing in row:
-            told_apart = pairing is not None and next(p_of) <= LEVEL and pairing.difference.over != PROBLEMS
-            sign = f"{SIGNS['better' if pairing.difference.mean > 0 else 'worse']} " if told_apart and pairing else ""
-            cells.append(NONE if pairing is None else sign + _over(pairing.difference))
-        rows.append(cells)
-    head = ["problems that are", "number", *(one.label for one in study.settings)]
-    note = (
-        f"Differences in points, with 95% intervals. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
-    )
-    note += f"{len(adjusted)} comparisons of this table; everything else cannot be told."
-    return Table("Accuracy by slice", head, rows, frozenset(range(1, len(head))), note)
 
 
 def pass_curve(answers: Answers) -> dict[int, float]:
@@ -188,8 +108,7 @@ def pass_curve(answers: Answers) -> dict[int, float]:
     {1: 0.625, 2: 0.75, 4: 1.0}
     """
     problems = answers.problems.values()
-    fewest = min((p.samples for p in problems), default=0)
-    ks = [2**power for power in range(fewest.bit_length())]
+    ks = [2**power for power in range(min((p.samples for p in problems), default=0).bit_length())]
     return {k: float(np.mean([pass_at(p.samples, round(p.correct), k) for p in problems])) for k in ks}
 
 
@@ -203,16 +122,18 @@ def passes_table(study: Study) -> Table | None:
             curves = [curve for both in pairs if (answers := both[k]) and (curve := pass_curve(answers))]
             means = [np.mean(of_k) for of_k in zip(*(curve.values() for curve in curves), strict=False)]
             rows.append([one.label, when, *map(percent, means)])
-    rows = [row for row in rows if len(row) > 3]
-    if not rows:
-        return None
-    longest = max(map(len, rows))
-    rows = [[*row, *[NONE] * (longest - len(row))] for row in rows]
     note = "The probability that at least one of k responses is right, the mean over problems and seeds."
     if asked:
         note += f" Both rows are of the same problems, those asked before and after training: {min(asked):,} a run."
-    head = ["setting", "training", *(f"k = {2**power}" for power in range(longest - 2))]
-    return Table("pass@k", head, rows, frozenset(range(2, longest)), note, frozenset({0}))
+    rows = [row for row in rows if len(row) > 3]
+    powers = [f"k = {2**power}" for power in range(max(map(len, rows), default=2) - 2)]
+    return _padded("pass@k", ["setting", "training", *powers], rows, note)
+
+
+def _padded(title: str, head: Sequence[str], rows: Sequence[list[str]], note: str) -> Table | None:
+    """Return a table of numbers from its third column on, whose rows are filled up; None without any."""
+    whole = [[*row, *[NONE] * (len(head) - len(row))] for row in rows]
+    return Table(title, head, whole, frozenset(range(2, len(head))), note) if rows else None
 
 
 def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
@@ -236,42 +157,33 @@ def best_of_n_table(study: Study) -> Table | None:
         if isinstance(ways, dict) and isinstance(n_list, list):
             numbers = max(numbers, n_list, key=len)
             name = one.label if len(one.runs) == 1 else f"{one.label}, seed {run.seed}"
-            rows += [
-                [name, str(way), *("{}\n{} to {}".format(*map(percent, point)) for point in points)]
-                for way, points in ways.items()
-            ]
-    if not rows:
-        return None
-    rows = [[*row, *[NONE] * (len(numbers) + 2 - len(row))] for row in rows]
+            rows += [[name, str(way), *map(percents, points)] for way, points in ways.items()]
     head = ["setting", "chosen by", *(f"N = {n}" for n in numbers)]
-    note = "All from one set of samples; 95% intervals over problems."
-    return Table("Best of N", head, rows, frozenset(range(2, len(head))), note)
+    return _padded("Best of N", head, rows, "All from one set of samples; 95% intervals over problems.")
 
 
 def health_table(study: Study) -> Table | None:
     """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
-    rows = []
-    for one in study.settings:
-        by_rule: dict[str, list[tuple[int, Finding]]] = defaultdict(list)
-        for run in one.runs:
-            for finding in run.findings:
-                if finding.problem:
-                    by_rule[finding.rule].append((run.seed, finding))
-        for rule, found in by_rule.items():
-            first = min((finding for _, finding in found), key=lambda finding: finding.step or 0)
-            seeds = f"{len(found)} of {len(one.runs)}\nseed {', '.join(str(seed) for seed, _ in found)}"
-            rows.append([one.label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
+    by_rule: dict[tuple[str, str], list[tuple[int, Finding]]] = defaultdict(list)
+    for one, run in study.each:
+        for finding in (finding for finding in run.findings if finding.problem):
+            by_rule[one.label, finding.rule].append((run.seed, finding))
+    runs, rows = {one.label: len(one.runs) for one in study.settings}, []
+    for (label, rule), found in by_rule.items():
+        first = min((finding for _, finding in found), key=lambda finding: finding.step or 0)
+        seeds = f"{len(found)} of {runs[label]}\nseed {', '.join(str(seed) for seed, _ in found)}"
+        rows.append([label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
     head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
     note = "What the monitors find in the recorded metrics, all of them on. With evidence: rlreason health RUN."
-    return Table("Health of the runs", head, rows, frozenset({3}), note, frozenset({0})) if rows else None
+    return Table("Health of the runs", head, rows, frozenset({3}), note) if rows else None
 
 
-#: Signs of how a run ended: of its own, by a rule or a signal, badly; the others are under way.
+UNDER_WAY = "\N{HORIZONTAL ELLIPSIS}"
+#: How a run ended -> its sign.
 STATE_SIGNS = {
-    "\N{CHECK MARK}": ("finished", "budget"),
-    "\N{BLACK SQUARE}": ("stopped", "interrupted"),
-    "\N{MULTIPLICATION X}": ("diverged", "failed"),
-}
+    "finished": "\N{CHECK MARK}", "budget": "\N{CHECK MARK}", "stopped": "\N{BLACK SQUARE}",
+    "interrupted": "\N{BLACK SQUARE}", "diverged": "\N{MULTIPLICATION X}", "failed": "\N{MULTIPLICATION X}",
+}  # fmt: skip
 
 
 def log_of(study: Study) -> Table:
@@ -283,14 +195,14 @@ def log_of(study: Study) -> Table:
         steps = NONE if reached is None else f"{reached:.0f}"
         if reached is not None and run.planned_steps and run.planned_steps != reached:
             steps += f" of {run.planned_steps}"
-        sign = next((sign for sign, states in STATE_SIGNS.items() if run.state in states), "\N{HORIZONTAL ELLIPSIS}")
+        state = f"{STATE_SIGNS.get(run.state, UNDER_WAY)} {run.state}"
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
-        rows.append([one.label, str(run.seed), f"{sign} {run.state}", why, steps, _mean_of([last], percent), time])
-    return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
+        rows.append([one.label, str(run.seed), state, why, steps, _mean_of([last], percent), time])
+    return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}))
 
 
-def configs_table(study: Study) -> Table | None:
-    """Return the settings in which the runs' configs differ, except the seed, or None."""
+def configs_table(study: Study) -> Table:
+    """Return the settings in which the runs' configs differ, except the seed."""
     firsts = [one.runs[0].settings for one in study.settings]
     swept = {axis.partition(".")[0] for axis in study.axes}
     rows = [
@@ -300,11 +212,10 @@ def configs_table(study: Study) -> Table | None:
         ]
         for name in differing_keys([settings for settings in firsts if settings])
     ]
-    head = ["setting", *(one.label for one in study.settings)]
-    return Table("What differs between the settings", head, rows) if rows else None
+    return Table("What differs between the settings", ["setting", *(one.label for one in study.settings)], rows)
 
 
-def details_of(study: Study) -> list[Detail]:
+def details_of(study: Study) -> list[tuple[str, str | Table]]:
     """Return the collapsible sections: configs, protocol, objectives, code and machine, command."""
     names = dict.fromkeys(name for run in study.runs for name in run.protocol or ())
     rows = [[name, _values(study, [(run.protocol or {}).get(name) for run in study.runs])] for name in names]
@@ -319,10 +230,10 @@ def details_of(study: Study) -> list[Detail]:
         if path.is_file():
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
     return [
-        *(Detail(table.title, table=table) for table in (configs_table(study), protocol) if table and table.rows),
-        *(Detail(f"Objective: {few(of)}" if len(cards) > 1 else "Objective", text=text) for text, of in cards.items()),
-        Detail(machine.title, table=machine),
-        *([Detail("Command", text=study.command)] if study.command else []),
+        *((table.title, table) for table in (configs_table(study), protocol) if table.rows),
+        *((f"Objective: {few(of)}" if len(cards) > 1 else "Objective", text) for text, of in cards.items()),
+        (machine.title, machine),
+        *([("Command", study.command)] if study.command else []),
     ]
 
 

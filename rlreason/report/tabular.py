@@ -29,28 +29,27 @@ def study_of_results(path: Path) -> Study | None:
     None for anything else. `DataError` names the file, the line, the rule and the cure.
     """
     notes, shares = list[str](), dict[str, dict[int, Shares]]()
-    if (found := _files_of(path)) is not None:
-        program, files = found
-        folder = (path.parent if path.is_file() else path).resolve()  # a run of TRL's has the name of its output_dir
-        name = (folder.parent if folder.name == "completions" else folder).name
-        if program == "TRL":
-            notes.append(f"{path.name}: TRL's completions are of the last step's training prompts.")
-        elif path.is_file():
-            name = path.stem
-        shares[name] = {seed: _shares_of(program, file) for seed, file in files.items()}
-    elif path.is_file():
-        shares = _shares_of_csv(path)
-    else:
+    for program in FORMATS:
+        if files := _files_of(program, path):
+            folder = (
+                path.parent if path.is_file() else path
+            ).resolve()  # a run of TRL's has the name of its output_dir
+            name = (folder.parent if folder.name == "completions" else folder).name
+            if program == "TRL":
+                notes.append(f"{path.name}: TRL's completions are of the last step's training prompts.")
+            elif path.is_file():
+                name = path.stem
+            shares[name] = {seed: _shares_of(program, file) for seed, file in files.items()}
+            break
+    if not shares and not path.is_file():
         return None
     settings = []
-    for name, of_seeds in shares.items():
-        key = (("setting", name),)
-        runs = []
+    for name, of_seeds in (shares or _shares_of_csv(path)).items():
+        key, runs = (("setting", name),), []
         for seed, of_problems in sorted(of_seeds.items()):
-            problems = {problem: GradedProblem(sum(of), len(of), problem) for problem, of in of_problems.items()}
-            answers = Answers(problems)
-            run_name = f"{name},seed={seed}"
-            runs.append(StudyRun(path, run_name, key, seed, "finished", final=answers, accuracy=answers.accuracy))
+            answers = Answers({name: GradedProblem(sum(of), len(of), name) for name, of in of_problems.items()})
+            run = StudyRun(path, f"{name},seed={seed}", key, seed, "finished", final=answers, accuracy=answers.accuracy)
+            runs.append(run)
         settings.append(Setting(key, name, runs))
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
@@ -60,24 +59,21 @@ def study_of_results(path: Path) -> Study | None:
 # ---- files of programs ----
 
 
-def _files_of(path: Path) -> tuple[str, dict[int, Path]] | None:
-    """Return a program and its last file, by seed: a file, its folder, or a folder with one for each seed.
+def _files_of(program: str, path: Path) -> dict[int, Path]:
+    """Return a program's last file, by seed: a file, its folder, or a folder with one for each seed.
 
     The number at the end of such a folder's name is the seed.
     """
-    for program, (_, endings, _) in FORMATS.items():
-        if path.is_file() and path.suffix in endings:
-            return program, {0: path}
-        if (own := _last_file(path, program)) is not None:
-            return program, {0: own}
-        inner = [(place.name, file) for place in sorted(path.glob("*")) if (file := _last_file(place, program))]
-        seeds = {int(match[1]): file for name, file in inner if (match := re.search(r"(\d+)$", name))}
-        if len(seeds) < len(inner):
-            names = few([name for name, _ in inner], 4)
-            raise ConfigError(f"{path} holds the runs {names}: end each name with the number of its seed, as in seed_0")
-        if seeds:
-            return program, seeds
-    return None
+    if path.is_file():
+        return {0: path} if path.suffix in FORMATS[program][1] else {}
+    if (own := _last_file(path, program)) is not None:
+        return {0: own}
+    inner = {place.name: file for place in sorted(path.glob("*")) if (file := _last_file(place, program))}
+    seeds = {int(match[1]): file for name, file in inner.items() if (match := re.search(r"(\d+)$", name))}
+    if len(seeds) < len(inner):
+        names = few([*inner], 4)
+        raise ConfigError(f"{path} holds the runs {names}: end each name with the number of its seed, as in seed_0")
+    return seeds
 
 
 def _last_file(folder: Path, program: str) -> Path | None:
@@ -133,14 +129,11 @@ def _lm_eval(path: Path) -> Iterator[Sample]:
     """Yield a task's samples under the first filter and metric: a problem is its question, else its document's hash."""
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
-    for row in rows:
-        if row.get("filter") == rows[0].get("filter"):
-            metrics = rows[0].get("metrics") or [
-                n for n, v in rows[0].items() if n not in NO_METRIC and not isinstance(v, str)
-            ]
-            questions = [row["doc"].get(key) for key in ("question", "problem")]
-            question = next((one for one in questions if isinstance(one, str)), None)
-            yield question or str(row.get("doc_hash", row["doc_id"])), metrics[0], row[metrics[0]]
+    metrics = [n for n, v in rows[0].items() if n not in NO_METRIC and not isinstance(v, str)] if rows else []
+    for row in (row for row in rows if row.get("filter") == rows[0].get("filter")):
+        metric = (rows[0].get("metrics") or metrics)[0]
+        question = next((q for key in ("question", "problem") if isinstance(q := row["doc"].get(key), str)), None)
+        yield question or str(row.get("doc_hash", row["doc_id"])), metric, row[metric]
 
 
 def _inspect(path: Path) -> Iterator[Sample]:
@@ -178,14 +171,14 @@ def _shares_of_csv(path: Path) -> dict[str, dict[int, Shares]]:
                 rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
                 raise DataError(f"{path} has no column {missing[0]}: {rule}")
             for row in reader:
-                name, seed, problem, correct = (row[column] or "" for column in COLUMNS)
-                word = correct.strip().lower()
+                name, seed, problem, correct = (" ".join((row[column] or "").split()) for column in COLUMNS)
+                word = correct.lower()
                 share = TRUTH_VALUES[word] if word in TRUTH_VALUES else float(word) if NUMBER.fullmatch(word) else -1.0
-                if not name.strip() or not problem or not re.fullmatch(r"\s*[-+]?\d+\s*", seed) or not 0 <= share <= 1:
+                if not name or not problem or not re.fullmatch(r"[-+]?\d+", seed) or not 0 <= share <= 1:
                     line = ", ".join(f"{column}={shorten(row[column] or '', 20)}" for column in COLUMNS)
                     rule = "name setting and problem, give a whole number as seed, and correct as 0, 1 or in between"
                     raise DataError(f"{path}, line {reader.line_num} has {line}: {rule}")
-                shares[" ".join(name.split())][int(seed)][problem].append(share)
+                shares[name][int(seed)][row["problem"]].append(share)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}): give a UTF-8 file with commas") from None
     if not shares:

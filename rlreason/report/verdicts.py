@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlreason.report.content import Verdict, counted
-from rlreason.report.study import RUNNING, Pairing, Setting, Study, StudyRun, pair, side_of, unequal
+from rlreason.report.study import RUNNING, Pairing, Setting, Study, StudyRun, pair, unequal
 from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of
@@ -141,10 +141,9 @@ EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
     """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
     reference, others = study.reference, study.settings[1:]
-    side = side_of(reference)
     differences = [unequal(one, reference, study.on_purpose) for one in others]
     pairings = [
-        None if differing else pair(side_of(one), side, study.among)
+        None if differing else pair(one, reference, study.among)
         for one, (differing, _) in zip(others, differences, strict=True)
     ]
     adjusted = holm([pairing.difference.p for pairing in pairings if pairing is not None])
@@ -223,11 +222,10 @@ def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
 def _equal_runs(one: StudyRun, other: StudyRun) -> bool:
     if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
         return False
-    shares = [{name: of.share for name, of in run.final.problems.items()} for run in (one, other) if run.final]
+    mine, its = ({name: of.share for name, of in final.problems.items()} for final in (one.final, other.final))
     curves = [name for name in one.series if name.startswith(CURVES)]
-    return shares[0] == shares[1] and all(
-        name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves
-    )
+    equal = [name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves]
+    return mine == its and all(equal)
 
 
 def _model(setting: Setting, pairing: Pairing) -> str:
@@ -237,7 +235,7 @@ def _model(setting: Setting, pairing: Pairing) -> str:
 
 def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
     headline, why = "", "their runs answered no problem in common"
-    empty = next((s for s in (one, reference) if not side_of(s).right), None)
+    empty = next((s for s in (one, reference) if not s.right), None)
     if differing:
         name, _, values = differing[0].partition(": ")
         first, _, second = values.partition(" and ")
@@ -313,30 +311,21 @@ def _caveat_of(run: StudyRun, setting: Setting) -> str:
 
 def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
-    return max(study.settings, key=lambda one: (_mean_of_choosing_half(one), one is study.reference))
 
+    def mean(one: Setting) -> float:
+        accuracies = [0.0 for run in one.runs if run.accuracy is not None and run.final is None]  # diverged at once
+        for final in (run.final for run in one.runs if run.final is not None and run.accuracy is not None):
+            shares = [problem.share for problem in final.problems.values() if half_of(problem.question) == CHOOSING]
+            accuracies.append(float(np.mean(shares)) if shares else 0.0)
+        return float(np.mean(accuracies)) if accuracies else -1.0
 
-def _mean_of_choosing_half(one: Setting) -> float:
-    accuracies = []
-    for run in (run for run in one.runs if run.accuracy is not None):
-        problems = run.final.problems.values() if run.final else ()
-        shares = [problem.share for problem in problems if half_of(problem.question) == CHOOSING]
-        accuracies.append(float(np.mean(shares)) if shares else 0.0)  # 0: diverged without an evaluation
-    return float(np.mean(accuracies)) if accuracies else -1.0
+    return max(study.settings, key=lambda one: (mean(one), one is study.reference))
 
 
 def comparing_half(settings: Sequence[Setting]) -> set[str]:
     """Return the problems that were not used for choosing."""
     finals = [run.final for setting in settings for run in setting.runs if run.final is not None]
     return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == COMPARING}
-
-
-def how_chosen(label: str, settings: int) -> str:
-    """Return a note on how a setting was chosen."""
-    return (
-        f"{label} was the best of {settings} settings on one half of the problems; the verdict is on the other half, "
-        "which did not choose."
-    )
 
 
 def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:

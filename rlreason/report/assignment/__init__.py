@@ -7,11 +7,10 @@ from pathlib import Path
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
 from rlreason.report.assignment.courses import Found, Runs, course_of, found_below
-from rlreason.report.assignment.figures import directions_table
 from rlreason.report.assignment.sections import DONE, Section, section_of
 from rlreason.report.charts import standalone, with_own_ids
 from rlreason.report.content import Table
-from rlreason.report.documents import filled, policy_of, style, write_picture
+from rlreason.report.documents import filled, policy_of, write_picture
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
 
@@ -26,7 +25,7 @@ class WriteUp:
     title: str
     lead: list[str]
     sections: list[Section]
-    tables: list[Table]  # the checklist, published directions next to those found, published figures
+    tables: list[Table]  # the checklist, and what others got
     used: list[Found]  # by its sections
     problems: list[str]
 
@@ -64,28 +63,19 @@ def write_up_of(runs: Runs) -> WriteUp:
     checklist = [[s.question.id, s.state, "\n".join(s.missing or s.question.commands())] for s in sections]
     note = "Where a question is not done, the command is what is still to be run."
     tables = [Table("Checklist", ["question", "state", "command"], checklist, note=note)]
-    verdicts = {one.question.id: [v for _, group in one.verdicts for v in group] for one in sections}
-    if directions := directions_table(course, verdicts):
-        tables.append(directions)
-    if course.figures:
-        rows = [[figure.question, figure.text, figure.source] for figure in course.figures]
+    if course.published:
+        rows = [[one.question, one.text, one.source] for one in course.published]
         note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
-        tables.append(Table("What others got", ["question", "figure", "source"], rows, note=note))
+        tables.append(Table("What others got", ["question", "figure or direction", "source"], rows, note=note))
     used = [*{read.path: read for section in sections for read in section.reads}.values()]
-    all_runs = [run for one in used for run in one.study.runs]
-    strange = [one for one in used if not course.has(one.study)]
-    settings = [run.settings for one in strange for run in one.study.runs if run.settings]
     lead = filled(
         "writeup_lead.txt.j2",
         course=course,
         done=sum(section.state == DONE for section in sections),
         total=len(sections),
-        runs=len(all_runs),
-        folders=len(used),
-        hours=sum(run.seconds or 0.0 for run in all_runs) / 3600,
-        shared=any(run.shared_machine for run in all_runs),
-        strange=len(strange),
-        names=sorted({f"{one.get('model.name')} on {one.get('data.name')}" for one in settings}),
+        used=used,
+        runs=[run for one in used for run in one.study.runs],
+        strange=[one for one in used if not course.has(one.study)],
     )
     problems = [*runs.problems, *(line for section in sections for line in section.problems)]
     return WriteUp(f"{course.title}: write-up", lead.split("\n"), sections, tables, used, list(dict.fromkeys(problems)))
@@ -111,4 +101,4 @@ def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
     from markupsafe import Markup
 
     drawn = {stem: Markup(with_own_ids(svg, stem)) for stem, svg in pictures.items()}  # made by vl-convert
-    return filled("writeup.html.j2", document=document, pictures=drawn, policy=policy_of(), style=Markup(style()))
+    return filled("writeup.html.j2", document=document, pictures=drawn, policy=policy_of())

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlreason.records.reader import RunFolder, setting_in
 from rlreason.report.content import Report
 from rlreason.report.read import read_study
 from rlreason.report.sections import build_report
-from rlreason.report.study import Study
+from rlreason.report.study import Study, StudyRun
 from rlreason.runtime.files import number
 from rlreason.sweeps.state import FILE, read_state
 
@@ -64,35 +64,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedFigure:
-    """A published figure: accuracies in percent, `low` to `high`."""
+class Published:
+    """A published figure, or the published verdict on one setting against another."""
 
     question: str
-    what: str
-    low: float
-    high: float
+    text: str
     source: str
-    band: bool = False  # drawn as a grey band in the question's picture
-
-    @property
-    def text(self) -> str:
-        """Return '50.5 to 71.7% (a right loop, 1e-5 to 3e-5)'."""
-        low, high = (f"{end:.1f}".removesuffix(".0") for end in (self.low, self.high))
-        return f"{low} to {high}% ({self.what})" if self.high > self.low else f"{low}% ({self.what})"
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """The published verdict on one setting against another."""
-
-    question: str
-    setting: str  # as typed
-    reference: str
-    word: str  # better, worse, same or cannot tell
-    what: str
-    source: str
-    small: Sequence[str] = ()  # setting and reference at scale=embedded, or as another sweep names them
-    but: str = ""  # why it is not comparable
+    band: Sequence[float] = ()  # low and high in percent, drawn as a grey band in the question's picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +86,7 @@ class Course:
     data_name: str
     problems: int  # to validate on, at least
     a_right_loop: str
-    figures: Sequence[PublishedFigure]
-    directions: Sequence[Direction]
+    published: Sequence[Published]
     lacks: str = ""
 
     def is_of(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
@@ -131,12 +108,8 @@ def course_of(name: str) -> Course:
     """Return the course of this name; `KeyError` if there is none."""
     course = yaml.safe_load(COURSES.read_text("utf-8"))[name]
     typed = course.pop("typed")
-    return Course(
-        questions=[Question(typed=typed, **one) for one in course.pop("questions")],
-        figures=[PublishedFigure(**one) for one in course.pop("figures")],
-        directions=[Direction(**one) for one in course.pop("directions")],
-        **course,
-    )
+    questions = [Question(typed=typed, **one) for one in course.pop("questions")]
+    return Course(questions=questions, published=[Published(**one) for one in course.pop("published")], **course)
 
 
 @dataclass(eq=False)
@@ -187,33 +160,26 @@ def found_below(folder: Path) -> list[Found]:
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        path = Path(place)
-        if FILE in files:
-            found.append(_sweep_at(path))
-        elif CONFIG in files:
-            found.append(Found(path, (path / CONFIG).stat().st_mtime, "", *_facts(path)))
         if FILE in files or CONFIG in files:
+            found.append(_found_at(Path(place)))
             folders.clear()
     return sorted(found, key=lambda one: (-one.changed, str(one.path)))
 
 
-def _sweep_at(path: Path) -> Found:
-    changed = (path / FILE).stat().st_mtime
+def _found_at(path: Path) -> Found:
+    """Return a sweep or a run with what its first run recorded, as far as that can be read."""
+    is_sweep, first = (path / FILE).exists(), path
+    found = Found(path, (path / (FILE if is_sweep else CONFIG)).stat().st_mtime, path.name if is_sweep else "")
     try:
-        state = read_state(path, lambda _: None)
+        if is_sweep:
+            state = read_state(path, lambda _: None)
+            found.sweep = state.requested
+            first = next((path / run.name for run in state.runs if (path / run.name / CONFIG).exists()), path)
+        reader = RunFolder(first, lambda _: None)
+        found.settings, found.provenance = flat(reader.settings), reader.provenance
     except ConfigError:  # reported when its question reads it
-        return Found(path, changed, path.name)
-    begun = [path / run.name for run in state.runs if (path / run.name / CONFIG).exists()]
-    return Found(path, changed, state.requested, *_facts(begun[0] if begun else path))
-
-
-def _facts(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings and the provenance of a run; empty if they cannot be read."""
-    try:
-        reader = RunFolder(run, lambda _: None)
-        return flat(reader.settings), reader.provenance
-    except ConfigError:
-        return {}, {}
+        pass
+    return found
 
 
 @dataclass(slots=True)
@@ -235,21 +201,17 @@ class Runs:
         One, or one for each value of the question's `each`; and why others do not answer it, a sentence each.
         """
         named = {name for one in self.course.questions for name in (*one.sweeps, one.instead) if name}
-        like = [one for one in self._nearest() if one.settings.get("algorithm") == question.algorithm]
         answers, refused, lacking = list[Found](), list[str](), set(question.values(question.each))
-        for one in like:
-            if one.sweep in named or (answers and not lacking):
+        for one in self._nearest():
+            if one.settings.get("algorithm") != question.algorithm or one.sweep in named or (answers and not lacking):
                 continue
-            starts = self._starts(one.settings.get("model.name"))
-            why = unfit(question, self.course, starts, one.settings, one.provenance)
-            if not why and self._readable(one):
-                for run in one.study.runs:
-                    why = why or unfit(question, self.course, starts, run.settings, run.provenance, run.summary)
-                if not why and (not answers or lacking & one.values(question.each)):
-                    answers.append(one)
-                    lacking -= one.values(question.each)
-            if why:
+            if not self._readable(one):
+                continue
+            if why := next((why for run in one.study.runs if (why := self._unfit(question, run))), ""):
                 refused.append(f"{one.path.name} does not answer this: {why}.")
+            elif not answers or lacking & one.values(question.each):
+                answers.append(one)
+                lacking -= one.values(question.each)
         return answers, refused
 
     def _nearest(self) -> list[Found]:
@@ -262,13 +224,6 @@ class Runs:
 
         return sorted(self.found, key=nearness, reverse=True)
 
-    def _starts(self, model: Any) -> set[str]:
-        """Return hashes of the weights that training runs of a model began with, without models trained before."""
-        begun = [one for one in self.found if one.settings.get("algorithm") in TRAINING]
-        like = [one for one in begun if one.settings.get("model.name") == model]
-        untrained = [one for one in like if not trained_by(one.settings, one.provenance)]
-        return {str(setting_in(one.provenance, "model.start_weights")) for one in untrained} - {"None"}
-
     def _readable(self, one: Found) -> bool:
         """Return whether a folder has a study; add a message to `problems` if not."""
         try:
@@ -276,6 +231,26 @@ class Runs:
         except ConfigError as error:
             self.problems.append(str(error))
             return False
+
+    def _unfit(self, question: Question, run: StudyRun) -> str:
+        """Return why a run does not answer a question; "" if it does."""
+        settings, course = run.settings, self.course
+        asked = {"algorithm": [question.algorithm]} | {key: question.values(key) for key in question.settings}
+        for key, values in asked.items():
+            wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in values]
+            if key in settings and plain(settings[key]) not in wanted:
+                return f"{key}={plain(settings[key])}, and asked for is {' or '.join(wanted)}"
+        data, name = str(settings.get("data.name")), str(settings.get("model.name"))
+        if data != course.data and not data.startswith(BUILT_IN):
+            return f"its data is {data}, and asked for is {course.data_name}"
+        if not name.startswith(course.model) and name not in ("tiny", "local"):
+            return f"its model is {name}, and asked for is {course.model_name}"
+        if by := trained_by(settings, run.provenance):
+            return f"its model was trained before it began, by {by}"
+        sizes = [number(setting_in(run.summary, key)) for key in ("eval_problems", "data_sizes.validation")]
+        if question.whole and None not in sizes and (sizes[0] or 0) < (sizes[1] or 0):
+            return f"it asked {sizes[0]:.0f} of {sizes[1]:.0f} problems, and asked for are all"
+        return ""
 
 
 def plain(value: Any) -> str:
@@ -289,45 +264,11 @@ def plain(value: Any) -> str:
     return "null" if value is None else str(value).removesuffix(REHEARSED)
 
 
-def unfit(
-    question: Question,
-    course: Course,
-    starts: Collection[str],
-    settings: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    summary: Mapping[str, Any] | None = None,
-) -> str:
-    """Return why a run does not answer a question; "" if it does.
-
-    `starts`: hashes of the weights that training runs of this model began with.
-    """
-    if settings and settings.get("algorithm") != question.algorithm:
-        return f"its algorithm is {settings.get('algorithm')}, and asked for is {question.algorithm}"
-    for key in question.settings:
-        wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in question.values(key)]
-        if key in settings and plain(settings[key]) not in wanted:
-            return f"{key}={plain(settings[key])}, and asked for is {' or '.join(wanted)}"
-    data, name = str(settings.get("data.name")), str(settings.get("model.name"))
-    if data != course.data and not data.startswith(BUILT_IN):
-        return f"its data is {data}, and asked for is {course.data_name}"
-    if not name.startswith(course.model) and name not in ("tiny", "local"):
-        return f"its model is {name}, and asked for is {course.model_name}"
-    if by := trained_by(settings, provenance):
-        return f"its model was trained before it began, by {by}"
-    weights = setting_in(provenance, "model.start_weights")
-    if settings.get("model.path") and weights and starts and weights not in starts:
-        return "its model is not the one that the training runs began with"
-    asked, available = (number(setting_in(summary or {}, key)) for key in ("eval_problems", "data_sizes.validation"))
-    if question.whole and asked is not None and available is not None and asked < available:
-        return f"it asked {asked:.0f} of {available:.0f} problems, and asked for are all"
-    return ""
-
-
 def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
     """Return the run that left the model which a run starts from; "" if no training run did."""
     path = settings.get("model.path")
     place = Path(str(provenance.get("directory") or ".")) / Path(str(path)).expanduser()
     for folder in (place, *place.parents)[:4] if path else ():
         if (folder / CONFIG).is_file() and (folder / STATUS).is_file():
-            return str(folder) if _facts(folder)[0].get("algorithm") in TRAINING else ""
+            return str(folder) if _found_at(folder).settings.get("algorithm") in TRAINING else ""
     return ""
