@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
-from rlreason.discovery.journal import Answer, Ask, Spending, prompt_bound
+from rlreason.discovery.journal import Answer, Spending, prompt_bound
 from rlreason.discovery.log import Reply, Result, Turn
 from rlreason.discovery.loop import Conversation, chosen_of
 from rlreason.discovery.problem import FRAME, error_text, feedback, filled
@@ -67,10 +67,10 @@ def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
         if ended:
             continue
         assert 0 < allowed <= wanted + 1
-        spending.begin(Ask(id=str(number), prompt_bound=bound, max_tokens=allowed))
+        spending.begin({"id": str(number), "prompt_bound": bound, "max_tokens": allowed})
         if not waits:
             spending.end(str(number), None)
-        total = spending.tokens + sum(ask.prompt_bound + ask.max_tokens for ask in spending._reserved.values())
+        total = spending.tokens + sum(ask["prompt_bound"] + ask["max_tokens"] for ask in spending._reserved.values())
         assert spending.calls <= most
         assert total <= tokens
         assert spending.cost <= 0.001
@@ -89,7 +89,7 @@ def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
 )
 def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been(answer, prompt, completion, counted):
     spending = Spending(DiscoverConfig())
-    spending.begin(Ask(id="1.0.1", prompt_bound=100, max_tokens=50))
+    spending.begin({"id": "1.0.1", "prompt_bound": 100, "max_tokens": 50})
     call = spending.end("1.0.1", answer)
     assert (call.prompt_tokens, call.completion_tokens, call.tokens_counted) == (prompt, completion, counted)
     assert spending.tokens == prompt + completion

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.comparison import compared, draws_of, panels_of, settings_of
+from rlreason.discovery.comparison import draws_of, settings_of
 from rlreason.discovery.log import Best, Call, Log, Record, Reply, Result, Spent, Start, Turn, read_log
 from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError

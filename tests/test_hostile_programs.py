@@ -421,7 +421,7 @@ def serve() -> None:
             limits = Limits(
                 asked["timeout_s"], asked["memory_mb"], check_timeout_s=CHECK_TIMEOUT_S, sandbox=asked["sandbox"]
             )
-            told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits).as_dict()}
+            told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits)}
         except Exception as error:
             told = {"failure": f"{type(error).__name__}: {error}"}
         print(json.dumps({**told, "seconds": time.monotonic() - began}), flush=True)
