@@ -1,7 +1,6 @@
 """Ask the question of a turn until each of its replies has a program, and have the programs scored."""
 
 import hashlib
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.client import Client, pause_s, program_in, worth_retrying
+from rlreason.discovery.client import WORTH_RETRYING, Client, pause_s, program_in
 from rlreason.discovery.journal import Answer, Journal, Spending, prompt_bound
 from rlreason.discovery.log import Reply, Turn, without_measurements
 from rlreason.discovery.score import STOPPED
@@ -30,9 +29,9 @@ def _not_received(outcome: str) -> bool:
 class Asker:
     """Sends requests to one model, records everything in the journal, and has programs scored as they arrive."""
 
-    def __init__(self, run: DiscoverConfig, client: Client, journal: Journal, score: Score) -> None:
+    def __init__(self, run: DiscoverConfig, client: Client, journal: Journal, spending: Spending, score: Score) -> None:
         """`score`: scores a program's source, called in other threads, `score.workers` at a time."""
-        self.run, self.client, self.journal, self.spending = run, client, journal, Spending(run)
+        self.run, self.client, self.journal, self.spending = run, client, journal, spending
         self._score = score
         self.ended = ""  # which budget allows no more
         self._not_before = 0.0  # on the monotonic clock: the next request
@@ -95,21 +94,16 @@ class Asker:
             for call in turn.calls
             if call.outcome != "interrupted" and (call.id not in self._earlier or not _not_received(call.outcome))
         ]
-        if failed and not worth_retrying(failed[-1]):
+        if failed and not WORTH_RETRYING.fullmatch(failed[-1]):
             raise ConfigError(self.client.refusal(self.journal.answers[turn.calls[-1].id]))
         return len(failed) <= self.run.client.retries
 
     def _pause(self) -> None:
         """Wait as long as the failed requests so far demand."""
-        until = min(self._not_before, time.monotonic() + self._seconds_left)
+        until = min(self._not_before, time.monotonic() + self.spending.seconds_left(self.journal.seconds))
         while (left := until - time.monotonic()) > 0:
             alive()
             time.sleep(min(left, 1.0))
-
-    @property
-    def _seconds_left(self) -> float:
-        hours = self.run.budget.hours
-        return math.inf if hours is None else max(0.0, hours * 3600 - self.journal.seconds)
 
     def _send(self, messages: Messages, waiting: list[Turn]) -> None:
         """Send the next request for each of these, as far as the budget allows."""
@@ -124,7 +118,7 @@ class Asker:
             self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
             self.spending.begin(self.journal.asks[id])
             seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
-            limit = min(run.client.timeout_s, max(1.0, self._seconds_left))
+            limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
             request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), allowed, limit)
             self._requests[request] = turn
 

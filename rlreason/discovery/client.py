@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 
 import httpx
-import msgspec
 
 from rlreason.config.algorithms import ClientConfig
 from rlreason.discovery.journal import Answer
@@ -40,21 +39,16 @@ class Client:
 
         `model`: in place of `config.model`, if that is null.
         """
-        base_url = config.base_url or os.environ.get("OPENAI_BASE_URL")
-        if not base_url:
-            raise ConfigError(
-                "client.base_url=null and OPENAI_BASE_URL is not set: give the address of an OpenAI-compatible server, "
-                "as in client.base_url=http://127.0.0.1:8000/v1"
-            )
+        base_url = config.base_url or os.environ.get("OPENAI_BASE_URL") or ""
         self.config, self.model = config, config.model or model
         self.key = (os.environ.get(config.env_variable) or "").strip()
-        self.setting = f"client.base_url={self.one_line(base_url)}"
+        self.setting = f"client.base_url={self.one_line(base_url) or 'null'}"
         if not (self.key.isascii() and self.key.isprintable()):  # an error about it would show it
             raise ConfigError(f"the key in {config.env_variable} has characters that no request can send: correct it")
         try:
             self._url = httpx.URL(base_url)
             if self._url.scheme not in ("http", "https") or not self._url.host:
-                raise ValueError("no http:// and a host")
+                raise ValueError("no http:// with a host, and none in OPENAI_BASE_URL")
             self._http = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
                 trust_env=not re.fullmatch(LOOPBACK, self._url.host),
@@ -63,8 +57,8 @@ class Client:
             )
         except Exception as error:  # of the many that an address, a proxy or a certificate can raise
             raise ConfigError(
-                f"{self.setting} cannot be used ({self.one_line(str(error))}): correct it, as in "
-                "http://127.0.0.1:8000/v1, the proxy in ALL_PROXY, HTTPS_PROXY or HTTP_PROXY, or SSL_CERT_FILE"
+                f"{self.setting} is no address that can be used ({self.one_line(str(error))}): give one as in "
+                "client.base_url=http://127.0.0.1:8000/v1, or correct ALL_PROXY, HTTPS_PROXY or SSL_CERT_FILE"
             ) from error
 
     def one_line(self, text: str) -> str:
@@ -78,17 +72,16 @@ class Client:
         request = self._http.get(self._address("/models"), timeout=CONNECT_S)
         names: list[str] = []
         try:
-            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result().json()
-            names = [str(row["id"]) for row in listed["data"]]
+            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result()
+            names = [str(row["id"]) for row in listed.json()["data"]]
         except httpx.HTTPError as error:
             detail = self.one_line(f"{type(error).__name__}: {error}")
             raise ConfigError(self.refusal(Answer("connection", detail=detail))) from error
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError):
             pass  # it lists none
-        if len(names) != 1:
-            listed = f"{self.setting} lists {len(names)} models ({few(names) or 'none'})"
-            raise ConfigError(f"client.model=null, and {listed}: give client.model=NAME")
-        return names[0]
+        if len(names) == 1:
+            return names[0]
+        raise ConfigError(f"client.model=null, and {self.setting} lists {few(names) or 'none'}: give client.model=NAME")
 
     def _address(self, path: str) -> httpx.URL:
         return self._url.copy_with(path=self._url.path.rstrip("/") + path)
@@ -104,8 +97,7 @@ class Client:
         if config.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": config.thinking}  # as vLLM and SGLang take it
         for name, value in (config.extra or {}).items():
-            is_merged = isinstance(value, Mapping) and isinstance(body.get(name), dict)
-            body[name] = body[name] | value if is_merged else value
+            body[name] = body[name] | value if isinstance(body.get(name), dict) and value else value
         if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
             body["max_completion_tokens"] = max_tokens
         return {name: value for name, value in body.items() if value is not None}
@@ -155,31 +147,6 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class _Message(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-
-    def texts(self) -> tuple[str, str | None]:
-        """Return content and thinking, which servers send apart, or as one text.
-
-        Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
-        thinking leaves no content.
-        """
-        content, thinking = self.content or "", (self.reasoning_content or self.reasoning or "").strip() or ""
-        opens = content.lstrip().startswith("<think>")
-        if opens or (not thinking and "</think>" in content and "<think>" not in content):
-            before, _, content = content.partition("</think>")
-            content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
-        return _encodable(content), _encodable(thinking) or None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
 def read_answer(response: httpx.Response) -> Answer:
     """Return the answer in a server's response. A status other than 2xx is http_NNN.
 
@@ -187,7 +154,7 @@ def read_answer(response: httpx.Response) -> Answer:
     >>> read_answer(reply).content, read_answer(httpx.Response(503, text="busy")).detail
     ('3', 'HTTP 503: busy')
     """
-    answer, body = Answer("broken", detail="no JSON"), None
+    answer, body = Answer("broken"), None
     with suppress(ValueError, RecursionError):
         body = json.loads(response.text)
     fields = body if isinstance(body, dict) else {}
@@ -206,18 +173,33 @@ def read_answer(response: httpx.Response) -> Answer:
             answer.retry_after_s = seconds if 0 <= seconds < 1e9 else None
         return answer
     try:
-        choice = msgspec.convert(fields["choices"][0], _Choice)
-    except (LookupError, TypeError, msgspec.ValidationError):
+        choice, message = fields["choices"][0], fields["choices"][0]["message"]
+        answer.content, thinking = texts_of(message)
+        answer.reasoning, answer.finish_reason = thinking or None, _encodable(choice.get("finish_reason") or "") or None
+    except (LookupError, TypeError, AttributeError):
         answer.detail = f"{'no JSON' if body is None else 'no choices[0].message with a text'}: {problem}"
         return answer
-    answer.content, answer.reasoning = choice.message.texts()
-    answer.finish_reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]
-    answer.outcome, answer.detail = "ok", ""
-    if not answer.content.strip():
-        answer.outcome, answer.content = "empty", ""
+    answer.outcome = "ok" if answer.content.strip() else "empty"
+    if answer.outcome == "empty":
         what = "thinking without an answer" if answer.reasoning else "a reply without content"
-        answer.detail = choice.message.refusal or f"{what}, finish_reason={answer.finish_reason}"
+        answer.content = ""
+        answer.detail = str(message.get("refusal") or f"{what}, finish_reason={answer.finish_reason}")
     return answer
+
+
+def texts_of(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Return content and thinking, which servers send apart, or as one text.
+
+    Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
+    thinking leaves no content.
+    """
+    content = _encodable(message.get("content") or "")
+    thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+    opens = content.lstrip().startswith("<think>")
+    if opens or (not thinking and "</think>" in content and "<think>" not in content):
+        before, _, content = content.partition("</think>")
+        content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
+    return content, thinking
 
 
 def _encodable(text: str) -> str:
@@ -230,24 +212,14 @@ def pause_s(attempt_number: int, retry_after_s: float | None, first_s: float) ->
 
     A server's own wish is heeded, up to `LONGEST_HEEDED_S`. Otherwise the wait doubles from `first_s` up to 60 times
     that; it is between half of it and all, so that requests which failed together come back apart.
-
-    >>> pause_s(1, 0.0, 2.0), pause_s(1, 1e9, 2.0)
-    (0.0, 120.0)
     """
     if retry_after_s is not None:
         return min(retry_after_s, LONGEST_HEEDED_S)
     return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
 
 
-def worth_retrying(outcome: str) -> bool:
-    """Return whether the same question may be answered if it is asked again. `outcome`: of an `Answer`.
-
-    >>> [worth_retrying(outcome) for outcome in ("http_429", "http_503", "empty", "http_401", "http_302", "ok")]
-    [True, True, True, False, False, False]
-    """
-    return not re.fullmatch("ok|http_(?!408|409|429|5..).*", outcome)
-
-
+#: Outcomes of an `Answer` after which the same question may be answered if it is asked again.
+WORTH_RETRYING = re.compile("timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
 LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_(model_len|tokens|new_tokens)|too long"
 VARIABLE = "environment variable {client.env_variable} (client.env_variable)"
 #: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.
@@ -282,10 +254,8 @@ def program_in(content: str) -> str | None:
     last one that is marked as Python. A block that calls run_code without defining it shows how the program is called,
     and is no program. A block without an end is none either: the reply was cut off.
 
-    >>> program_in("First:\\n```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
+    >>> program_in("```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
     'points = [[2]]\\n'
-    >>> program_in("```python\\npoints = [[2],") is None
-    True
     """
     python = None
     for language, block in reversed(list(_blocks(content))):

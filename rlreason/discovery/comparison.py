@@ -54,7 +54,7 @@ class SeedGroup:
     @property
     def mean(self) -> tuple[float, float, float] | None:
         """Return mean, low and high of the final scores over seeds; None if the seeds are too few or all alike."""
-        finals = [log.best.score for log in self.logs]
+        finals = [log.best["score"] for log in self.logs]
         return mean_interval(finals) if len(finals) >= FEWEST_FOR_MEAN and len(set(finals)) > 1 else None
 
     def expected(self, calls: Sequence[int]) -> list[float]:
@@ -76,7 +76,7 @@ class SeedGroup:
 
 def facts_of(log: Log) -> Facts:
     """Return what the runs of a `SeedGroup` share: all but the seed."""
-    facts = {"strategy": log.strategy, "model": log.model, "starting score": log.start.score}
+    facts = {"strategy": log.strategy, "model": log.model, "starting score": log.start["score"]}
     return {**facts, **flat(log.settings), "system prompt": log.system, "first prompt": log.first_prompt}
 
 

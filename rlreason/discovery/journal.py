@@ -11,6 +11,7 @@ Its lines, each with `event` and `at`, the seconds of the run so far:
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -140,6 +141,11 @@ class Spending:
     def _price(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
+    def seconds_left(self, seconds: float) -> float:
+        """Return the remaining seconds of the hours, after so many of the run."""
+        hours = self.budget.hours
+        return math.inf if hours is None else max(0.0, hours * 3600 - seconds)
+
     def begin(self, ask: Event) -> None:
         """Count a request and reserve the most that it may use, before it is sent."""
         self.calls += 1
@@ -170,7 +176,7 @@ class Spending:
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:
             return 0, f"budget.calls={budget.calls} are spent"
-        if budget.hours is not None and seconds >= budget.hours * 3600:
+        if not self.seconds_left(seconds):
             return 0, f"budget.hours={budget.hours:g} are spent"
         prompts = bound + sum(ask["prompt_bound"] for ask in self._reserved.values())
         replies = sum(ask["max_tokens"] for ask in self._reserved.values())

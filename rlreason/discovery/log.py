@@ -87,32 +87,6 @@ class Turn(msgspec.Struct, kw_only=True):
         return self.prompt_kind == FIRST and not self.sees
 
 
-class Start(msgspec.Struct):
-    """The program that the run began with."""
-
-    program: str  # its name
-    program_sha256: str | None = None
-    score: int = 0
-    result: Result | None = None
-
-
-class Spent(msgspec.Struct):
-    """What the run has used so far; tokens and cost as far as they are known."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-
-class Best(msgspec.Struct):
-    """The best program so far: of a turn by its id, or "start"."""
-
-    score: int
-    turn: str = "start"
-    program_sha256: str | None = None
-
-
 class Record(msgspec.Struct, omit_defaults=True):
     """A score that others reached."""
 
@@ -133,10 +107,10 @@ class Log(msgspec.Struct, kw_only=True):
     settings: dict[str, Any]
     system: str | None = None
     first_prompt: str
-    start: Start
+    start: dict[str, Any]  # the program that it began with: program (its name), program_sha256, score, result
     turns: list[Turn]
-    spent: Spent
-    best: Best
+    spent: dict[str, float]  # so far: calls, prompt_tokens, completion_tokens, cost, as far as they are known
+    best: dict[str, Any]  # score, turn (its id, or "start") and program_sha256 of the best program
     record: list[Record] = []
     ended: str | None = None
     folder: Path = Path()  # not in the file
@@ -151,7 +125,7 @@ class Log(msgspec.Struct, kw_only=True):
 
         A turn's score counts once its last call is made. It is computed from the verdicts.
         """
-        calls, best = [0], [self.start.score]
+        calls, best = [0], [self.start["score"]]
         for turn in self.turns:
             calls.append(calls[-1] + len(turn.calls))
             best.append(max(best[-1], turn.credit))

@@ -16,8 +16,8 @@ from typing import Any
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.asking import Asker, Messages
 from rlreason.discovery.client import Client
-from rlreason.discovery.journal import Event, Journal
-from rlreason.discovery.log import FIRST, Best, Log, Spent, Start, Turn, without_measurements
+from rlreason.discovery.journal import Event, Journal, Spending
+from rlreason.discovery.log import FIRST, Log, Turn, without_measurements
 from rlreason.discovery.problem import DiscoveryProblem, feedback, first_prompt, problem_named
 from rlreason.discovery.report import write_report
 from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
@@ -106,6 +106,7 @@ class Discovery:
         self.stop = threading.Event()  # ends running programs
         score = run.score
         self.limits = Limits(score.timeout_s, score.memory_mb, check_timeout_s=score.check_timeout_s, cpus=score.cpus)
+        self.spending = Spending(run)
         client = Client(run.client, journal.begin.get("model", ""))
         self.begin = journal.begin or self._first_event(client)
         if self.begin["problem_hash"] != self.problem.hash:
@@ -117,15 +118,13 @@ class Discovery:
         self.log = self._first_log()
         self.source = self.begin["start"]["source"]  # of the best program
         self.earlier_turns = journal.last_turn  # the last of these may not be complete
-        self.asker = Asker(run, client, journal, self.score)
-        self.spending = self.asker.spending
+        self.asker = Asker(run, client, journal, self.spending, self.score)
 
     def score(self, source: str) -> dict[str, Any]:
         """Score a program, until the run stops or its hours are spent."""
-        hours = self.run.budget.hours
 
         def stopped() -> bool:
-            return self.stop.is_set() or (hours is not None and self.journal.seconds >= hours * 3600)
+            return self.stop.is_set() or not self.spending.seconds_left(self.journal.seconds)
 
         return score_program(source.encode("utf-8", "replace"), self.problem, self.limits, stopped)
 
@@ -151,7 +150,7 @@ class Discovery:
     def _first_log(self) -> Log:
         """Return the log before the first turn; docs/discovery.md explains the fields."""
         run, start, client, result = self.run, self.begin["start"], self.run.client, self.begin["start"]["result"]
-        score, sha256 = result["score"], result["program_sha256"]
+        best = {"program_sha256": result["program_sha256"], "score": result["score"]}
         return Log(
             problem=run.problem,
             title=self.problem.title,
@@ -174,17 +173,17 @@ class Discovery:
             },
             system=client.system,
             first_prompt=self.begin["first"],
-            start=Start(start["program"], sha256, score, without_measurements(result)),
+            start={"program": start["program"], **best, "result": without_measurements(result)},
             turns=[],
-            spent=Spent(),
-            best=Best(score, program_sha256=sha256),
+            spent={},
+            best={"score": best["score"], "turn": "start", "program_sha256": best["program_sha256"]},
             record=list(self.problem.record),
         )
 
     def take_turns(self) -> None:
         """Ask, score and answer turn by turn until a budget is spent."""
         run, say, number, history = self.run, self.console.say, 0, self.run.history if self.run.converses else 0
-        say(f"problem    {self.problem.title}: begins with {self.log.best.score} {self.problem.unit}")
+        say(f"problem    {self.problem.title}: begins with {self.log.best['score']} {self.problem.unit}")
         say(f"asks       {self.begin['model']}, {run.strategy}; at most {run.most_spent}")
         say(f"held back  by {protections_text(protections(self.limits))}")
         say(f"records    {self.records.folder}; interrupted? resume={self.records.folder} goes on, and repeats no call")
@@ -202,7 +201,7 @@ class Discovery:
             if run.converses and (chosen := chosen_of(turns)) is not None:
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
-                kind, text = feedback(self.begin["templates"], result, self.log.best.score, self.problem.unit)
+                kind, text = feedback(self.begin["templates"], result, self.log.best["score"], self.problem.unit)
                 conversation.add(chosen, kind, text)
             self.write_turn(number, turns)
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
@@ -211,11 +210,11 @@ class Discovery:
     def take_in(self, turns: list[Turn]) -> None:
         """Add turns to the log, and update the best program."""
         for turn in turns:
-            if turn.credit > self.log.best.score and turn.program is not None:
-                self.log.best = Best(turn.credit, turn.id, turn.program_sha256)
+            if turn.credit > self.log.best["score"] and turn.program is not None:
+                self.log.best = {"score": turn.credit, "turn": turn.id, "program_sha256": turn.program_sha256}
                 self.source = turn.program
                 turn.improved = True
-            turn.best_so_far = self.log.best.score
+            turn.best_so_far = self.log.best["score"]
         self.log.turns += turns
 
     def write_turn(self, number: int, turns: list[Turn]) -> None:
@@ -223,7 +222,7 @@ class Discovery:
         row = {
             "discover/turn": number,
             "discover/score": max(turn.credit for turn in turns),
-            "discover/best": self.log.best.score,
+            "discover/best": self.log.best["score"],
             "discover/valid": sum(turn.is_valid for turn in turns) / len(turns),
             "discover/calls": self.spending.calls,
             "discover/tokens": self.spending.tokens,
@@ -234,7 +233,9 @@ class Discovery:
             return
         self.write_documents()
         outcomes = ", ".join(map(outcome_of, turns))
-        self.console.say(f"turn {number:<5} {self.spending.calls:>4} calls  best {self.log.best.score:<6} {outcomes}")
+        self.console.say(
+            f"turn {number:<5} {self.spending.calls:>4} calls  best {self.log.best['score']:<6} {outcomes}"
+        )
         for turn in turns:
             if turn.result and (alarm := turn.result.get("alarm")):
                 self.console.say(f"! ALARM, no score for reply {turn.id}: {alarm}")
@@ -243,7 +244,12 @@ class Discovery:
         """Write the current `program.py` and `conversation_log.json`, each as a whole."""
         spent = self.spending
         self.records.document(files.PROGRAM, self.source)
-        self.log.spent = Spent(spent.calls, spent.prompt_tokens, spent.completion_tokens, round(spent.cost, 9))
+        self.log.spent = {
+            "calls": spent.calls,
+            "prompt_tokens": spent.prompt_tokens,
+            "completion_tokens": spent.completion_tokens,
+            "cost": round(spent.cost, 9),
+        }
         self.records.document(files.CONVERSATION, self.log.text())
 
     def conclude(self) -> float:
@@ -257,36 +263,33 @@ class Discovery:
             {
                 "status": "finished" if is_finished else "budget",
                 "reason": "" if is_finished else ended,
-                "score": log.best.score,
-                "score_before": log.start.score,
+                "score": log.best["score"],
+                "score_before": log.start["score"],
                 "problem": self.problem.name,
                 "strategy": log.strategy,
                 "model": log.model,
                 "calls": self.spending.calls,
                 "tokens": self.spending.tokens,
                 "cost": self.spending.cost,
-                "program_sha256": log.best.program_sha256,
+                "program_sha256": log.best["program_sha256"],
                 **time_summary(self.records.clock),
                 "seconds": round(self.journal.seconds, 1),
             }
         )
         program = folder / files.PROGRAM
         self.console.say(
-            f"\n{ended}: the best program has {log.best.score} {log.unit}, the first had {log.start.score}"
+            f"\n{ended}: the best program has {log.best['score']} {log.unit}, the first had {log.start['score']}"
         )
         self.console.say(f"program    {program}; score it again: rlreason score {program}")
         self.console.say(f"report     {report}, of {files.CONVERSATION} there")
-        return float(log.best.score)
+        return float(log.best["score"])
 
 
 def outcome_of(turn: Turn) -> str:
     """Return a turn's score, or what went wrong, in a word or two."""
-    if turn.is_valid:
-        return str(turn.credit)
-    if turn.result is not None:
-        return str(turn.result["error_kind"])
-    outcome = turn.calls[-1].outcome
-    return "not scored" if outcome == "ok" else outcome
+    if turn.result is None:
+        return turn.calls[-1].outcome.replace("ok", "not scored")
+    return str(turn.credit if turn.is_valid else turn.result["error_kind"])
 
 
 def refuse_unready(run: DiscoverConfig) -> None:

@@ -46,9 +46,9 @@ def report_of(folders: Sequence[Path], out: Path) -> Answer:
         with suppress(ConfigError):  # the report names it
             log = read_log(folder)
             row = {"run": str(folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
-            figures.append(row | {"score": log.best.score, "calls": log.calls, "ended": log.ended})
+            figures.append(row | {"score": log.best["score"], "calls": log.calls, "ended": log.ended})
             state = "" if log.ended is not None else ", not ended"
-            lines.append(f"{folder}: {log.best.score} {log.unit} in {log.calls} calls{state}")
+            lines.append(f"{folder}: {log.best['score']} {log.unit} in {log.calls} calls{state}")
     summary = "\n".join([*lines, "", f"report: {report} (with {SCORE_PICTURE})"])
     return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
@@ -87,8 +87,10 @@ def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
     """Compute what the template puts in."""
     logs = [log for setting in settings for log in setting.logs]
     turns = [turn for setting in settings for turn in setting.turns]
-    log, best = logs[0], max(logs, key=lambda log: log.best.score)
-    results = [result for result in (*(turn.result for turn in turns), *(one.start.result for one in logs)) if result]
+    log, best = logs[0], max(logs, key=lambda log: log.best["score"])
+    results = [
+        result for result in (*(turn.result for turn in turns), *(one.start["result"] for one in logs)) if result
+    ]
     protections, *others = [active for one in results if (active := one.get("protections"))] or [{}]
     subject = f"{log.strategy} with {log.model}, seed {log.seed}"
     if len(logs) > 1:
@@ -101,9 +103,9 @@ def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
         "logs": logs,
         "settings": settings,
         "best": best,
-        "best_result": next((turn.result for turn in best.turns if turn.id == best.best.turn), best.start.result),
+        "best_result": next((turn.result for turn in best.turns if turn.id == best.best["turn"]), best.start["result"]),
         "common": [one for one in settings[0].overrides if all(one in other.overrides for other in settings)],
-        "starts": sorted({(Path(log.start.program).name, log.start.score) for log in logs}),
+        "starts": sorted({(Path(log.start["program"]).name, log.start["score"]) for log in logs}),
         "prompt_kinds": Counter(turn.prompt_kind for turn in turns).most_common(),
         "dimensions": sorted({one["dimension"] for one in results if one["validity"] and one.get("dimension")}),
         "protections": [

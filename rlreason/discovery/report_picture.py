@@ -42,7 +42,7 @@ def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
     if min(count, longest) < 2:
         return
     ks = [1 + int(k) for k in evenly(min(count, longest), POINTS)]
-    start, xs, bounds = setting.logs[0].start.score, [0, *ks], setting.interval(ks)
+    start, xs, bounds = setting.logs[0].start["score"], [0, *ks], setting.interval(ks)
     name = f"independent draws: expected best of {count}" + (", with a 95% bootstrap interval" if bounds else "")
     ax.plot(xs, [start, *setting.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name)
     if bounds:

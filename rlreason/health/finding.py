@@ -1,10 +1,9 @@
-"""Findings, and the input and output of a monitor."""
+"""Findings, and the input of a monitor."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,16 @@ class Finding:
 
 Metrics = Mapping[str, float]
 FEWEST_ASKED = 8  # questions; an evaluation of fewer says too little
-SLOWER = "lower learning_rate or max_grad_norm"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The input of the monitors after a step or an evaluation.
-
-    `limits`: the settings in use, by their names in `MonitorsConfig`. `history`: metric -> its first value in the run
-    and those of earlier steps, the largest of each step's updates, where measured.
-    """
+    """The input of the monitors after a step or an evaluation."""
 
     metrics: Metrics
     updates: Sequence[Metrics] = ()  # of the step, one by one
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)  # the settings in use, as `MonitorsConfig` names them
+    #: Metric -> its first value in the run and those of earlier steps, the largest of each step's updates.
     history: Mapping[str, Sequence[float]] = field(default_factory=dict)
     finite_weights: bool = True
     group_size: int = 1
@@ -72,31 +67,3 @@ class Observation:
     def before(self, name: str) -> Sequence[float]:
         """Return the values of a metric in the earlier steps."""
         return self.history.get(name, ())
-
-
-class Monitor(NamedTuple):
-    """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged."""
-
-    look: Callable[[Observation], Finding | None]
-    causes: str
-    diverges: bool = False
-
-
-def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
-    """Count the latest values in a row for which `holds` is true.
-
-    >>> in_a_row([0.0, 1.0, 0.0, 0.0], lambda value: value == 0)
-    2
-    """
-    return next((n for n, value in enumerate(reversed(values)) if not holds(value)), len(values))
-
-
-def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """Return the first value and the median of the last `width`; None where these would include the first.
-
-    The first alone, because a policy can have changed three steps later.
-
-    >>> start_and_end([1.0, 5.0, 7.0, 7.0], 3), start_and_end([1.0, 2.0], 2)
-    ((1.0, 7.0), None)
-    """
-    return (values[0], median(values[-width:])) if len(values) > width else None

@@ -17,8 +17,6 @@ REMEMBERED = (
     "rollout/right", "rollout/length", "rollout/length_correct", "rollout/mismatch_mean",
     "eval/mismatch_mean", "eval/accuracy_low", "eval/accuracy_high", "eval/accuracy",
 )  # fmt: skip
-
-
 WINDOW = 200  # steps of a median; the first of the run is kept as well
 
 
@@ -58,8 +56,8 @@ class Monitors:
     ) -> None:
         """Check a step or an evaluation, then add the metrics to the history.
 
-        `step`: None where there are no steps. `metrics`: of the step or the evaluation. `updates`: those of the step;
-        none: the metrics are of its only update. `evaluations`: all so far, where one is to be compared.
+        `step`: None where there are no steps. `updates`: those of the step; none: the metrics are of its only update.
+        `evaluations`: all so far, where one is to be compared.
         """
         seen = Observation(
             metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
@@ -70,11 +68,10 @@ class Monitors:
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
             if on and (finding := monitor.look(seen if name == "nan" else numbers)):
                 self._record(step, name, finding, monitor.diverges)
-        for name in REMEMBERED:
-            value = numbers.worst(name) if numbers.worst(name) is not None else numbers.metrics.get(name)
-            if value is not None:
-                first, *more = [*self.history[name], value]
-                self.history[name] = [first, *more[-WINDOW:]]
+        for name, (*before,) in self.history.items():
+            worst = numbers.worst(name)
+            if (value := numbers.metrics.get(name) if worst is None else worst) is not None:
+                self.history[name] = [*before[:1], *[*before[1:], value][-WINDOW:]] if before else [value]
 
     def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
         """Pass on the grader's warnings about a step or an evaluation."""
@@ -108,11 +105,10 @@ class Monitors:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
-        self.counts = Counter(state["counts"])
+        self.counts, self.stopped = Counter(state["counts"]), dict(state["stopped"])
         self.history |= {name: list(values) for name, values in state["history"].items()}
-        self.stopped = dict(state["stopped"])
-        stands = not self.stopped or self.stopped["rule"] == WEIGHTS
-        if not stands and self.stopped["settings"] != self._settings(self.stopped["monitor"]):
+        stop = self.stopped
+        if stop and stop["rule"] != WEIGHTS and stop["settings"] != self._settings(stop["monitor"]):
             self.stopped = {}
 
     def reason_to_stop(self) -> tuple[str, str] | None:
@@ -167,11 +163,7 @@ def events_of(rows: Sequence[Row]) -> Iterator[Event]:
 
 
 def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
-    """Convert the rows to floats, with None for values that are not finite or too large for a float.
-
-    >>> as_numbers([{"a": 1, "b": None, "c": 10**400}])
-    [{'a': 1.0, 'b': None, 'c': None}]
-    """
+    """Convert the rows to floats, with None for values that are not finite or too large for a float."""
     return [{name: None if v is None or not abs(v) <= LARGEST else float(v) for name, v in row.items()} for row in rows]
 
 
@@ -196,11 +188,10 @@ def replay_monitors(
     monitors = Monitors(group_size, lambda line: None, MonitorsConfig(**own), eval_limit, steps=trained)
     monitors.on_finding = lambda finding: by_rule.setdefault(finding.rule, []).append(finding)
     evaluations: list[dict[str, float]] = []
-    for event in events:
-        step = event.step if trained else None
-        whole = {name.replace("final/", "eval/"): v for name, v in event.metrics.items() if name.startswith("final/")}
-        monitors.check(step, event.metrics | whole, event.updates)
-        if event.evaluates and trained:
-            evaluations.append(event.metrics)
+    for step, metrics, updates, evaluates in events:
+        whole = {name.replace("final/", "eval/"): v for name, v in metrics.items() if name.startswith("final/")}
+        monitors.check(step if trained else None, metrics | whole, updates)
+        if evaluates and trained:
+            evaluations.append(metrics)
             monitors.check(step, {}, evaluations=evaluations)
     return list(by_rule.values())
