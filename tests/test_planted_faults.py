@@ -13,6 +13,7 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.health.examine import examine
+from rlreason.health.finding import Finding
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import Components, build_components
@@ -72,7 +73,7 @@ def trained(
     *words: str,
     engine: Callable[[Components], object] | None = None,
     plant: Callable[[Trainer], object] | None = None,
-) -> tuple[list[str], Health]:
+) -> tuple[list[str], list[Finding]]:
     """(lines on the terminal, health) of a run whose engine, or another part of it, is exchanged."""
     run, config = run_of(*WORDS, *words)
     said: list[str] = []
@@ -89,15 +90,15 @@ def trained(
         if plant is not None:
             plant(trainer)
         close_records(trainer, *trainer.train())
-    return said, examine(folder)
+    return said, examine(folder)[1]
 
 
-def rules(health: Health) -> set[str]:
-    return {finding.rule for finding in health.findings if finding.problem}
+def rules(health: list[Finding]) -> set[str]:
+    return {finding.rule for finding in health if finding.problem}
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> tuple[list[str], Health]:
+def sound(tmp_path_factory) -> tuple[list[str], list[Finding]]:
     return trained(tmp_path_factory.mktemp("sound") / "run")
 
 
@@ -111,7 +112,7 @@ def test_a_run_without_a_fault_has_nothing_said_of_it(sound):
 def test_an_engine_that_keeps_old_weights(tmp_path, rate):
     said, health = trained(tmp_path / "run", f"learning_rate={rate}", "n_steps=3", "eval_every=0", engine=Stale)
     assert any("other weights" in line for line in said)
-    (found,) = [f for f in health.findings if f.rule == "engine_weights"]
+    (found,) = [f for f in health if f.rule == "engine_weights"]
     assert found.step == 2  # the first samples behind an update
     assert found.figures["mismatch"] > 20 * found.figures["first"]
     assert "weight sync" in found.causes
@@ -120,7 +121,7 @@ def test_an_engine_that_keeps_old_weights(tmp_path, rate):
 def test_samples_of_a_group_that_share_seeds(tmp_path):
     said, health = trained(tmp_path / "run", engine=OneSeed)
     assert any("samples share a seed" in line for line in said)
-    (found,) = [f for f in health.findings if f.rule == "identical_samples"]
+    (found,) = [f for f in health if f.rule == "identical_samples"]
     assert found.step == 1
     assert found.figures["copies"] > 0.2
 
@@ -132,7 +133,7 @@ def test_old_log_probabilities_of_another_temperature(tmp_path):
         trainer.learner.temperature = 0.5
 
     _, health = trained(tmp_path / "run", "off_policy=e4_quarter", "loss=grpo_clip", plant=plant)
-    (found,) = [f for f in health.findings if f.rule == "first_ratio"]
+    (found,) = [f for f in health if f.rule == "first_ratio"]
     assert abs(found.figures["ratio"] - 1) > 0.05 or found.figures["approx_kl"] > 0.05
 
 
@@ -150,7 +151,7 @@ def test_weights_that_no_update_reaches(tmp_path):
 
 def test_updates_that_half_precision_rounds_away(tmp_path):
     _, health = trained(tmp_path / "run", "model.weights=bfloat16", "learning_rate=1e-6")
-    (found,) = [f for f in health.findings if f.rule == "still_weights"]
+    (found,) = [f for f in health if f.rule == "still_weights"]
     assert 0 < found.figures["changed"] < 0.2
 
 
@@ -186,7 +187,7 @@ def test_a_tokenizer_that_loses_text(tmp_path):
         trainer.policy.tokenizer = Forgetful(trainer.policy.tokenizer)
 
     _, health = trained(tmp_path / "run", "n_steps=1", plant=plant)
-    (found,) = [f for f in health.findings if f.rule == "round_trip"]
+    (found,) = [f for f in health if f.rule == "round_trip"]
     assert found.figures["share"] < 0.5
 
 
@@ -202,7 +203,7 @@ def test_a_grader_that_times_out(tmp_path):
     _, health = trained(
         tmp_path / "run", *words, "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8"
     )
-    (found,) = [f for f in health.findings if f.rule == "grader_timeouts"]
+    (found,) = [f for f in health if f.rule == "grader_timeouts"]
     assert "ran out of time" in found.what
     assert any(line.startswith("grading_incidents.jsonl") for line in found.evidence)
 
@@ -243,13 +244,13 @@ def test_folders_of_all_kinds(tmp_path, sound):
     (killed / "config.yaml").write_text("n_steps: 10\n")
     (killed / "status.json").write_text('{"status": "running", "reason": "", "time": ""}')
     (killed / "metrics.jsonl").write_text('{"rollout_step": 1, "train/loss": 0.5}\n{"rollout_step": 2, "trai')
-    health = examine(killed)
-    assert health.state.startswith("broken off")
+    state, health = examine(killed)
+    assert state.startswith("broken off")
     assert rules(health) == {"killed", "broken_files"}
     failed = tmp_path / "failed"
     failed.mkdir()
     (failed / "config.yaml").write_text("n_steps: 10\n")
     (failed / "status.json").write_text('{"status": "failed", "reason": "CUDA out of memory. Tried to", "time": ""}')
-    (found,) = [f for f in examine(failed).findings if f.problem]
+    (found,) = [f for f in examine(failed)[1] if f.problem]
     assert "memory" in found.causes
     assert "rlreason plan" in found.cure
