@@ -467,7 +467,8 @@ def test_time_before_a_kill_is_spent_too(tmp_path):
 def test_hints_and_a_prompt_of_ones_own_are_asked_where_they_are_set(tmp_path):
     hints = problem_named("kissing_11").hints
     (tmp_path / "mine.txt").write_text("Do better than {score}: {x: 1}\n{starter}")
-    for name, words in (("none", []), ("hints", ["prompts.hints=true"]), ("own", [f"prompts.first={tmp_path}/mine.txt"])):
+    own = f"prompts.first={tmp_path}/mine.txt"
+    for name, words in (("none", []), ("hints", ["prompts.hints=true"]), ("own", [own])):
         with serving([axes(4)]) as server:
             run_here(server, tmp_path / name, "budget.calls=1", "client.system='Be brief.'", *words)
             system, asked = (message["content"] for message in server.requests[0].messages)
