@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlreason.discovery.problem import problem_named, shipped
-from rlreason.discovery.sandbox.contained import Limits, protections, sandbox_here
+from rlreason.discovery.sandbox.contained import Limits, sandbox_here
 from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.score import score_program
 from rlreason.errors import ConfigError, DataError
