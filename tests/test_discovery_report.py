@@ -121,7 +121,7 @@ def saved(folder: Path, told: Log) -> Path:
 
 def report_of(folder: Path, told: Log) -> str:
     """The text of the report of a run with such a log, written into its folder."""
-    return write_report([saved(folder, told)], folder).read_text()
+    return write_report([saved(folder, told)], folder)[0].read_text()
 
 
 def outside_fences(written: str) -> str:
@@ -324,7 +324,7 @@ def test_texts_of_others_stay_texts(tmp_path, drawn):
         saved(tmp_path / name, told)
     saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60], refine(0, [44], **over))
     for folders, out in (([tmp_path / "a"], tmp_path / "a"), (runs_below([tmp_path]), tmp_path)):
-        written = write_report(folders, out).read_text()
+        written = write_report(folders, out)[0].read_text()
         outside = outside_fences(written)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
         assert not re.search(r"<\w|<!--|</", outside)
@@ -412,7 +412,7 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     for seed in range(3):
         many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), sample=k % 4) for k in range(12)]
         saved(tmp_path / f"best_of_n_{seed}", log("best_of_n", seed, many))
-    written = write_report(runs_below([tmp_path]), tmp_path / "out").read_text()
+    written = write_report(runs_below([tmp_path]), tmp_path / "out")[0].read_text()
     assert ": 15 runs with simple, best\\_of\\_n, refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best["score"] for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
@@ -421,17 +421,17 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     assert "- **refine:** better than independent draws: after 12 calls the 6 seeds have" in written
     assert "- **best\\_of\\_n:** independent draws itself" in written
     assert "exact rank test of 6 seeds against 9 groups of 12 draws" in written
-    assert write_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2").read_text() == written
+    assert write_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")[0].read_text() == written
 
 
 def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
     runs = [saved(tmp_path / str(seed), refine(seed, [0, 44, 438])) for seed in range(3)]
-    written = write_report(runs, tmp_path).read_text()
+    written = write_report(runs, tmp_path)[0].read_text()
     assert "3 draws; the expected best is" in written
     assert "cannot tell: after 3 calls the 3 seeds have 438 in the median" in written
     assert "make 1 group of 3: 3 seeds" in written
     runs.append(saved(tmp_path / "long", refine(9, [0] * 30)))
-    assert "They reach to 4 calls, and the longest run made 30" in write_report(runs, tmp_path).read_text()
+    assert "They reach to 4 calls, and the longest run made 30" in write_report(runs, tmp_path)[0].read_text()
 
 
 def test_damaged_runs_and_copies_are_left_out_by_name_and_several_problems_refused(tmp_path):
@@ -440,7 +440,7 @@ def test_damaged_runs_and_copies_are_left_out_by_name_and_several_problems_refus
     for name in ("c", ".hidden"):
         (tmp_path / name).mkdir()
         (tmp_path / name / NAME).write_text("{}")
-    written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path).read_text()
+    written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path)[0].read_text()
     assert "- b (seed 0) has the prompts and replies of a (seed 0)" in written
     assert "- c/conversation\\_log.json is no log of a discover run (" in written
     assert "hidden" not in written
@@ -460,5 +460,5 @@ def test_the_picture_bears_no_turns_scores_of_any_size_and_kinds_of_draws(tmp_pa
         report_of(tmp_path / str(k), told)
         assert (tmp_path / str(k) / "score.png").stat().st_size > 5000
     models = [saved(tmp_path / "m" / model, simple(0, [44, 0, 100], model=model)) for model in "abcdef"]
-    written = write_report(models, tmp_path).read_text()
+    written = write_report(models, tmp_path)[0].read_text()
     assert "**Independent draws (simple, model=f):** 3 draws" in written

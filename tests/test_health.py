@@ -52,10 +52,9 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         {"rollout_step": 2, "train/loss": 3.0},
     ]
     events = list(events_of(rows))
-    assert [(event.step, event.evaluates, len(event.updates)) for event in events] == [
-        (0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1),
-    ]  # fmt: skip
-    assert events[2].metrics["reward/mean"] == 0.25
+    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in events]
+    assert seen == [(0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1)]
+    assert events[2][1]["reward/mean"] == 0.25
     assert [first.rule for first, *_ in replay_monitors(rows, {})] == ["loss"]
 
 

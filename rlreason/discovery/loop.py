@@ -197,7 +197,12 @@ class Discovery:
                 turns = self.asker.ask(messages, turns)
             if not turns:
                 break
-            self.take_in(turns)
+            for turn in turns:
+                if turn.credit > self.log.best["score"] and turn.program is not None:
+                    self.log.best = {"score": turn.credit, "turn": turn.id, "program_sha256": turn.program_sha256}
+                    self.source, turn.improved = turn.program, True
+                turn.best_so_far = self.log.best["score"]
+            self.log.turns += turns
             if run.converses and (chosen := chosen_of(turns)) is not None:
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
@@ -206,16 +211,6 @@ class Discovery:
             self.write_turn(number, turns)
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
                 conversation = Conversation(conversation.number + 1, run.client.system, self.begin["first"])
-
-    def take_in(self, turns: list[Turn]) -> None:
-        """Add turns to the log, and update the best program."""
-        for turn in turns:
-            if turn.credit > self.log.best["score"] and turn.program is not None:
-                self.log.best = {"score": turn.credit, "turn": turn.id, "program_sha256": turn.program_sha256}
-                self.source = turn.program
-                turn.improved = True
-            turn.best_so_far = self.log.best["score"]
-        self.log.turns += turns
 
     def write_turn(self, number: int, turns: list[Turn]) -> None:
         """Write a row of metrics; of a turn that is not repeated also the log, the program and a line to the user."""
@@ -258,7 +253,7 @@ class Discovery:
         is_finished = ended.startswith("budget.calls")
         log.ended = ended
         self.write_documents()
-        report = write_report([folder], folder)
+        report, _ = write_report([folder], folder)
         self.records.summary(
             {
                 "status": "finished" if is_finished else "budget",

@@ -5,7 +5,6 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +39,19 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
 
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
     """Write the report of these runs into `out`, and print the result of each."""
-    report = write_report(folders, out)
-    lines, figures = [], []
-    for folder in folders:
-        with suppress(ConfigError):  # the report names it
-            log = read_log(folder)
-            row = {"run": str(folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
-            figures.append(row | {"score": log.best["score"], "calls": log.calls, "ended": log.ended})
-            state = "" if log.ended is not None else ", not ended"
-            lines.append(f"{folder}: {log.best['score']} {log.unit} in {log.calls} calls{state}")
+    report, logs = write_report(folders, out)
+    figures = [
+        {"run": str(log.folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
+        | {"score": log.best["score"], "calls": log.calls, "ended": log.ended}
+        for log in logs
+    ]
+    lines = [f"{one['run']}: {one['score']} in {one['calls']} calls; {one['ended'] or 'not ended'}" for one in figures]
     summary = "\n".join([*lines, "", f"report: {report} (with {SCORE_PICTURE})"])
     return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the report's path.
+def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
+    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs.
 
     A run whose log cannot be used is left out and named. `ConfigError` if none is left, or they are of several
     problems; `UnwritableError` if the system refuses.
@@ -69,8 +66,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
                 raise
     if len(problems := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
-    logs, copies = without_copies(logs)
-    settings, kinds = settings_of(logs), dict[str, list[SeedGroup]]()
+    different, copies = without_copies(logs)
+    settings, kinds = settings_of(different), dict[str, list[SeedGroup]]()
     for setting in settings:
         kinds.setdefault(json.dumps(kind_of(setting.logs[0])), []).append(setting)
     context = _context(settings) | {"left_out": [*left_out, *copies], "kinds": list(kinds.values())}
@@ -80,7 +77,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     document = TEMPLATES.get_template("report.md.j2").render(context).encode() + b"\n" + reader_text(report)
     with explained(report), whole(report) as partial:
         partial.write_bytes(document)
-    return report
+    return report, logs
 
 
 def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:

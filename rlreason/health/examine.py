@@ -9,11 +9,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rlreason.config.groups import RULES, WEIGHTS, settings_of
+from rlreason.config.groups import settings_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import COUNTED, WARN_SHARE
-from rlreason.health.finding import Finding
-from rlreason.health.monitors import MONITORS
+from rlreason.health.finding import RULES, Finding, found
 from rlreason.health.watch import Row, as_numbers, replay_monitors
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
@@ -24,42 +23,6 @@ from rlreason.runtime.text import few, shorten, spans
 
 LINES = 4  # quoted from a log
 ENDED = "ended:"  # and the rule: an end that the replay does not find, as of an evaluation that was not recorded
-RESUME = "go on from its newest checkpoint (resume=RUN)"
-MEMORY = (
-    "the run needs more memory than this machine has free",
-    "ask rlreason plan with the run's words for its memory and the settings that fit",
-)
-#: A part of a reason, in lower case -> (the commonest cause, what to try).
-FAILURES = {
-    "does not hold the trainer's weights": (
-        "a weight sync reached only some tensors, or vLLM computes in another precision",
-        f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
-    ),
-    "out of memory": MEMORY,
-    "can't allocate memory": MEMORY,
-    "no space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
-    "cuda error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
-    "vllm": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
-    "": ("", "read the traceback on the terminal or in the log"),
-}
-KILLED = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
-HUNG = Finding(
-    "hung",
-    "the run was ended once because it gave no sign of life within waits.run_s",
-    f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer",
-    causes="A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z).",
-)
-#: What goes wrong in grading -> its commonest causes.
-GRADING = {
-    "timeouts": "Answers that computer algebra cannot settle in time; a reward that is slow or waits for a network.",
-    "kills": "A reward function or an expression that took more memory than grading.memory_mb.",
-    "errors": "A reward function that raises on responses it did not foresee.",
-    "bad_golds": "Ground truths that are null or no text, number or list.",
-}
-IN_EVALUATIONS = "The same, in evaluations, where such a response counts as wrong."
-REPAIR = (
-    "read grading_incidents.jsonl in the folder; raise grading.timeout_s or grading.memory_mb, or repair the reward"
-)
 FEW_LIVE = 0.3  # share of groups with better and worse responses
 MANY_CUT = 0.1  # share of truncated responses
 LATE = 0.25  # of the rows: the end of a run
@@ -76,9 +39,11 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     status, planned = folder.status, settings.get("n_steps") or settings.get("n_ei_steps")
     of = f" of {planned}" if isinstance(planned, int) else ""
     reached = f", {done}{of} steps done" if of or done else ""
-    hung = [replace(HUNG, evidence=[f"{STACKS}: {line}"]) for line in folder.tail(STACKS, 1)]
-    further = RESUME if folder.metrics else "start it again"
+    threads = [f"{STACKS}: {line}" for line in folder.tail(STACKS, 1)]
+    what = "the run was ended once because it gave no sign of life within waits.run_s"
+    hung = [found("hung", what, evidence=threads)] if threads else []
     word, _, rule = (status or "running").partition(":")
+    early = "" if folder.metrics else f"{word.replace('running', 'killed')} before its first step"
     reason = read_ending(folder.path).get("reason", "")
     ends: list[Finding] = []
     if word == "running":
@@ -87,24 +52,21 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
         if status is None and not (folder.path / CONFIG).exists():
             return f"a copy of its metrics, which does not say how it ended{reached}", []
         left = "its status still says running, and no process writes there" if status else "it left no status"
-        cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else further
-        ends = [Finding("killed", f"the run was killed: {left}", cure, evidence=_quoted(folder, LOG), causes=KILLED)]
-        return f"broken off without a word{reached}", [*ends, *hung]
+        killed = found("killed", f"the run was killed: {left}", words=early, evidence=_quoted(folder, LOG))
+        return f"broken off without a word{reached}", [killed, *hung]
     if word == "interrupted":
-        what = f"the run was interrupted {reason}".rstrip()
-        ends = [Finding(word, what, further, problem=False, causes="A signal: Ctrl-C, or a job's time limit.")]
+        ends = [found(word, f"the run was interrupted {reason}".rstrip(), words=early, problem=False)]
     elif word == "failed":
-        causes, cure = next(pair for part, pair in FAILURES.items() if part in reason.lower())
+        words = next(key for key in RULES if key.startswith("failed: ") and key[8:] in reason.lower())
         what, evidence = f"the run failed: {reason or 'it does not say why'}", _quoted(folder, LOG, ENGINE_LOG)
-        ends = [Finding(word, what, cure, evidence=evidence, causes=causes)]
+        ends = [found(word, what, words=words, evidence=evidence)]
     elif word in ("stopped", "diverged") and rule != "dominated":
-        monitor, keys = MONITORS.get("nan" if rule == WEIGHTS else RULES.get(rule, rule)), settings_of(rule)
+        keys, causes = settings_of(rule), RULES.get(rule, {}).get("causes", "")
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
-        what, causes, hung = f"a monitor ended the run: {reason or rule}", monitor.causes if monitor else "", []
-        ends = [Finding(f"{ENDED}{rule}", what, cure, causes=causes)]
+        ends, hung = [Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)], []
     elif isinstance(taken := (folder.summary or {}).get("rollout_step"), int) and done < taken:
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
-        ends = [Finding("lost_metrics", what, "look for a copy; what is left was examined")]
+        ends = [found("lost_metrics", what)]
     return f"{word}{f' by the rule {rule}' if rule else ''}{reached}", [*ends, *hung]
 
 
@@ -117,9 +79,9 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
 
     `incidents`: the lines of grading_incidents.jsonl.
     """
-    kinds = [(kind, text, f"grading/{kind}", "grading/responses", GRADING[kind]) for kind, text in COUNTED.items()]
-    kinds.append(("eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples", IN_EVALUATIONS))
-    for kind, description, lost, graded, causes in kinds:
+    kinds = [(kind, text, f"grading/{kind}", "grading/responses") for kind, text in COUNTED.items()]
+    kinds.append(("eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples"))
+    for kind, description, lost, graded in kinds:
         counts = [(_step(row), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))]
         steps = [step for step, n, of in counts if n > WARN_SHARE * of]
         if not steps:
@@ -130,7 +92,7 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
         reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
         evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
         evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
-        yield Finding(f"grader_{kind}", what, REPAIR, {"lost": in_all}, True, evidence, causes, steps[0])
+        yield found(f"grader_{kind}", what, {"lost": in_all}, evidence=evidence, step=steps[0])
 
 
 def _step(row: Row) -> int:
@@ -140,7 +102,7 @@ def _step(row: Row) -> int:
 def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses."""
     evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
-    names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+    names = [f"eval/accuracy{end}" for end in ("", "_low", "_high")]
     ends = [row.get(name) for row in (*evaluated[:1], *evaluated[1:][-1:]) for name in names]
     begin, begin_low, begin_high, end, end_low, end_high = (
         math.nan if v is None else v for v in [*ends, *[None] * 6][:6]
@@ -149,21 +111,17 @@ def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
         step = _step(evaluated[-1])
         change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
         if end_high < begin_low:
-            cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
-            yield Finding("accuracy_fell", f"{change}: surely lower", cure, step=step)
+            yield found("accuracy_fell", f"{change}: surely lower", step=step)
         elif end_low <= begin_high:
-            cure = "ask more problems (eval.problems), run longer, or run more seeds"
             what = f"{change}: by these problems nobody can tell whether it learned"
-            yield Finding("accuracy_did_not_move", what, cure, problem=False, step=step)
+            yield found("accuracy_did_not_move", what, problem=False, step=step)
     dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
     if dead is not None and 1 - dead < FEW_LIVE:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
-        cure = "harder or easier questions, a larger group_size, max_resampling_rounds, or fewer steps"
-        causes = "Most questions are mastered, or out of reach."
-        yield Finding("few_live_groups", what, cure, problem=False, causes=causes)
+        yield found("few_live_groups", what, problem=False)
     if cut is not None and cut > MANY_CUT:
         what = f"{cut:.0%} of the responses were cut at their limit in the end"
-        yield Finding("many_cut", what, "raise sampling.max_tokens: a cut response earns nothing", problem=False)
+        yield found("many_cut", what, problem=False)
 
 
 def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
@@ -191,14 +149,13 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
     rules, notices = {finding.rule for finding in findings}, (folder.summary or {}).get("notices")
     if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in rules}):
         counts = ", ".join(f"{name} x{times}" for name, times in more.items())
-        findings.append(Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False))
+        findings.append(found("noticed", f"the run itself said, on the terminal: {counts}", problem=False))
     if broken:
         what = f"{len(broken)} of the folder's files or lines cannot be read"
-        cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
-        findings.append(Finding("broken_files", what, cure, evidence=broken[:5]))
+        findings.append(found("broken_files", what, evidence=broken[:5]))
     if not (path / CONFIG).is_file():
         what = f"there is no {CONFIG}: the monitors used their defaults"
-        findings.append(Finding("no_settings", what, problem=False))
+        findings.append(found("no_settings", what, problem=False))
     return state, sorted(findings, key=lambda finding: not finding.problem)
 
 
@@ -221,9 +178,9 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     word, _, ended_by = status.partition(":")
     n_steps = len(set(map(_step, rows)))
     findings = []
-    for found in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
-        first, last = found[0], found[-1]
-        steps = list(dict.fromkeys(finding.step or 0 for finding in found))
+    for again in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
+        first, last = again[0], again[-1]
+        steps = list(dict.fromkeys(finding.step or 0 for finding in again))
         evidence = [f"at step {steps[0]}"]
         if len(steps) > 1:
             evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
@@ -233,8 +190,7 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
             evidence.append(f"the run diverged ({ended_by}): this may follow from it")
         is_long = any(step + IN_A_ROW - 1 == later for step, later in zip(steps, steps[IN_A_ROW - 1 :], strict=False))
         passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
-        causes = MONITORS[RULES.get(first.rule, first.rule)].causes
-        findings.append(replace(first, problem=not passing, evidence=evidence, causes=causes, step=steps[0]))
+        findings.append(replace(first, problem=not passing, evidence=evidence, step=steps[0]))
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
 
 

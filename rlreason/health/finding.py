@@ -3,34 +3,40 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+#: Rule -> its commonest causes, and what to try.
+RULES: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem or a note about a run: what a live run warns of, `health` lists and a report tabulates.
+    """A problem or a note about a run: what a live run warns of, `health` lists and a report tabulates."""
 
-    `rule`: its name, often a monitor's. A note makes no run unhealthy.
-    """
-
-    rule: str
+    rule: str  # its name, often a monitor's
     what: str  # the problem, in a sentence with its figures
     cure: str = ""  # what to try
     figures: dict[str, float] = field(default_factory=dict)
-    problem: bool = True  # or a note
+    problem: bool = True  # or a note, which makes no run unhealthy
     evidence: Sequence[str] = ()  # steps, files, lines
     causes: str = ""  # the commonest causes, in a sentence
     step: int | None = None  # where it began
 
     @property
     def sentence(self) -> str:
-        """Return what is wrong and its cure, joined by a semicolon where the first has a colon of its own.
-
-        >>> Finding("loss", "the loss is no number", "lower learning_rate").sentence
-        'the loss is no number: lower learning_rate'
-        """
+        """Return what is wrong and its cure, joined by a semicolon where the first has a colon of its own."""
         between = "; " if ": " in self.what else ": "
         return f"{self.what}{between}{self.cure}" if self.cure else self.what
+
+
+def found(rule: str, what: str, figures: dict[str, float] | None = None, words: str = "", **more: Any) -> Finding:
+    """Return a finding with the causes and the cure of its rule in rules.yaml, or of its entry `words`."""
+    own, figures = RULES[words or rule], figures or {}
+    cure = own.get("cure", "").format(**figures)
+    return Finding(rule, what, cure, figures, causes=own.get("causes", ""), **more)
 
 
 Metrics = Mapping[str, float]

@@ -3,16 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
 
 from rlreason.config.groups import WEIGHTS
-from rlreason.health.finding import FEWEST_ASKED, Finding, Metrics, Observation
+from rlreason.health.finding import FEWEST_ASKED, Finding, Metrics, Observation, found
 from rlreason.runtime.intervals import fewer_p
 
 SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
-RATE = "The learning rate is too large for this model, batch or loss"
-SLOWER = "lower learning_rate or max_grad_norm"
-LOOK = "look at the responses (rlreason inspect)"
 WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
 JUDGED = ("train/loss", "train/grad_norm")  # by rules of their own
 BEGINNING = 5  # steps
@@ -20,34 +16,21 @@ RECENT = 30  # steps
 LIKELY = 4.0  # nats: a response of probability e^-4 may well be drawn several times
 
 Found = tuple[str, dict[str, float]]  # what is wrong, in a sentence with its figures, and these
+Look = Callable[[Observation], Finding | Found | None]
+MONITORS: dict[str, Callable[[Observation], Finding | None]] = {}  # by name, in the order in which they are asked
+DIVERGES = ("nan", "skipped_update", "gradient_norm", "kl", "accuracy")  # a run that one of these stops has diverged
 
 
-class Monitor(NamedTuple):
-    """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged."""
+def monitor(look: Look) -> Look:
+    """Register a function as the monitor of its name, without the underscore."""
+    rule = look.__name__[1:]
 
-    look: Callable[[Observation], Finding | None]
-    causes: str
-    diverges: bool = False
+    def finding(seen: Observation) -> Finding | None:
+        result = look(seen)
+        return found(rule, *result) if isinstance(result, tuple) else result
 
-
-MONITORS: dict[str, Monitor] = {}  # by name, in the order in which they are asked
-Look = Callable[[Observation], Found | Finding | None]
-
-
-def monitor(causes: str, cure: str = SLOWER, diverges: bool = False) -> Callable[[Look], Look]:
-    """Register a function as the monitor of its name, without the underscore; `cure`: of what it finds."""
-
-    def register(look: Look) -> Look:
-        rule = look.__name__[1:]
-
-        def finding(seen: Observation) -> Finding | None:
-            found = look(seen)
-            return Finding(rule, found[0], cure, found[1]) if isinstance(found, tuple) else found
-
-        MONITORS[rule] = Monitor(finding, causes, diverges)
-        return look
-
-    return register
+    MONITORS[rule] = finding
+    return look
 
 
 def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
@@ -60,31 +43,31 @@ def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | 
     return (values[0], median(values[-width:])) if len(values) > width else None
 
 
-@monitor(f"{RATE}, or a logarithm or a division met 0 in a reward or a loss of one's own.", diverges=True)
+@monitor
 def _nan(seen: Observation) -> Finding | None:
     """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
     if not seen.finite_weights:
-        return Finding(WEIGHTS, "weights are no numbers", SLOWER)
+        return found(WEIGHTS, "weights are no numbers")
     if any(not math.isfinite(u.get("train/loss", 0.0)) for u in seen.updates):
-        return Finding("loss", "the loss is no number", SLOWER)
+        return found("loss", "the loss is no number")
     tried = [u for u in seen.updates if not u.get("train/empty_updates")]
     if tried and all(u.get("train/skipped_updates") for u in tried):
-        return Finding("gradient", "no update had a finite gradient", SLOWER)
+        return found("gradient", "no update had a finite gradient")
     if broken := seen.metrics.get("train/moments_not_finite", 0.0):
         text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
-        return Finding("optimizer", text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken})
+        return found("optimizer", text, {"tensors": broken})
     wrong = [k for k, v in seen.metrics.items() if k.startswith(WATCHED) and k not in JUDGED and not math.isfinite(v)]
-    return Finding("metric", f"{wrong[0]} is no number", SLOWER) if wrong else None
+    return found("metric", f"{wrong[0]} is no number") if wrong else None
 
 
-@monitor(f"{RATE}, or half precision overflowed.", diverges=True)
+@monitor
 def _skipped_update(seen: Observation) -> Found | None:
     count = seen.metrics.get("train/skipped_updates", 0)
     text = "the gradient was not finite, so the optimizer step was left out: the run is diverging"
     return (text, {"skipped": count}) if count else None
 
 
-@monitor(f"{RATE}; few groups carry the whole gradient; ratios far from 1 without a clip.", diverges=True)
+@monitor
 def _gradient_norm(seen: Observation) -> Found | None:
     # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
     before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
@@ -98,7 +81,7 @@ def _gradient_norm(seen: Observation) -> Found | None:
     return text, {"gradient_norm": now, "median": usual}
 
 
-@monitor(f"{RATE}, or a batch is learned from too often.", "lower learning_rate or the updates per batch", True)
+@monitor
 def _kl(seen: Observation) -> Found | None:
     for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
         before, now = seen.before(name), seen.worst(name)
@@ -111,11 +94,7 @@ def _kl(seen: Observation) -> Found | None:
     return None
 
 
-@monitor(
-    "Old log-probabilities that belong to other weights, another temperature or other tokens; dropout; rounding "
-    "in half precision.",
-    "compare sampling.temperature with that of learning, turn dropout off, or set model.dtype=float32",
-)
+@monitor
 def _first_ratio(seen: Observation) -> Found | None:
     """Check that pi / pi_old is 1, also by the approximate KL, while the weights are still those that sampled."""
     first, bound = (seen.updates[0] if seen.updates else {}), seen.limits["first_ratio_bound"]
@@ -131,12 +110,9 @@ def _first_ratio(seen: Observation) -> Found | None:
     return text, {"ratio": ratio, "approx_kl": kl}
 
 
-@monitor("Weights in half precision, where small updates are rounded away; a tiny learning rate; frozen parameters.")
-def _still_weights(seen: Observation) -> Finding | None:
-    """Check that updates change the weights that have a gradient: bfloat16 rounds away less than a 256th of one.
-
-    Where the learning rate is below half of its maximum, as at the end of a schedule, nothing is concluded.
-    """
+@monitor
+def _still_weights(seen: Observation) -> Found | None:
+    """Check that updates change the weights, where the learning rate is at least half of its highest."""
     name, below = "train/weights_changed", seen.limits["still_weights_below"]
     rate, changed = seen.worst("train/learning_rate") or 0.0, seen.worst(name)
     if changed is None or changed >= below or rate < 0.5 * max([rate, *seen.before("train/learning_rate")]):
@@ -145,11 +121,10 @@ def _still_weights(seen: Observation) -> Finding | None:
     if rate == 0 or not seen.worst("train/grad_norm") or row < seen.limits["still_weights_steps"]:
         return None
     text = f"only {changed:.1%} of the weights that have a gradient change in an update, {row} steps in a row"
-    cure = f"keep weights in float32 (model.weights=float32), or raise learning_rate={rate:g}"
-    return Finding("still_weights", text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
+    return text, {"changed": changed, "learning_rate": rate, "steps": row}
 
 
-@monitor(f"{RATE}; the format of the answers was unlearned; the reward is hacked.", diverges=True)
+@monitor
 def _accuracy(seen: Observation) -> Found | None:
     if not collapsed(seen.evaluations):
         return None
@@ -196,25 +171,19 @@ def _pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math
     return sum(right), sum(counts)
 
 
-@monitor(
-    "Training went on after everything was learned; the learning rate is too large.",
-    "lower learning_rate, raise sampling.temperature, or add a KL or entropy term (kl_placement, entropy_coef)",
-)
+@monitor
 def _entropy(seen: Observation) -> Found | None:
     entropy, least = seen.metrics.get("rollout/entropy", math.inf), seen.limits["entropy_below"]
     text = f"the entropy is {entropy:.4f} nats per token (monitors.entropy_below={least:g}): responses hardly differ"
     return (text, {"entropy": entropy}) if entropy < least else None
 
 
-@monitor(
-    "Questions that are all too easy or all too hard for this model; too few responses to a question.",
-    "use easier or harder questions, or a larger group_size",
-)
+@monitor
 def _no_live_group(seen: Observation) -> Found | None:
     """Check for groups with different rewards, in GRPO only: imitation compares nothing."""
+    share = seen.metrics.get("reward/mean", 0.0)
     if seen.group_size < 2 or seen.metrics.get("reward/frac_reward_zero_std", 0.0) < 1:
         return None
-    share = seen.metrics.get("reward/mean", 0.0)
     text = (
         f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
         "and the rewards teach nothing"
@@ -223,12 +192,7 @@ def _no_live_group(seen: Observation) -> Found | None:
     return text, {"reward": share, "steps": row}
 
 
-@monitor(
-    "A prompt whose format the model does not know; responses cut before their answer; ground truths in a form "
-    "that the grader cannot read; questions far too hard.",
-    "look at responses (rlreason inspect): raise sampling.max_tokens where they are cut, choose another prompt "
-    "where they have no format, easier questions or SFT first where they are wrong",
-)
+@monitor
 def _zero_reward(seen: Observation) -> Found | None:
     """Check for rewards that are all 0; a mean of 0 from rewards of both signs has groups that differ."""
     m = seen.metrics
@@ -241,43 +205,36 @@ def _zero_reward(seen: Observation) -> Found | None:
     return text, {"steps": row, "format": formatted}
 
 
-@monitor("One seed for all samples of a request; a temperature near 0.")
+@monitor
 def _identical_samples(seen: Observation) -> Finding | None:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
-    m, size, rule = seen.metrics, seen.group_size, "identical_samples"
+    m, size = seen.metrics, seen.group_size
     copies = m.get("rollout/improbable_copies", 0.0)
     if size > 1 and copies > 0:
         text = (
             f"{copies:.0%} of the responses repeat one of their group word for word against odds of less than one to "
             "ten billion: samples share a seed"
         )
-        return Finding(rule, text, "give every sample of a group a seed of its own in the engine", {"copies": copies})
+        return found("identical_samples", text, {"copies": copies}, words="improbable_copies")
     usual = m.get("rollout/nll", math.inf) * m.get("rollout/length", math.inf)  # -log p of a response, in nats
     uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > LIKELY
     if size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / size + 1e-9:
         text = "all responses of every group are identical: the samples share one seed, or the temperature is too low"
-        return Finding(rule, text, "raise sampling.temperature", {"distinct": m["rollout/distinct"]})
+        return found("identical_samples", text, {"distinct": m["rollout/distinct"]})
     return None
 
 
-@monitor("A limit that is too small for the task; a model that does not know its end token; endless repetition.")
+@monitor
 def _truncated(seen: Observation) -> Finding | None:
     most, share = seen.limits["truncated_above"], seen.metrics.get("rollout/truncated", 0.0)
     if share > most:
-        text, cure = f"{share:.0%} of the responses were cut at sampling.max_tokens", "raise it, or expect no reward"
-        return Finding("truncated", text, cure, {"share": share})
-    share = seen.metrics.get("eval/truncated", 0.0)
-    if not seen.eval_limit or share <= most:
-        return None
+        return found("truncated", f"{share:.0%} of the responses were cut at sampling.max_tokens", {"share": share})
+    share = seen.metrics.get("eval/truncated", 0.0) if seen.eval_limit else 0.0
     text = f"{'in evaluation: ' if seen.steps else ''}{share:.0%} of the responses were cut at {seen.eval_limit}"
-    cure = "raise it, as what is cut before its answer counts as wrong"
-    return Finding("truncated_evaluation", text, cure, {"share": share})
+    return found("truncated_evaluation", text, {"share": share}) if share > most else None
 
 
-@monitor(
-    "Long responses cost nothing under this normalisation, or the model repeats itself without an end.",
-    "lower learning_rate, or make long responses cost something (overlong, length_norm)",
-)
+@monitor
 def _length(seen: Observation) -> Found | None:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
     before = [length for length in seen.before("rollout/length") if length > 0][-RECENT:]
@@ -288,17 +245,14 @@ def _length(seen: Observation) -> Found | None:
     return text, {"length": now, "median": usual}
 
 
-@monitor(
-    "The tokenizer of another model; one that lowers case or has no token for some letters.",
-    "give the tokenizer that belongs to the model (model.path), and one that keeps digits, letters and tags",
-)
+@monitor
 def _round_trip(seen: Observation) -> Found | None:
     share = seen.metrics.get("rollout/round_trip", 1.0)
     text = f"only {share:.0%} of the prompts or responses stay the same when they are turned into tokens and back"
     return (text, {"share": share}) if share < seen.limits["round_trip_below"] else None
 
 
-@monitor("The model collapsed to one answer; the questions are not in the prompt.", f"{LOOK}, lower learning_rate")
+@monitor
 def _same_answer(seen: Observation) -> Found | None:
     share, true = (seen.metrics.get(f"eval/same_answer{of}", 0.0) for of in ("", "_right"))
     if seen.metrics.get("eval/problems", 0) < FEWEST_ASKED or share - true <= seen.limits["same_answer_above"]:
@@ -313,11 +267,7 @@ FALLEN = 0.7  # remaining share of the right answers of the first step
 WIDENED = 0.3  # least growth of the gap between reward and accuracy; unstable runs reach half of it
 
 
-@monitor(
-    "The reward pays for a format, a phrase or a short cut; the answer can be read off the question; training "
-    "problems that differ from those of evaluation.",
-    f"{LOOK}; judge evaluations by another reward (eval.reward), and repair what the reward pays for",
-)
+@monitor
 def _reward_hacking(seen: Observation) -> Found | None:
     """Check for a reward that rises for another reason than right answers; without a rise there is no alert.
 
@@ -346,7 +296,7 @@ def _one_answer(seen: Observation) -> Found | None:
 def _unconfirmed(seen: Observation, width: int, first: float, now: float) -> Found | None:
     """Find that most of the reward is earned while few responses state the right answer, fewer than before or no more.
 
-    A format that is learned first is no sign alone, and nothing is where hardly any response ever stated one.
+    A format that is learned first is no sign, and nothing is where hardly any response ever stated one.
     """
     right, formats = start_and_end(seen.before("rollout/right"), width), seen.before("reward/format")
     if right is None or right[0] < FEWEST_RIGHT or now < HALF or right[1] > HALF * now:
@@ -386,10 +336,7 @@ def _short(seen: Observation, width: int) -> Found | None:
     return text, {"length_first": ends[0], "length": ends[1]}
 
 
-@monitor(
-    "Half precision on one side; another temperature; an engine with its own kernels or with old weights.",
-    "use rollout=hf, model.dtype=float32, or monitors.parity=correct with mismatch=truncate",
-)
+@monitor
 def _parity(seen: Observation) -> Found | None:
     """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
     m, bound = seen.metrics, seen.limits["parity_bound"]
@@ -404,10 +351,7 @@ def _parity(seen: Observation) -> Found | None:
     return text, {"mismatch": mismatch}
 
 
-@monitor(
-    "A weight sync that was left out or that reached only some tensors; a cache of old keys and values.",
-    "sync the weights after every update; rollout=hf samples from the trainer's own weights",
-)
+@monitor
 def _engine_weights(seen: Observation) -> Found | None:
     """Check that the mismatch stays at its size in the first step, set by rounding; without weight syncs it grows."""
     above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]

@@ -4,11 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of
-from rlreason.health.finding import Finding, Metrics, Observation
-from rlreason.health.monitors import MONITORS
+from rlreason.health.finding import Finding, Metrics, Observation, found
+from rlreason.health.monitors import DIVERGES, MONITORS
 
 #: Metrics whose values the monitors keep, step by step.
 REMEMBERED = (
@@ -64,10 +64,10 @@ class Monitors:
             self.eval_limit, step is not None,
         )  # fmt: skip
         numbers = seen.finite()  # only `nan` checks values that are not finite
-        for name, monitor in MONITORS.items():
+        for name, look in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
-            if on and (finding := monitor.look(seen if name == "nan" else numbers)):
-                self._record(step, name, finding, monitor.diverges)
+            if on and (finding := look(seen if name == "nan" else numbers)):
+                self._record(step, name, finding)
         for name, (*before,) in self.history.items():
             worst = numbers.worst(name)
             if (value := numbers.metrics.get(name) if worst is None else worst) is not None:
@@ -77,16 +77,16 @@ class Monitors:
         """Pass on the grader's warnings about a step or an evaluation."""
         if self.limits["grader"] != "off":
             for warning in warnings:
-                self._record(step, "grader", Finding("grader", f"{when}{warning}"), False)
+                self._record(step, "grader", found("grader", f"{when}{warning}"))
 
-    def _record(self, step: int | None, name: str, finding: Finding, diverges: bool) -> None:
+    def _record(self, step: int | None, name: str, finding: Finding) -> None:
         rule = finding.rule
         self.on_finding(replace(finding, step=step))
         self.warn(step, rule, finding.sentence)
         enough = finding.figures.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
         if rule == WEIGHTS or (self.limits[name] == "stop" and enough and not self.stopped):
             self.stopped = {
-                "status": f"{'diverged' if diverges else 'stopped'}:{rule}",
+                "status": f"{'diverged' if name in DIVERGES else 'stopped'}:{rule}",
                 "reason": f"{_at(step)}{finding.sentence}",
                 "monitor": name,
                 "rule": rule,
@@ -100,8 +100,7 @@ class Monitors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, the stop and the history as plain values, for a checkpoint."""
-        history = {name: list(values) for name, values in self.history.items()}
-        return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": history}
+        return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": dict(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
@@ -135,13 +134,8 @@ Row = Mapping[str, float | None]
 LARGEST = 1e300
 
 
-class Event(NamedTuple):
-    """A step with its updates, or an evaluation, from the rows of a run."""
-
-    step: int
-    metrics: dict[str, float]
-    updates: list[dict[str, float]]
-    evaluates: bool
+#: The step, its metrics and updates, and whether it is an evaluation.
+Event = tuple[int, dict[str, float], list[dict[str, float]], bool]
 
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
@@ -152,13 +146,13 @@ def events_of(rows: Sequence[Row]) -> Iterator[Event]:
     updates: list[dict[str, float]] = []
     for n, (step, row) in enumerate(zip(steps, plain, strict=True)):
         if "eval/accuracy" in row:
-            yield Event(step, row, [row], True)
+            yield step, row, [row], True
             continue
         updates.append(row)
         if last[step] == n:
             names = dict.fromkeys(name for update in updates for name in update)
             whole = {name: [update[name] for update in updates if name in update] for name in names}
-            yield Event(step, {name: sum(v) / len(v) for name, v in whole.items()}, updates, False)
+            yield step, {name: sum(v) / len(v) for name, v in whole.items()}, updates, False
             updates = []
 
 
@@ -176,7 +170,7 @@ def replay_monitors(
     does not stop the replay. `eval_limit` as in `Monitors`.
     """
     events = list(events_of(rows))
-    trained = any(not event.evaluates for event in events)
+    trained = not all(evaluates for *_, evaluates in events)
     own: dict[str, Any] = {
         f.name: value
         for f in fields(MonitorsConfig)
