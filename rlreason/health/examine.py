@@ -1,7 +1,6 @@
 """Examine a run's folder, whether the run has ended, still runs or was killed: its end, and what it learned."""
 
 import argparse
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,17 +20,12 @@ from rlreason.runtime.files import holder
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few, shorten, spans
 
-LINES = 4  # quoted from a log
 ENDED = "ended:"  # and the rule: an end that the replay does not find, as of an evaluation that was not recorded
-FEW_LIVE = 0.3  # share of groups with better and worse responses
-MANY_CUT = 0.1  # share of truncated responses
 LATE = 0.25  # of the rows: the end of a run
-FEWEST = 4  # rows that make a course
 #: A note -> the rule of a monitor that replaces it.
 REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
-#: Rules that a sound run may meet now and then, as where a small batch is mastered: then they are notes.
+#: Rules that a sound run may meet now and then, as where a small batch is mastered: notes, if not ten times in a row.
 PASSING = ("no_live_group", "identical_samples")
-IN_A_ROW = 10
 
 
 def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
@@ -45,6 +39,7 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     word, _, rule = (status or "running").partition(":")
     early = "" if folder.metrics else f"{word.replace('running', 'killed')} before its first step"
     reason = read_ending(folder.path).get("reason", "")
+    logged = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, 4)]
     ends: list[Finding] = []
     if word == "running":
         if by := holder(folder.path):
@@ -52,14 +47,13 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
         if status is None and not (folder.path / CONFIG).exists():
             return f"a copy of its metrics, which does not say how it ended{reached}", []
         left = "its status still says running, and no process writes there" if status else "it left no status"
-        killed = found("killed", f"the run was killed: {left}", words=early, evidence=_quoted(folder, LOG))
+        killed = found("killed", f"the run was killed: {left}", words=early, evidence=logged)
         return f"broken off without a word{reached}", [killed, *hung]
     if word == "interrupted":
         ends = [found(word, f"the run was interrupted {reason}".rstrip(), words=early, problem=False)]
     elif word == "failed":
         words = next(key for key in RULES if key.startswith("failed: ") and key[8:] in reason.lower())
-        what, evidence = f"the run failed: {reason or 'it does not say why'}", _quoted(folder, LOG, ENGINE_LOG)
-        ends = [found(word, what, words=words, evidence=evidence)]
+        ends = [found(word, f"the run failed: {reason or 'it does not say why'}", words=words, evidence=logged)]
     elif word in ("stopped", "diverged") and rule != "dominated":
         keys, causes = settings_of(rule), RULES.get(rule, {}).get("causes", "")
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
@@ -68,10 +62,6 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
         ends = [found("lost_metrics", what)]
     return f"{word}{f' by the rule {rule}' if rule else ''}{reached}", [*ends, *hung]
-
-
-def _quoted(folder: RunFolder, *names: str) -> list[str]:
-    return [f"{name}: {line}" for name in names for line in folder.tail(name, LINES)]
 
 
 def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -103,11 +93,9 @@ def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses."""
     evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
     names = [f"eval/accuracy{end}" for end in ("", "_low", "_high")]
-    ends = [row.get(name) for row in (*evaluated[:1], *evaluated[1:][-1:]) for name in names]
-    begin, begin_low, begin_high, end, end_low, end_high = (
-        math.nan if v is None else v for v in [*ends, *[None] * 6][:6]
-    )
-    if not math.isnan(begin_low + begin_high + end_low + end_high):
+    ends = [value for row in (*evaluated[:1], *evaluated[1:][-1:]) for n in names if (value := row.get(n)) is not None]
+    if len(ends) == 6:
+        begin, begin_low, begin_high, end, end_low, end_high = ends
         step = _step(evaluated[-1])
         change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
         if end_high < begin_low:
@@ -116,10 +104,10 @@ def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
             what = f"{change}: by these problems nobody can tell whether it learned"
             yield found("accuracy_did_not_move", what, problem=False, step=step)
     dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
-    if dead is not None and 1 - dead < FEW_LIVE:
+    if dead is not None and 1 - dead < 0.3:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
         yield found("few_live_groups", what, problem=False)
-    if cut is not None and cut > MANY_CUT:
+    if cut is not None and cut > 0.1:
         what = f"{cut:.0%} of the responses were cut at their limit in the end"
         yield found("many_cut", what, problem=False)
 
@@ -127,7 +115,7 @@ def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
 def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
     """Return the mean of a metric over the last quarter of its rows; None where there are too few."""
     values = [value for row in rows if (value := row.get(metric)) is not None]
-    return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) >= FEWEST else None
+    return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) > 3 else None
 
 
 def examine(path: Path) -> tuple[str, list[Finding]]:
@@ -188,7 +176,7 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
                 evidence.append(f"at step {steps[-1]}: {last.what}")
         if word == "diverged" and first.rule != ended_by:
             evidence.append(f"the run diverged ({ended_by}): this may follow from it")
-        is_long = any(step + IN_A_ROW - 1 == later for step, later in zip(steps, steps[IN_A_ROW - 1 :], strict=False))
+        is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
         passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
         findings.append(replace(first, problem=not passing, evidence=evidence, step=steps[0]))
     return sorted(findings, key=lambda finding: finding.rule != ended_by)

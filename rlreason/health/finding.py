@@ -60,11 +60,11 @@ class Observation:
 
     def finite(self) -> "Observation":
         """Return the same without metrics that are not finite."""
-        metrics, *updates = (
-            {name: value for name, value in one.items() if math.isfinite(value)}
-            for one in (self.metrics, *self.updates)
-        )
-        return replace(self, metrics=metrics, updates=updates)
+
+        def kept(metrics: Metrics) -> Metrics:
+            return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+        return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
 
     def worst(self, name: str) -> float | None:
         """Return the largest value of a metric among the step's updates; None where none measured it."""

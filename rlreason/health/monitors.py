@@ -1,6 +1,7 @@
 """The monitors: of diverging numbers, of trainer against engine, of samples, and of rewards."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -9,27 +10,18 @@ from rlreason.health.finding import FEWEST_ASKED, Finding, Metrics, Observation,
 from rlreason.runtime.intervals import fewer_p
 
 SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
-WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
-JUDGED = ("train/loss", "train/grad_norm")  # by rules of their own
-BEGINNING = 5  # steps
-RECENT = 30  # steps
-LIKELY = 4.0  # nats: a response of probability e^-4 may well be drawn several times
+#: Metrics that must be numbers; loss and gradient norm have rules of their own.
+WATCHED = re.compile("train/(?!loss$|grad_norm$)|rollout/|reward/|eval/")
 
 Found = tuple[str, dict[str, float]]  # what is wrong, in a sentence with its figures, and these
 Look = Callable[[Observation], Finding | Found | None]
-MONITORS: dict[str, Callable[[Observation], Finding | None]] = {}  # by name, in the order in which they are asked
+MONITORS: dict[str, Look] = {}  # by name, in the order in which they are asked; what one finds is of its name's rule
 DIVERGES = ("nan", "skipped_update", "gradient_norm", "kl", "accuracy")  # a run that one of these stops has diverged
 
 
 def monitor(look: Look) -> Look:
     """Register a function as the monitor of its name, without the underscore."""
-    rule = look.__name__[1:]
-
-    def finding(seen: Observation) -> Finding | None:
-        result = look(seen)
-        return found(rule, *result) if isinstance(result, tuple) else result
-
-    MONITORS[rule] = finding
+    MONITORS[look.__name__[1:]] = look
     return look
 
 
@@ -56,7 +48,7 @@ def _nan(seen: Observation) -> Finding | None:
     if broken := seen.metrics.get("train/moments_not_finite", 0.0):
         text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
         return found("optimizer", text, {"tensors": broken})
-    wrong = [k for k, v in seen.metrics.items() if k.startswith(WATCHED) and k not in JUDGED and not math.isfinite(v)]
+    wrong = [k for k, v in seen.metrics.items() if WATCHED.match(k) and not math.isfinite(v)]
     return found("metric", f"{wrong[0]} is no number") if wrong else None
 
 
@@ -74,8 +66,7 @@ def _gradient_norm(seen: Observation) -> Found | None:
     now = seen.worst("train/grad_norm")
     if now is None or len(before) < seen.limits["gradient_norm_after"]:
         return None
-    usual = median(before)
-    if now <= seen.limits["gradient_norm_factor"] * usual or now <= max(before[:BEGINNING]):
+    if now <= max(seen.limits["gradient_norm_factor"] * (usual := median(before)), *before[:5]):
         return None
     text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
     return text, {"gradient_norm": now, "median": usual}
@@ -85,10 +76,9 @@ def _gradient_norm(seen: Observation) -> Found | None:
 def _kl(seen: Observation) -> Found | None:
     for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
         before, now = seen.before(name), seen.worst(name)
-        if now is None or len(before) < seen.limits["kl_after"] or now <= seen.limits["kl_above"]:
+        if now is None or len(before) < seen.limits["kl_after"]:
             continue
-        usual = median(before)
-        if now > seen.limits["kl_factor"] * usual:
+        if now > max(seen.limits["kl_above"], seen.limits["kl_factor"] * (usual := median(before))):
             text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
             return text, {"kl": now, "median": usual}
     return None
@@ -217,7 +207,7 @@ def _identical_samples(seen: Observation) -> Finding | None:
         )
         return found("identical_samples", text, {"copies": copies}, words="improbable_copies")
     usual = m.get("rollout/nll", math.inf) * m.get("rollout/length", math.inf)  # -log p of a response, in nats
-    uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > LIKELY
+    uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
     if size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / size + 1e-9:
         text = "all responses of every group are identical: the samples share one seed, or the temperature is too low"
         return found("identical_samples", text, {"distinct": m["rollout/distinct"]})
@@ -237,7 +227,7 @@ def _truncated(seen: Observation) -> Finding | None:
 @monitor
 def _length(seen: Observation) -> Found | None:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
-    before = [length for length in seen.before("rollout/length") if length > 0][-RECENT:]
+    before = [length for length in seen.before("rollout/length") if length > 0][-30:]
     now = seen.metrics.get("rollout/length", 0.0)
     if len(before) < seen.limits["length_after"] or now <= seen.limits["length_factor"] * (usual := median(before)):
         return None

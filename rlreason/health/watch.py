@@ -22,17 +22,13 @@ WINDOW = 200  # steps of a median; the first of the run is kept as well
 
 @dataclass
 class Monitors:
-    """Checks every step; prints a new notice by `say`, and again at its 10th, 100th ... time; counts them all.
-
-    `steps`: whether the run has any; a job that only evaluates has none. `eval_limit`: the setting that limits
-    responses of evaluations, where it is not that of the rollouts.
-    """
+    """Checks every step; prints a new notice by `say`, and again at its 10th, 100th ... time; counts them all."""
 
     group_size: int
     say: Callable[[str], None]
     settings: MonitorsConfig = field(default_factory=MonitorsConfig)
-    eval_limit: str = ""
-    steps: bool = True
+    eval_limit: str = ""  # the setting that limits responses of evaluations, where it is not that of the rollouts
+    steps: bool = True  # whether the run has any; a job that only evaluates has none
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, Any] = field(default_factory=dict)  # the finding that ends the run: see `_record`
     on_finding: Callable[[Finding], object] = lambda finding: None  # called with each
@@ -66,8 +62,8 @@ class Monitors:
         numbers = seen.finite()  # only `nan` checks values that are not finite
         for name, look in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
-            if on and (finding := look(seen if name == "nan" else numbers)):
-                self._record(step, name, finding)
+            if on and (result := look(seen if name == "nan" else numbers)):
+                self._record(step, name, found(name, *result) if isinstance(result, tuple) else result)
         for name, (*before,) in self.history.items():
             worst = numbers.worst(name)
             if (value := numbers.metrics.get(name) if worst is None else worst) is not None:
@@ -104,9 +100,8 @@ class Monitors:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
-        self.counts, self.stopped = Counter(state["counts"]), dict(state["stopped"])
-        self.history |= {name: list(values) for name, values in state["history"].items()}
-        stop = self.stopped
+        self.counts, self.stopped = Counter(state["counts"]), (stop := dict(state["stopped"]))
+        self.history |= state["history"]
         if stop and stop["rule"] != WEIGHTS and stop["settings"] != self._settings(stop["monitor"]):
             self.stopped = {}
 
