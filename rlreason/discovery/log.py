@@ -109,7 +109,7 @@ class Log(msgspec.Struct, kw_only=True):
     first_prompt: str
     start: dict[str, Any]  # the program that it began with: program (its name), program_sha256, score, result
     turns: list[Turn]
-    spent: dict[str, float]  # so far: calls, prompt_tokens, completion_tokens, cost, as far as they are known
+    spent: dict[str, int | float]  # so far: calls, prompt_tokens, completion_tokens, cost, as far as they are known
     best: dict[str, Any]  # score, turn (its id, or "start") and program_sha256 of the best program
     record: list[Record] = []
     ended: str | None = None

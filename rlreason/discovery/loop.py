@@ -18,7 +18,7 @@ from rlreason.discovery.asking import Asker, Messages
 from rlreason.discovery.client import Client
 from rlreason.discovery.journal import Event, Journal, Spending
 from rlreason.discovery.log import FIRST, Log, Turn, without_measurements
-from rlreason.discovery.problem import DiscoveryProblem, feedback, first_prompt, problem_named
+from rlreason.discovery.problem import DiscoveryProblem, feedback, filled, problem_named
 from rlreason.discovery.report import write_report
 from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
 from rlreason.discovery.score import score_program
@@ -135,14 +135,16 @@ class Discovery:
         with self.console.wait("scoring the start program"):
             result = self.score(source)
         client.model = client.model or client.only_model()
-        more = {"hints": run.prompts.hints, "timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb}
+        values = {"timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb, "unit": problem.unit}
+        values |= {"starter": source.strip(), "score": result["score"]}
+        values["hints"] = f"\n{problem.hints.strip()}\n" if run.prompts.hints else ""
         self.journal.write(
             "begin",
             model=client.model,
             problem=problem.name,
             problem_hash=problem.hash,
             templates=templates,
-            first=first_prompt(templates[FIRST], problem, source, result, more),
+            first=filled(templates[FIRST], values),
             start={"program": run.start or problem.starter, "source": source, "result": result},
         )
         return self.journal.begin

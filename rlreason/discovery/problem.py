@@ -101,15 +101,6 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def first_prompt(
-    template: str, problem: DiscoveryProblem, start: str, result: Mapping[str, Any], more: Mapping[str, Any]
-) -> str:
-    """Return the first prompt: its template with the start program, its result, and the values of `more`."""
-    hints = f"\n{problem.hints.strip()}\n" if more.get("hints") else ""
-    values = {**more, "starter": start.strip(), "score": result["score"], "unit": problem.unit, "hints": hints}
-    return filled(template, values)
-
-
 def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, best: int, unit: str) -> tuple[str, str]:
     """Return kind and text of the message after a reply. `result`: of its program; None if it had none."""
     if result is None:

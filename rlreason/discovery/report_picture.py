@@ -56,7 +56,8 @@ def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
         ax.step(*log.curve(), where="post", color=colour, linewidth=0.9, alpha=0.4)
     calls = range(1 + min(log.calls for log in setting.ended))
     middle = [np.median([log.best_at(made) for log in setting.ended]) for made in calls]
-    name = shorten(written_out(f"{setting.label} (median of {len(setting.ended)}; thin: each run)"), 110)
+    of = f"median of {len(setting.ended)} runs; thin: each run" if len(setting.logs) > 1 else "one run"
+    name = shorten(written_out(f"{setting.label} ({of})"), 110)
     ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name, linestyle=style)
 
 

@@ -17,12 +17,12 @@ only the integers count, as `read_channel` finds them on the other side.
 import contextlib
 import ctypes
 import errno
-import importlib.util
 import itertools
 import json
 import os
 import re
 import resource
+import runpy
 import struct
 import sys
 import types
@@ -146,12 +146,8 @@ def run_check(path: str, request_path: str) -> None:
     with open(request_path, "rb") as file:
         request = json.load(file)
     rows = [[int(word) for word in row.split()] for row in request["rows"]]
-    spec = importlib.util.spec_from_file_location("verify", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    verdict = json.dumps(module.verify(rows, **request["options"])).encode()
+    verify = runpy.run_path(path)["verify"]
+    verdict = json.dumps(verify(rows, **request["options"])).encode()
     while verdict:
         verdict = verdict[write(CHANNEL, verdict) :]
 
