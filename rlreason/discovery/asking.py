@@ -64,7 +64,8 @@ class Asker:
         except KeyboardInterrupt:
             for request in wait(self._requests, PATIENCE_S).done:  # paid for, and need not be requested again
                 self._answered(self._requests.pop(request), request.result())
-            for future in (*self._requests, *self._programs):
+            unfinished: list[Future[Any]] = [*self._requests, *self._programs]
+            for future in unfinished:
                 future.cancel()
             raise
         made = [turn for turn in turns if turn.calls]
