@@ -284,9 +284,10 @@ class Discovery:
 
 def outcome_of(turn: Turn) -> str:
     """Return a turn's score, or what went wrong, in a word or two."""
-    if turn.result is None:
-        return turn.calls[-1].outcome.replace("ok", "not scored")
-    return str(turn.credit if turn.is_valid else turn.result["error_kind"])
+    if turn.result is not None:
+        return str(turn.credit if turn.is_valid else turn.result["error_kind"])
+    outcome = turn.calls[-1].outcome
+    return "not scored" if outcome == "ok" else outcome
 
 
 def refuse_unready(run: DiscoverConfig) -> None:

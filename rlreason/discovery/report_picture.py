@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlreason.discovery.comparison import SeedGroup
-from rlreason.discovery.log import Record
+from rlreason.discovery.log import Log, Record
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, evenly, written_out
 from rlreason.runtime.text import shorten
@@ -27,6 +27,8 @@ def draw(path: Path, title: str, kinds: Sequence[Sequence[SeedGroup]]) -> None:
             for setting in kind:
                 place = settings.index(setting)
                 _draw_setting(ax, setting, LIGHT[f"s{1 + place % 7}"], STYLES[place % len(STYLES)])
+            if len(settings) == len(settings[0].logs) == 1:
+                _draw_replies(ax, log)
             _draw_record(ax, log.record)
             ax.set_xlabel("calls of the model (requests, retries counted)")
             ax.set_ylabel(f"best score so far ({shorten(written_out(log.unit), 40)})")
@@ -59,6 +61,15 @@ def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
     of = f"median of {len(setting.ended)} runs; thin: each run" if len(setting.logs) > 1 else "one run"
     name = shorten(written_out(f"{setting.label} ({of})"), 110)
     ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name, linestyle=style)
+
+
+def _draw_replies(ax: Any, log: Log) -> None:
+    """Draw each reply of a single run: a dot at the score of a valid set, a cross at 0 for any other."""
+    replies = [(x, turn) for x, turn in zip(log.curve()[0][1:], log.turns, strict=True) if turn.reply]
+    for is_valid, mark, colour, name in ((True, "o", "s1", "a valid set"), (False, "x", "s5", "none")):
+        if marks := [(x, turn.credit) for x, turn in replies if turn.is_valid is is_valid]:
+            colour, name = LIGHT[colour], f"a reply with {name}"
+            ax.plot(*zip(*marks, strict=True), mark, color=colour, markersize=5, clip_on=False, label=name)
 
 
 def _draw_record(ax: Any, record: Sequence[Record]) -> None:
