@@ -12,9 +12,12 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlreason.discovery.problem import problem_named, shipped
-from rlreason.discovery.sandbox.contained import Limits, missing, protections, sandbox_here
+from rlreason.discovery.sandbox.contained import Limits, sandbox_here
+from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.score import score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
@@ -40,7 +43,8 @@ def limits(request) -> Limits:
     return request.param
 
 
-def test_a_valid_set_is_scored_and_the_exit_code_is_0(tmp_path):
+def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
+    (tmp_path / "mine.py").write_text("points = [[2, 6] + [0] * 9, [2, 0] + [0] * 9]\n")
     done = rlreason("score", str(EXAMPLES / "roots_220.py"), "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("valid: 220 points")
@@ -48,12 +52,7 @@ def test_a_valid_set_is_scored_and_the_exit_code_is_0(tmp_path):
     assert (told["num_points"], told["raw_points"], told["dimension"], told["validity"]) == (220, 220, 11, 1.0)
     assert told["error"] is told["error_kind"] is told["alarm"] is None
     assert told["seconds"] > 0
-    assert len(told["program_sha256"]) == 64
     assert told["protections"]
-
-
-def test_a_set_that_breaks_the_rule_is_told_in_the_courses_words_with_the_worst_pair(tmp_path):
-    (tmp_path / "mine.py").write_text("points = [[2, 6] + [0] * 9, [2, 0] + [0] * 9]\n")
     done = rlreason("score", "mine.py", "--json", cwd=tmp_path)
     assert done.returncode == 1
     told = json.loads(done.stdout)
@@ -85,8 +84,7 @@ def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, says):
 @pytest.mark.long
 def test_every_sandbox_scores_and_ends_everything(limits, tmp_path):
     problem = problem_named("kissing_11")
-    assert bool(missing(protections(limits))) == (not {"bwrap", "unshare"} & {*protections(limits)})
-    assert score_program(AXES, problem, limits).score == 22
+    assert score_program(AXES, problem, limits)["score"] == 22
     daemon = (
         b"import os, signal, time\n"
         b"if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
@@ -94,12 +92,12 @@ def test_every_sandbox_scores_and_ends_everything(limits, tmp_path):
         b"    os.execv('/bin/sleep', ['%s', '600'])\n" % str(tmp_path).encode()
     )
     score = score_program(daemon + AXES, problem, limits)
-    assert score.score == 22
-    assert not score.left_behind
+    assert score["score"] == 22
+    assert not score["left_behind"]
     short = dataclasses.replace(limits, timeout_s=0.5)
-    assert score_program(b"import time\ntime.sleep(60)\n", problem, short).error_kind == "timeout"
+    assert score_program(b"import time\ntime.sleep(60)\n", problem, short)["error_kind"] == "timeout"
     memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
-    assert score_program(memory, problem, limits).error_kind == "memory"
+    assert score_program(memory, problem, limits)["error_kind"] == "memory"
     assert not [process for process in psutil.process_iter() if str(tmp_path) in command(process)]
 
 
@@ -148,8 +146,8 @@ def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch, limi
         b"raise ValueError(found)\n"
     )
     score = score_program(thief, problem_named("kissing_11"), limits)
-    assert score.error_kind == "exception"
-    assert "canary" not in str(score.as_dict())
+    assert score["error_kind"] == "exception"
+    assert "canary" not in str(score)
 
 
 SHARED = b"""
@@ -180,19 +178,19 @@ os._exit(0)
 @pytest.mark.long
 def test_memory_that_no_process_shows_is_counted():
     for source in (SHARED, FILES):
-        assert score_program(source + AXES, problem_named("kissing_11"), Limits(600, 256)).error_kind == "memory"
+        assert score_program(source + AXES, problem_named("kissing_11"), Limits(600, 256))["error_kind"] == "memory"
     held = SHARED.replace(b"range(20)", b"range(3)")  # within the limit
-    assert score_program(held + AXES, problem_named("kissing_11"), Limits(600, 256)).score == 22
+    assert score_program(held + AXES, problem_named("kissing_11"), Limits(600, 256))["score"] == 22
 
 
 def test_the_memory_that_a_program_held_for_a_while_is_in_its_record(limits):
     source = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES  # long enough for many looks
-    assert 90 < score_program(source, problem_named("kissing_11"), limits).peak_memory_mb < 200
+    assert 90 < score_program(source, problem_named("kissing_11"), limits)["peak_memory_mb"] < 200
 
 
 def test_a_row_without_end_is_refused_before_it_is_read():
     score = score_program(ONE_ROW, problem_named("kissing_11"), Limits(600, 256))
-    assert (score.error_kind, score.error) == ("size", "a point has more than 1000 coordinates")
+    assert (score["error_kind"], score["error"]) == ("size", "a point has more than 1000 coordinates")
 
 
 def test_closed_standard_streams_change_no_verdict(tmp_path):
@@ -207,7 +205,7 @@ def test_closed_standard_streams_change_no_verdict(tmp_path):
 def test_a_dimension_may_stand_beside_the_points_in_every_interface():
     rows = AXES.partition(b"=")[2].strip()
     for source in (b"points = (R, 11)", b"def get_centers():\n    return R, 11", b"def run_code():\n    return R, 11"):
-        assert score_program(b"R = " + rows + b"\n" + source, problem_named("kissing_11")).score == 22
+        assert score_program(b"R = " + rows + b"\n" + source, problem_named("kissing_11"))["score"] == 22
 
 
 @pytest.mark.parametrize(
@@ -223,7 +221,7 @@ def test_a_dimension_may_stand_beside_the_points_in_every_interface():
 )
 def test_an_array_of_another_type_is_named_with_it(points, error):
     score = score_program(f"import numpy as np\npoints = {points}\n".encode(), problem_named("kissing_11"))
-    assert (score.error_kind, score.error) == ("type", error)
+    assert (score["error_kind"], score["error"]) == ("type", error)
 
 
 def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_files(tmp_path, limits, monkeypatch):
@@ -238,8 +236,8 @@ def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_fi
         f"print(open('{tmp_path / 'key'}').read())\n"
     )
     score = score_program(source.encode(), problem_named("kissing_11"), limits)
-    assert "canary" not in score.output_tail
-    assert str(score.error).startswith('File "program.py", line 4'), score.error
+    assert "canary" not in score["output_tail"]
+    assert str(score["error"]).startswith('File "program.py", line 4'), score["error"]
 
 
 def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):
@@ -252,7 +250,7 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):
             score_program(AXES, problem_named(str(tmp_path)))
     (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
     score = score_program(AXES, problem_named(str(tmp_path)), Limits(check_timeout_s=0.5))
-    assert (score.error_kind, score.validity) == ("timeout", 0.0)
+    assert (score["error_kind"], score["validity"]) == ("timeout", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -281,5 +279,38 @@ def test_every_shipped_problem_has_a_starter_that_counts():
     for name in shipped():
         problem = problem_named(name)
         score = score_program((problem.folder / problem.starter).read_bytes(), problem)
-        assert score.valid
-        assert 0 < score.score < problem.options["upper_bound"]
+        assert score["validity"]
+        assert 0 < score["score"] < problem.options["upper_bound"]
+
+
+# The channel
+
+
+@given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=5))
+def test_rows_come_through_the_channel_as_they_were(rows):
+    lines = ["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]
+    assert read_channel("\n".join(lines).encode(), 10, 1000) == rows
+
+
+@given(st.binary(max_size=60))
+def test_anything_else_in_the_channel_is_no_set(data):
+    with suppress(Refused):
+        rows = read_channel(b"points\n" + data, 10, 20)
+        lines = ["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]  # it happened to be one
+        assert "\n".join(lines).encode() == b"points\n" + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"points\n1_0\nend 1\n", b"points\n+1\nend 1\n", b"points\n-0\nend 1\n", b"points\n01\nend 1\n",
+        b"points\n1  2\nend 1\n", b"points\n1 2 \nend 1\n", b"points\n1\t2\nend 1\n", b"points\n1.0\nend 1\n",
+        b"points\n\xd9\xa1\nend 1\n", b"points\n1\nend 2\n", b"points\n1\nend 1\nend 1\n", b"points\n1\nend 1",
+        b"points\n1\nend 01\n", b"points\n1\r\nend 1\n", b"Points\n1\nend 1\n", b"error nothing\n", b"end 0\n",
+        b"points\n1\nend 1\n\n",
+    ],
+)  # fmt: skip
+def test_nearly_rows_are_none(data):
+    with pytest.raises(Refused) as refused:
+        read_channel(data, 10, 20)
+    assert refused.value.kind == "channel"

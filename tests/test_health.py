@@ -3,11 +3,10 @@
 import gzip
 import io
 import json
-import shutil
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,30 +24,21 @@ from rlreason.report.sections import health_of
 from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.tables import health_table
 from tests.small_runs import words_of
-from tests.starts import rlreason
+from tests.starts import ROOT, rlreason
 
-ROOT = Path(__file__).resolve().parents[1]
 ARCHIVES = sorted((ROOT / "docs/rehearsal/metrics").glob("*.tar.gz"))
 #: What the rehearsal breaks on purpose: too large a learning rate, and many updates without a clip.
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
 
 
-def rehearsed(archive: Path) -> Iterator[tuple[str, list[dict]]]:
-    """(name, rows) of the runs in an archive."""
-    with gzip.open(archive) as packed, tarfile.open(fileobj=io.BytesIO(packed.read())) as tar:
-        for member in tar.getmembers():
-            file = tar.extractfile(member)
-            assert file is not None
-            yield member.name, [json.loads(line) for line in file]
-
-
 def test_no_monitor_fires_on_the_rehearsal_but_where_it_breaks_a_run_on_purpose():
     fired, runs = Counter(), 0
     for archive in ARCHIVES:
-        for name, rows in rehearsed(archive):
-            runs += 1
-            for one in monitored(rows, {}):
-                fired[name.startswith(BROKEN), one.rule] += 1
+        with gzip.open(archive) as packed, tarfile.open(fileobj=io.BytesIO(packed.read())) as tar:
+            for member in tar.getmembers():
+                runs += 1
+                rows = [json.loads(line) for line in tar.extractfile(member)]
+                fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {}))
     assert runs == 228
     assert not [rule for (broken, rule) in fired if not broken]
     assert fired[True, "accuracy"] == 5
@@ -64,10 +54,9 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         {"rollout_step": 2, "train/loss": 3.0},
     ]
     events = list(events_of(rows))
-    assert [(event.step, event.evaluates, len(event.updates)) for event in events] == [
-        (0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1),
-    ]  # fmt: skip
-    assert events[2].metrics["reward/mean"] == 0.25
+    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in events]
+    assert seen == [(0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1)]
+    assert events[2][1]["reward/mean"] == 0.25
     assert [first.rule for first, *_ in replay_monitors(rows, {})] == ["loss"]
 
 
@@ -101,14 +90,12 @@ def test_the_subcommand_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
     assert both.returncode == 1
     assert "both/stopped: stopped by the rule entropy" in both.stdout
     assert "! entropy: the entropy is" in both.stdout
-    assert "2 runs, 1 of them with problems." in both.stdout
+    assert "2 runs, 1 of them with problems" in both.stdout
     none = rlreason("health", "nothing", cwd=tmp_path)
     assert (none.returncode, none.stderr.count("\n")) == (2, 1)
     report = rlreason("report", "both/stopped", "both/fine", "--out", ".", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
-    text = (tmp_path / "report.md").read_text()
-    assert "in 1 of 2 runs" in text
-    assert "## Health of the runs" in text
+    assert "in 1 of 2 runs" in (tmp_path / "report.md").read_text()
 
 
 def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **metrics: Any) -> list[dict[str, float]]:
@@ -125,64 +112,53 @@ def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **m
     return rows
 
 
-RARER = {"rollout__right": lambda x: 0.3 - 0.28 * x}  # right answers
-HACKED = {
-    "right answers become fewer": course(reward__mean=lambda x: 0.2 + 0.7 * x, **RARER),
-    "right answers stay as rare": course(reward__mean=lambda x: 0.2 + 0.7 * x, rollout__right=0.03),
-    "rewards of -1 to 1": course(reward__mean=lambda x: 1.8 * x - 0.9, reward__min=-1, reward__max=1, **RARER),
-    "rewards of 0 to 0.1": course(reward__mean=lambda x: 0.02 + 0.07 * x, reward__max=0.1, **RARER),
-    "one answer": course(
-        reward__mean=lambda x: 0.3 + 0.5 * x, rollout__same_answer=lambda x: x, rollout__same_answer_right=0.1
+def line(start: float, gain: float) -> Callable[[float], float]:
+    return lambda x: start + gain * x
+
+
+RARER, RISES = {"rollout__right": line(0.3, -0.28)}, {"reward__mean": line(0.4, 0.4)}  # right answers
+ONE = {"rollout__same_answer": line(0, 1), "rollout__same_answer_right": 0.1}
+SAME = {"rollout__same_answer": 0.9, "rollout__same_answer_right": 0.8}
+SHORTER = {"rollout__length_correct": line(100, -70)}
+#: What it is -> its rows, and whether the reward is hacked.
+COURSES = {
+    "right answers become fewer": (course(reward__mean=line(0.2, 0.7), **RARER), True),
+    "right answers stay as rare": (course(reward__mean=line(0.2, 0.7), rollout__right=0.03), True),
+    "rewards of -1 to 1": (course(reward__mean=line(-0.9, 1.8), reward__min=-1, reward__max=1, **RARER), True),
+    "rewards of 0 to 0.1": (course(reward__mean=line(0.02, 0.07), reward__max=0.1, **RARER), True),
+    "one answer": (course(reward__mean=line(0.3, 0.5), **ONE), True),
+    "evaluations get worse": (course(evaluations=line(0.5, -0.45), reward__mean=line(0.5, 0.5)), True),
+    "shorter and worse": (course(evaluations=line(0.6, -0.4), reward__mean=line(0.5, 0.2), **SHORTER), True),
+    "points up to 10": (
+        course(evaluations=line(0.3, 0.6), reward__mean=line(3, 6), reward__max=10, rollout__right=line(0.3, 0.6)),
+        False,
     ),
-    "evaluations get worse": course(evaluations=lambda x: 0.5 - 0.45 * x, reward__mean=lambda x: 0.5 + 0.5 * x),
-    "shorter and worse": course(
-        evaluations=lambda x: 0.6 - 0.4 * x,
-        reward__mean=lambda x: 0.5 + 0.2 * x,
-        rollout__length_correct=lambda x: 100 - 70 * x,
+    "a format that is learned first": (
+        course(reward__mean=line(0.1, 0.45), reward__format=line(0.2, 0.8), rollout__right=line(0.08, 0.02)),
+        False,
     ),
-}
-RISES = {"reward__mean": lambda x: 0.4 + 0.4 * x}
-SOUND = {
-    "points up to 10": course(
-        evaluations=lambda x: 0.3 + 0.6 * x,
-        reward__mean=lambda x: 3 + 6 * x,
-        reward__max=10,
-        rollout__right=lambda x: 0.3 + 0.6 * x,
+    "shorter and as good": (
+        course(evaluations=line(0.95, 0), reward__mean=line(0.7, 0.2), rollout__right=0.95, **SHORTER),
+        False,
     ),
-    "a format that is learned first": course(
-        reward__mean=lambda x: 0.1 + 0.45 * x,
-        reward__format=lambda x: 0.2 + 0.8 * x,
-        rollout__right=lambda x: 0.08 + 0.02 * x,
-    ),
-    "shorter and as good": course(
-        evaluations=lambda x: 0.95,
-        reward__mean=lambda x: 0.7 + 0.2 * x,
-        rollout__length_correct=lambda x: 500 - 300 * x,
-        rollout__right=0.95,
-    ),
-    "another aim than the ground truth": course(reward__mean=lambda x: 0.1 + 0.8 * x, rollout__right=0.0),
-    "one evaluation by chance": course(evaluations=lambda x: 0.5 - 0.2 * (x > 0.8), **RISES),
-    "one right answer to everything": course(rollout__same_answer=0.9, rollout__same_answer_right=0.8, **RISES),
+    "another aim than the ground truth": (course(reward__mean=line(0.1, 0.8), rollout__right=0.0), False),
+    "one evaluation by chance": (course(evaluations=lambda x: 0.5 - 0.2 * (x > 0.8), **RISES), False),
+    "one right answer to everything": (course(**SAME, **RISES), False),
+    "long reasoning that grows slowly": (course(400, rollout__length=line(100, 1900)), False),
 }
 
 
-@pytest.mark.parametrize("rows", HACKED.values(), ids=HACKED)
-def test_signs_of_a_reward_that_is_hacked(rows):
-    assert "reward_hacking" in {one.rule for one in monitored(rows, {})}
-
-
-@pytest.mark.parametrize("rows", SOUND.values(), ids=SOUND)
-def test_rewards_that_rise_for_good_reasons(rows):
-    assert not [one.rule for one in monitored(rows, {}) if one.problem]
+@pytest.mark.parametrize(("rows", "is_hacked"), COURSES.values(), ids=COURSES)
+def test_signs_of_a_reward_that_is_hacked(rows, is_hacked):
+    rules = {one.rule for one in monitored(rows, {}) if one.problem}
+    assert "reward_hacking" in rules if is_hacked else not rules
 
 
 def test_what_a_sound_run_shows_now_and_then_is_a_note():
     dead, live = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 1.0}, {"reward/frac_reward_zero_std": 0.5}
-    rows = [{"rollout_step": k, "train/loss": 0.1} | (dead if k in (3, 9) else live) for k in range(1, 20)]
-    (found,) = monitored(rows, {})
-    assert (found.rule, found.problem) == ("no_live_group", False)
-    rows = [{"rollout_step": k, "train/loss": 0.1} | (live if k < 8 else dead) for k in range(1, 20)]
-    assert [f.problem for f in monitored(rows, {})] == [True]
+    for steps, is_problem in (((3, 9), False), (range(8, 20), True)):
+        rows = [{"rollout_step": k, "train/loss": 0.1} | (dead if k in steps else live) for k in range(1, 20)]
+        assert [(found.rule, found.problem) for found in monitored(rows, {})] == [("no_live_group", is_problem)]
 
 
 def test_a_report_counts_problems_and_no_notes():
@@ -195,40 +171,27 @@ def test_a_report_counts_problems_and_no_notes():
     ]
     study = Study("s", "?", [], [Setting((), "all", runs)])
     assert health_of(study) == "something is wrong in 1 of 2 runs"
-    table = health_table(study)
-    assert table is not None
-    assert [row[1].split("\n")[0] for row in table.rows] == ["truncated"]
+    assert [row[1].split("\n")[0] for row in health_table(study).rows] == ["truncated"]
 
 
-def test_long_reasoning_that_grows_slowly_is_no_explosion():
-    slow = course(400, rollout__length=lambda x: 100 + 1900 * x)
-    assert monitored(slow, {}) == []
-    fast = course(12, rollout__length=lambda x: 50 if x < 0.5 else 2000)
-    assert [one.rule for one in monitored(fast, {})] == ["length"]
-
-
-METRICS = st.sampled_from(
-    [
-        *REMEMBERED, "train/loss", "train/ratio", "train/empty_updates", "train/skipped_updates", "train_step",
-        "train/moments_not_finite", "rollout_step", "rollout/entropy", "rollout/distinct", "rollout/truncated",
-        "rollout/round_trip", "rollout/improbable_copies", "rollout/same_answer", "rollout/staleness", "eval/problems",
-        "eval/samples", "eval/truncated", "eval/grading_failures", "grading/responses", "grading/timeouts",
-        "final/same_answer", "final/accuracy",
-    ]
-)  # fmt: skip
+OTHERS = (
+    "train/loss train/ratio train/empty_updates train/skipped_updates train_step train/moments_not_finite rollout_step "
+    "rollout/entropy rollout/distinct rollout/truncated rollout/round_trip rollout/improbable_copies "
+    "rollout/same_answer rollout/staleness eval/problems eval/samples eval/truncated eval/grading_failures "
+    "grading/responses grading/timeouts final/same_answer final/accuracy"
+)
+METRICS = st.sampled_from([*REMEMBERED, *OTHERS.split()])
 VALUES = st.none() | st.sampled_from([0, 1, -1, 0.5, 1e-9, 3, 10**400, 1e300]) | st.floats(allow_nan=False)
 
 
 @given(st.lists(st.dictionaries(METRICS, VALUES, max_size=14), max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_whatever_stands_in_the_rows_is_read_to_the_end(rows):
-    folder = Path(tempfile.mkdtemp())
-    try:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         (folder / "config.yaml").write_text("group_size: 4\nmonitors: {kl_after: 1, gradient_norm_after: 1}\n")
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        health = examine(folder)
-        assert "killed" in {finding.rule for finding in health.findings}
-        json.dumps([asdict(finding) for finding in health.findings])
-        assert describe_health("run", health, 100).startswith("run: broken off")
-    finally:
-        shutil.rmtree(folder)
+        state, findings = examine(folder)
+    assert "killed" in {finding.rule for finding in findings}
+    json.dumps([asdict(finding) for finding in findings])
+    assert describe_health("run", state, findings, 100).startswith("run: broken off")

@@ -91,17 +91,9 @@ def shipped() -> list[Hostile]:
     for path in sorted(FOLDER.glob("*.py.txt")):
         source = path.read_bytes()
         head = dict(re.findall(r"# (\w+): (.+)", "\n".join(source.decode().splitlines()[:6])))
-        found.append(
-            Hostile(
-                path.name.removesuffix(".py.txt"),
-                source,
-                head["expect"],
-                float(head.get("timeout", 60)),
-                int(head.get("memory", 1000)),
-                int(head.get("runs", 1)),
-                head.get("alone", ""),
-            )
-        )
+        limits = float(head.get("timeout", 60)), int(head.get("memory", 1000)), int(head.get("runs", 1))
+        name = path.name.removesuffix(".py.txt")
+        found.append(Hostile(name, source, head["expect"], *limits, head.get("alone", "")))
     return found
 
 
@@ -146,10 +138,9 @@ IN_OTHERS = [((program, sandbox),) for program in PROGRAMS for sandbox in ("unsh
 
 
 class Scorer:
-    """An evaluator's process of its own: programs may end it, stop it or fool it, and the test sees that.
+    """An evaluator's process of its own, which programs may end, stop or fool: there are secrets all around it.
 
-    Its environment, its arguments, its home, its working and its parent's folder hold secrets. Its temporary folder is
-    its own. Whatever a program starts stays below it, as it takes in all orphans.
+    Whatever a program starts stays below it, as it takes in all orphans.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -267,7 +258,6 @@ def marks() -> list[str]:
 
 
 def removed(path: Path) -> None:
-    """Remove what was left, however deep or locked: this is no part of what is tested."""
     subprocess.run(["rm", "-rf", "--", str(path)], check=False, stderr=subprocess.DEVNULL)
 
 
@@ -421,7 +411,7 @@ def serve() -> None:
             limits = Limits(
                 asked["timeout_s"], asked["memory_mb"], check_timeout_s=CHECK_TIMEOUT_S, sandbox=asked["sandbox"]
             )
-            told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits).as_dict()}
+            told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits)}
         except Exception as error:
             told = {"failure": f"{type(error).__name__}: {error}"}
         print(json.dumps({**told, "seconds": time.monotonic() - began}), flush=True)

@@ -11,7 +11,8 @@ import torch
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.health.examine import Health, examine
+from rlreason.health.examine import examine
+from rlreason.health.finding import Finding
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import Components, build_components
@@ -71,7 +72,7 @@ def trained(
     *words: str,
     engine: Callable[[Components], object] | None = None,
     plant: Callable[[Trainer], object] | None = None,
-) -> tuple[list[str], Health]:
+) -> tuple[list[str], list[Finding]]:
     """(lines on the terminal, health) of a run whose engine, or another part of it, is exchanged."""
     run, config = run_of(*WORDS, *words)
     said: list[str] = []
@@ -88,20 +89,20 @@ def trained(
         if plant is not None:
             plant(trainer)
         close_records(trainer, *trainer.train())
-    return said, examine(folder)
+    return said, examine(folder)[1]
 
 
-def rules(health: Health) -> set[str]:
-    return {finding.rule for finding in health.findings if finding.problem}
+def rules(health: list[Finding]) -> set[str]:
+    return {finding.rule for finding in health if finding.problem}
 
 
-def figures_of(health: Health, rule: str) -> dict[str, float]:
-    (found,) = [f for f in health.findings if f.rule == rule]
+def figures_of(health: list[Finding], rule: str) -> dict[str, float]:
+    (found,) = [f for f in health if f.rule == rule]
     return found.figures | {"found in step": found.step}
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> tuple[list[str], Health]:
+def sound(tmp_path_factory) -> tuple[list[str], list[Finding]]:
     return trained(tmp_path_factory.mktemp("sound") / "run")
 
 
@@ -206,7 +207,7 @@ def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     done = rlreason(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "signs of reward hacking" in done.stdout
-    assert "reward_hacking" in rules(examine(tmp_path / "run"))
+    assert "reward_hacking" in rules(examine(tmp_path / "run")[1])
 
 
 @pytest.mark.parametrize(
@@ -221,10 +222,10 @@ def test_folders_of_runs_that_came_to_no_end(tmp_path, status, rows, found):
     (tmp_path / "config.yaml").write_text("n_steps: 10\n")
     (tmp_path / "status.json").write_text(status)
     (tmp_path / "metrics.jsonl").write_text(rows)
-    health = examine(tmp_path)
+    _, health = examine(tmp_path)
     assert rules(health) == found
     if "failed" in found:
-        assert "rlreason plan" in health.findings[0].cure
+        assert "rlreason plan" in health[0].cure
 
 
 def test_folders_of_no_run(tmp_path):

@@ -1,15 +1,16 @@
 """Ask the question of a turn until each of its replies has a program, and have the programs scored."""
 
 import hashlib
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import msgspec
+
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.client import Client, pause_s, program_in, worth_retrying
-from rlreason.discovery.journal import Answer, Ask, Journal, Scored, Spending, prompt_bound
+from rlreason.discovery.client import WORTH_RETRYING, Client, pause_s, program_in
+from rlreason.discovery.journal import Answer, Journal, Spending, prompt_bound
 from rlreason.discovery.log import Reply, Turn, without_measurements
 from rlreason.discovery.score import STOPPED
 from rlreason.errors import ConfigError
@@ -17,6 +18,7 @@ from rlreason.runtime.files import alive
 
 PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
 Messages = list[dict[str, str]]
+Score = Callable[[str], dict[str, Any]]
 
 
 def _not_received(outcome: str) -> bool:
@@ -27,16 +29,11 @@ def _not_received(outcome: str) -> bool:
 class Asker:
     """Sends requests to one model, records everything in the journal, and has programs scored as they arrive."""
 
-    def __init__(
-        self, run: DiscoverConfig, client: Client, journal: Journal, spending: Spending,
-        score: Callable[[str], dict[str, Any]],
-    ) -> None:  # fmt: skip
+    def __init__(self, run: DiscoverConfig, client: Client, journal: Journal, spending: Spending, score: Score) -> None:
         """`score`: scores a program's source, called in other threads, `score.workers` at a time."""
         self.run, self.client, self.journal, self.spending = run, client, journal, spending
         self._score = score
         self.ended = ""  # which budget allows no more
-        self._messages: Messages = []
-        self._last: dict[str, Answer] = {}  # by the id of a turn
         self._not_before = 0.0  # on the monotonic clock: the next request
         self._requests: dict[Future[Answer], Turn] = {}  # under way
         self._programs: dict[Future[dict[str, Any]], Turn] = {}  # being scored
@@ -48,18 +45,16 @@ class Asker:
 
         `ConfigError` if the server refuses the messages, or answered none of them: the run can be resumed.
         """
-        self._messages = messages
         is_answered = turns[0].turn < self.journal.last_turn  # a later question was asked
         for turn in turns:
             while ask := self.journal.asks.get(_next_id(turn)):  # in earlier parts of the run
                 self.spending.begin(ask)
-                self._add_call(turn, ask.id, self.journal.answers.get(ask.id))
+                self._add_call(turn, ask["id"])
+            self._begin_scoring(turn)
         try:
-            for turn in turns:
-                self._begin_scoring(turn)
             while not is_answered and (waiting := [turn for turn in turns if self._needs_request(turn)]):
                 self._pause()
-                self._send(waiting)
+                self._send(messages, waiting)
                 if not self._requests:
                     break
                 while self._requests:
@@ -75,17 +70,14 @@ class Asker:
             raise
         made = [turn for turn in turns if turn.calls]
         if made and not (self.ended or is_answered) and all(_not_received(turn.calls[-1].outcome) for turn in made):
-            raise ConfigError(self._refusal(made[0]))
+            raise ConfigError(self.client.refusal(self.journal.answers[made[0].calls[-1].id]))
         return made
 
-    def _refusal(self, turn: Turn) -> str:
-        return self.client.refusal(self._last.get(turn.id) or Answer("connection"))
-
-    def _add_call(self, turn: Turn, id: str, answer: Answer | None) -> None:
-        """Add a request to those of a turn and to the spending; None: its answer was lost."""
+    def _add_call(self, turn: Turn, id: str) -> None:
+        """Add a request to those of a turn, with its answer from the journal, if it was not lost."""
+        answer = self.journal.answers.get(id)
         turn.calls.append(self.spending.end(id, answer))
         if answer is not None:
-            self._last[turn.id] = answer
             has_text = answer.content or answer.reasoning
             turn.reply = Reply(answer.content, answer.reasoning, answer.finish_reason) if has_text else None
             turn.program = program_in(answer.content) if answer.outcome == "ok" else None
@@ -103,39 +95,32 @@ class Asker:
             for call in turn.calls
             if call.outcome != "interrupted" and (call.id not in self._earlier or not _not_received(call.outcome))
         ]
-        if failed and not worth_retrying(failed[-1]):
-            raise ConfigError(self._refusal(turn))
+        if failed and not WORTH_RETRYING.fullmatch(failed[-1]):
+            raise ConfigError(self.client.refusal(self.journal.answers[turn.calls[-1].id]))
         return len(failed) <= self.run.client.retries
 
     def _pause(self) -> None:
         """Wait as long as the failed requests so far demand."""
-        until = min(self._not_before, time.monotonic() + self._seconds_left)
+        until = min(self._not_before, time.monotonic() + self.spending.seconds_left(self.journal.seconds))
         while (left := until - time.monotonic()) > 0:
             alive()
             time.sleep(min(left, 1.0))
 
-    @property
-    def _seconds_left(self) -> float:
-        """Return the remaining seconds of the run's hours."""
-        hours = self.run.budget.hours
-        return math.inf if hours is None else max(0.0, hours * 3600 - self.journal.seconds)
-
-    def _send(self, waiting: list[Turn]) -> None:
+    def _send(self, messages: Messages, waiting: list[Turn]) -> None:
         """Send the next request for each of these, as far as the budget allows."""
-        bound = prompt_bound(self._messages)
+        bound, run = prompt_bound(messages), self.run
         for turn in waiting:
-            id = _next_id(turn)
-            allowed, spent = self.spending.room(bound, self.run.client.max_tokens, self.journal.seconds)
+            allowed, spent = self.spending.room(bound, run.client.max_tokens, self.journal.seconds)
             if spent and not self._requests:
                 self.ended = spent
             if spent:  # or reserved for what is under way, which may leave something over
                 break
-            ask = Ask(id=id, prompt_bound=bound, max_tokens=allowed)
-            self.spending.begin(ask)
-            self.journal.write(ask)
-            seed = hashlib.sha256(f"{self.run.seed} {self.run.strategy} {id}".encode()).hexdigest()[:7]
-            limit = min(self.run.client.timeout_s, max(1.0, self._seconds_left))
-            request = self.client.ask(self._messages, f"s{self.run.seed}-{id}", int(seed, 16), allowed, limit)
+            id = _next_id(turn)
+            self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
+            self.spending.begin(self.journal.asks[id])
+            seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
+            limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
+            request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), allowed, limit)
             self._requests[request] = turn
 
     def _wait(self) -> None:
@@ -155,8 +140,8 @@ class Asker:
         answer.id = _next_id(turn)
         if answer.outcome == "ok" and program_in(answer.content) is None:
             answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
-        self.journal.write(answer)
-        self._add_call(turn, answer.id, answer)
+        self.journal.write("answer", **msgspec.structs.asdict(answer))
+        self._add_call(turn, answer.id)
         if answer.outcome != "ok":
             pause = pause_s(len(turn.calls), answer.retry_after_s, self.run.client.pause_s)
             self._not_before = max(self._not_before, time.monotonic() + pause)
@@ -177,7 +162,7 @@ class Asker:
             self.ended = self.ended or f"budget.hours={self.run.budget.hours} are spent"
             return
         if turn.id not in self.journal.scores:
-            self.journal.write(Scored(of=turn.id, result=result))
+            self.journal.write("score", of=turn.id, result=result)
         turn.program_sha256 = result["program_sha256"]
         turn.result = without_measurements(result)
 

@@ -1,7 +1,6 @@
 """Ask an OpenAI-compatible server, read its replies and the programs in them, and name what goes wrong with its cure.
 
-httpx sends, within one deadline that asyncio holds over the whole request. When to ask again is decided in `asking`,
-which writes each request into the journal first.
+When to ask again is decided in `asking`, which writes each request into the journal first.
 """
 
 import asyncio
@@ -9,9 +8,8 @@ import json
 import os
 import random
 import re
-import symtable
+import textwrap
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -19,7 +17,6 @@ from functools import cache
 from typing import Any
 
 import httpx
-import msgspec
 
 from rlreason.config.algorithms import ClientConfig
 from rlreason.discovery.journal import Answer
@@ -31,7 +28,6 @@ CONNECT_S = 20.0  # a server that takes no connection within this time is not th
 LONGEST_HEEDED_S = 120.0  # of what a server asks for
 PATH = "/chat/completions"
 LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
 
 
@@ -43,31 +39,26 @@ class Client:
 
         `model`: in place of `config.model`, if that is null.
         """
-        base_url = config.base_url or os.environ.get("OPENAI_BASE_URL")
-        if not base_url:
-            raise ConfigError(
-                "client.base_url=null and OPENAI_BASE_URL is not set: give the address of an OpenAI-compatible server, "
-                "as in client.base_url=http://127.0.0.1:8000/v1"
-            )
+        base_url = config.base_url or os.environ.get("OPENAI_BASE_URL") or ""
         self.config, self.model = config, config.model or model
         self.key = (os.environ.get(config.env_variable) or "").strip()
-        self.setting = f"client.base_url={self.one_line(base_url)}"
+        self.setting = f"client.base_url={self.one_line(base_url) or 'null'}"
         if not (self.key.isascii() and self.key.isprintable()):  # an error about it would show it
             raise ConfigError(f"the key in {config.env_variable} has characters that no request can send: correct it")
-        if not re.fullmatch(r"https?://[^\s/?#]+\S*", base_url):
-            raise ConfigError(f"{self.setting} is no address of a server: give one such as http://127.0.0.1:8000/v1")
         try:
             self._url = httpx.URL(base_url)
+            if self._url.scheme not in ("http", "https") or not self._url.host:
+                raise ValueError("no http:// with a host, and none in OPENAI_BASE_URL")
             self._http = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
                 trust_env=not re.fullmatch(LOOPBACK, self._url.host),
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
-                limits=LIMITS,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         except Exception as error:  # of the many that an address, a proxy or a certificate can raise
             raise ConfigError(
-                f"{self.setting} cannot be used ({self.one_line(str(error))}): correct it, the proxy in ALL_PROXY, "
-                "HTTPS_PROXY or HTTP_PROXY, or SSL_CERT_FILE"
+                f"{self.setting} is no address that can be used ({self.one_line(str(error))}): give one as in "
+                "client.base_url=http://127.0.0.1:8000/v1, or correct ALL_PROXY, HTTPS_PROXY or SSL_CERT_FILE"
             ) from error
 
     def one_line(self, text: str) -> str:
@@ -81,19 +72,16 @@ class Client:
         request = self._http.get(self._address("/models"), timeout=CONNECT_S)
         names: list[str] = []
         try:
-            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result().json()
-            names = [str(row["id"]) for row in listed["data"]]
+            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result()
+            names = [str(row["id"]) for row in listed.json()["data"]]
         except httpx.HTTPError as error:
             detail = self.one_line(f"{type(error).__name__}: {error}")
             raise ConfigError(self.refusal(Answer("connection", detail=detail))) from error
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError):
             pass  # it lists none
-        if len(names) != 1:
-            raise ConfigError(
-                f"client.model=null, and {self.setting} lists {len(names)} models ({few(names) or 'none'}): give "
-                "client.model=NAME"
-            )
-        return names[0]
+        if len(names) == 1:
+            return names[0]
+        raise ConfigError(f"client.model=null, and {self.setting} lists {few(names) or 'none'}: give client.model=NAME")
 
     def _address(self, path: str) -> httpx.URL:
         return self._url.copy_with(path=self._url.path.rstrip("/") + path)
@@ -109,8 +97,7 @@ class Client:
         if config.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": config.thinking}  # as vLLM and SGLang take it
         for name, value in (config.extra or {}).items():
-            is_merged = isinstance(value, Mapping) and isinstance(body.get(name), dict)
-            body[name] = body[name] | value if is_merged else value
+            body[name] = body[name] | value if isinstance(body.get(name), dict) and value else value
         if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
             body["max_completion_tokens"] = max_tokens
         return {name: value for name, value in body.items() if value is not None}
@@ -127,8 +114,8 @@ class Client:
 
         `request_id`: goes along as `X-Client-Request-Id`. Cancelling the future closes the connection.
         """
-        body = self.body(messages, seed, max_tokens)
-        return asyncio.run_coroutine_threadsafe(self._post(body, request_id, timeout_s), _event_loop())
+        request = self._post(self.body(messages, seed, max_tokens), request_id, timeout_s)
+        return asyncio.run_coroutine_threadsafe(request, _event_loop())
 
     async def _post(self, body: dict[str, Any], request_id: str, timeout_s: float) -> Answer:
         headers = {"X-Client-Request-Id": request_id}
@@ -137,7 +124,7 @@ class Client:
                 response = await self._http.post(self._address(PATH), json=body, headers=headers)
             answer = read_answer(response)
         except TimeoutError:
-            return Answer("timeout", detail=f"no whole answer within {timeout_s:g} s")
+            answer = Answer("timeout", detail=f"no whole answer within {timeout_s:g} s")
         except Exception as error:  # of the connection, or of what a server sends instead of HTTP
             outcome = "connection" if isinstance(error, UNSENT) else "broken"  # the model may have been asked
             answer = Answer(outcome, detail=f"{type(error).__name__}: {error}")
@@ -146,21 +133,10 @@ class Client:
 
     def refusal(self, answer: Answer) -> str:
         """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
-        config = self.config
-        cure = next(
-            cure
-            for outcome, detail, cure in CURES
-            if re.match(outcome, answer.outcome) and re.search(detail, answer.detail, re.IGNORECASE)
-        )
-        line = cure.format(
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            timeout_s=config.timeout_s,
-            thinking=json.dumps(config.thinking),
-            model=f"client.model={self.one_line(self.model)}",
-            variable=f"environment variable {config.env_variable} (client.env_variable)",
-        )
-        return f"{self.setting} {line}" + (f" ({answer.detail})" if answer.detail else "")
+        outcome, detail = answer.outcome, answer.detail
+        cure = next(cure for kind, part, cure in CURES if re.match(kind, outcome) and re.search(part, detail, re.I))
+        line = cure.format(model=f"client.model={self.one_line(self.model)}", client=self.config)
+        return f"{self.setting} {line}" + (f" ({detail})" if detail else "")
 
 
 @cache
@@ -171,41 +147,6 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class _Message(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-
-    def texts(self) -> tuple[str, str | None]:
-        """Return content and thinking, which servers send apart, or as one text.
-
-        Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
-        thinking leaves no content.
-        """
-        content, thinking = self.content or "", self.reasoning_content or self.reasoning or ""
-        thinking = thinking if thinking.strip() else ""
-        opens = content.lstrip().startswith("<think>")
-        if opens or (not thinking and "</think>" in content and "<think>" not in content):
-            before, _, content = content.partition("</think>")
-            content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
-        return _encodable(content), _encodable(thinking) or None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message | None = None
-    delta: _Message | None = None  # of a stream
-    finish_reason: str | None = None
-
-
-class _Body(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    error: Any = None
-    detail: Any = None  # of an error, as FastAPI names it
-    message: Any = None
-
-
 def read_answer(response: httpx.Response) -> Answer:
     """Return the answer in a server's response. A status other than 2xx is http_NNN.
 
@@ -213,60 +154,52 @@ def read_answer(response: httpx.Response) -> Answer:
     >>> read_answer(reply).content, read_answer(httpx.Response(503, text="busy")).detail
     ('3', 'HTTP 503: busy')
     """
-    text, body, answer = response.text, _Body(), Answer("broken")
-    try:
-        is_stream = "text/event-stream" in response.headers.get("content-type", "")
-        body = _joined(text) if is_stream else msgspec.convert(json.loads(text), _Body)
-    except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, msgspec.ValidationError) else "no JSON"
-        answer.detail = f"{why}: {text}" if text else "no text"
+    answer, body = Answer("broken"), None
+    with suppress(ValueError, RecursionError):
+        body = json.loads(response.text)
+    fields = body if isinstance(body, dict) else {}
+    usage = fields.get("usage")
     for name in ("prompt_tokens", "completion_tokens"):
-        count = body.usage.get(name) if isinstance(body.usage, dict) else None
-        if type(count) is int and count >= 0:
-            setattr(answer, name, count)
-    problem = body.error or body.detail or body.message or ""
+        count = usage.get(name) if isinstance(usage, dict) else None
+        setattr(answer, name, count if type(count) is int and count >= 0 else None)
+    problem = fields.get("error") or fields.get("detail") or fields.get("message") or response.text
     if isinstance(problem, dict):
         problem = problem.get("message") or problem
     problem = problem if isinstance(problem, str) else json.dumps(problem)
-    choice = body.choices[0] if body.choices else _Choice()
     if not response.is_success:
-        answer.outcome = f"http_{response.status_code}"
-        answer.detail = f"HTTP {response.status_code}: {problem or text}"
+        answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {problem}"
         with suppress(ValueError):
             seconds = float(response.headers.get("retry-after", ""))
             answer.retry_after_s = seconds if 0 <= seconds < 1e9 else None
-    elif choice.message is None:
-        answer.detail = answer.detail or problem or f"no choices[0].message in {text}"
-    else:
-        answer.content, answer.reasoning = choice.message.texts()
-        answer.finish_reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]
-        answer.outcome = "ok" if answer.content.strip() else "empty"
-        if answer.outcome == "empty":
-            answer.content = ""
-            detail = "thinking without an answer" if answer.reasoning else "a reply without content"
-            answer.detail = choice.message.refusal or f"{detail}, finish_reason={answer.finish_reason}"
+        return answer
+    try:
+        choice, message = fields["choices"][0], fields["choices"][0]["message"]
+        answer.content, thinking = texts_of(message)
+        answer.reasoning, answer.finish_reason = thinking or None, _encodable(choice.get("finish_reason") or "") or None
+    except (LookupError, TypeError, AttributeError):
+        answer.detail = f"{'no JSON' if body is None else 'no choices[0].message with a text'}: {problem}"
+        return answer
+    answer.outcome = "ok" if answer.content.strip() else "empty"
+    if answer.outcome == "empty":
+        what = "thinking without an answer" if answer.reasoning else "a reply without content"
+        answer.content = ""
+        answer.detail = str(message.get("refusal") or f"{what}, finish_reason={answer.finish_reason}")
     return answer
 
 
-def _joined(text: str) -> _Body:
-    """Join the events of a streamed reply; `ValueError` if the stream has no end."""
-    content = thinking = ""
-    whole = _Choice()
-    body = _Body([whole])
-    for value in re.findall(r"^data: *(\{.*)", text, re.MULTILINE):
-        event = msgspec.convert(json.loads(value), _Body)
-        if event.error:
-            return event
-        body.usage = event.usage or body.usage
-        for choice in event.choices or ():
-            whole.finish_reason = choice.finish_reason or whole.finish_reason
-            if choice.delta is not None:
-                content += choice.delta.content or ""
-                thinking += choice.delta.reasoning_content or choice.delta.reasoning or ""
-    if whole.finish_reason is None and not re.search(r"^data: *\[DONE\]", text, re.MULTILINE):
-        raise ValueError("the stream has no end")
-    whole.message = _Message(content, thinking)
-    return body
+def texts_of(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Return content and thinking, which servers send apart, or as one text.
+
+    Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
+    thinking leaves no content.
+    """
+    content = _encodable(message.get("content") or "")
+    thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+    opens = content.lstrip().startswith("<think>")
+    if opens or (not thinking and "</think>" in content and "<think>" not in content):
+        before, _, content = content.partition("</think>")
+        content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
+    return content, thinking
 
 
 def _encodable(text: str) -> str:
@@ -279,112 +212,72 @@ def pause_s(attempt_number: int, retry_after_s: float | None, first_s: float) ->
 
     A server's own wish is heeded, up to `LONGEST_HEEDED_S`. Otherwise the wait doubles from `first_s` up to 60 times
     that; it is between half of it and all, so that requests which failed together come back apart.
-
-    >>> pause_s(1, 0.0, 2.0), pause_s(1, 1e9, 2.0)
-    (0.0, 120.0)
     """
     if retry_after_s is not None:
         return min(retry_after_s, LONGEST_HEEDED_S)
     return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
 
 
-def worth_retrying(outcome: str) -> bool:
-    """Return whether the same question may be answered if it is asked again. `outcome`: of an `Answer`.
-
-    >>> [worth_retrying(outcome) for outcome in ("http_429", "http_503", "empty", "http_401", "http_302", "ok")]
-    [True, True, True, False, False, False]
-    """
-    return not re.fullmatch("ok|http_(?!408|409|429|5..).*", outcome)
-
-
+#: Outcomes of an `Answer` after which the same question may be answered if it is asked again.
+WORTH_RETRYING = re.compile("timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
 LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_(model_len|tokens|new_tokens)|too long"
-STREAM = "{{stream: true, stream_options: {{include_usage: true}}, enable_thinking: true}}"
+VARIABLE = "environment variable {client.env_variable} (client.env_variable)"
 #: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.
 CURES = (
-    ("http_401", "", "got no key, or does not accept it: put one into the {variable}"),
-    ("http_40[23]", "", "does not let this key use {model}: add credit, name another model, or change the {variable}"),
+    ("http_401", "", f"got no key, or does not accept it: put one into the {VARIABLE}"),
+    ("http_40[23]", "", f"does not let this key use {{model}}: add credit, name another, or change the {VARIABLE}"),
     ("http_404", "", f"does not know {{model}}, or has no {PATH} below it: give a model that /models lists there, or "
      f"the address before {PATH}, which mostly ends in /v1"),
     ("http_429", "", "takes no more requests for now: go on later, or ask for fewer at a time"),
     ("connection", "", "does not answer: start the server, or correct the address"),
-    ("timeout", "", "did not answer within client.timeout_s={timeout_s:g}: raise it, or ask for less"),
+    ("timeout", "", "did not answer within client.timeout_s={client.timeout_s:g}: raise it, or ask for less"),
     ("http_4", "max_completion_tokens", "asks for another name of the bound: "
-     "client.extra={{max_tokens: null, max_completion_tokens: {max_tokens}}}"),
-    ("http_4", LONG, "has no room for the prompt and the reply together: lower client.max_tokens={max_tokens}"),
-    ("http_4", r"non-?stream|stream ?= ?.?false|only support.{0,20}stream", "thinks in streams alone: "
-     f"client.extra={STREAM} and client.thinking=null, or client.extra={{{{enable_thinking: false}}}}"),
-    ("http_4", "chat_template_kwargs|thinking", "does not take client.thinking={thinking}: client.thinking=null sends "
-     "nothing, and client.extra can send what this server takes"),
-    ("http_4", "temperature", "does not allow client.temperature={temperature}: client.temperature=null leaves it out"),
-    ("http_4", "", "refuses the request: check client.model, client.max_tokens and client.extra against what it takes"),
+     "client.extra={{max_tokens: null, max_completion_tokens: {client.max_tokens}}}"),
+    ("http_4", LONG, "has no room for the prompt and the reply together: lower client.max_tokens={client.max_tokens}"),
+    ("http_4", "", "refuses the request: check client.model, client.max_tokens, client.temperature and client.thinking "
+     "(null leaves either out) and client.extra against what it takes"),
     ("", "", "gave no reply that can be used: look at its log, or try another {model}"),
 )  # fmt: skip
 
-NAMES = ("run_code", "get_centers", "points")  # what a program gives its set by
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
-_PYTHON = re.compile(r"[\s{.]*(?:python3?|py)(?![\w+#-]).*", re.IGNORECASE)
-_MARKDOWN = re.compile(r"\s*(?:markdown|md)\b.*", re.IGNORECASE)
-#: For blocks that are no Python: an error in a program is for the model to hear of, not for this module.
-_DEFINED = re.compile(
-    r"^(?:[ \t]*(?:async )?def (?:run_code|get_centers)\b|(?:run_code|get_centers|points)[ \t]*(?::[^=\n]*)?=(?!=))",
-    re.MULTILINE,
-)
+#: What makes a block a program, and what makes one that sets `points` an example of its use; text decides, not syntax.
+_DEFINED = re.compile(r"^(?:(?:async )?def )?(?:run_code|get_centers)[ \t]*(?:\(.*:|[:=][^=])", re.MULTILINE)
+_POINTS = re.compile(r"^points\b[^=\n(]*=(?!=)", re.MULTILINE)
+_CALLED = re.compile(r"\b(?:run_code|get_centers)\(")
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})\s*([^`~]*)")
+_PYTHON = re.compile(r"[{.]*(?:python3?|py)(?![\w+#-])", re.IGNORECASE)
 
 
 def program_in(content: str) -> str | None:
     """Return the program in a reply, as it stands there; None where there is none.
 
     It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points, else the
-    last one that is Python. A block that uses run_code without defining it shows how the program is called, and is no
-    program. A block without an end is none either: the reply was cut off.
+    last one that is marked as Python. A block that calls run_code without defining it shows how the program is called,
+    and is no program. A block without an end is none either: the reply was cut off.
 
-    >>> program_in("First:\\n```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
+    >>> program_in("```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
     'points = [[2]]\\n'
-    >>> program_in("```python\\npoints = [[2],") is None
-    True
     """
     python = None
-    for block in reversed(list(_blocks(content))):
-        names = _module_names(block)
-        if names is None:
-            if _DEFINED.search(block):
-                return block
-            continue
-        defined, used = names
-        if defined & {*NAMES} and not (used & {"run_code", "get_centers"}) - defined:
+    for language, block in reversed(list(_blocks(content))):
+        if _DEFINED.search(block) or (_POINTS.search(block) and not _CALLED.search(block)):
             return block
-        if python is None and re.search(r"^\s*[^#\s]", block, re.MULTILINE):
+        if python is None and language and re.search(r"^[ \t]*[^#\s]", block, re.MULTILINE):
             python = block
     return python
 
 
-def _blocks(content: str) -> Iterator[str]:
-    """Yield the closed blocks of Python and of no stated language, without the indentation of their fences."""
+def _blocks(content: str) -> Iterator[tuple[str, str]]:
+    """Yield (language, text) of the closed blocks of Python and of no stated language, indented as their fences are."""
     opening, lines = None, list[str]()
     for line in content.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line)
-        if fence and (opening is None or _PYTHON.fullmatch(fence[3])):  # within a block: its end was forgotten
-            is_inline = fence[2][0] in fence[3]
-            if not is_inline and not _MARKDOWN.fullmatch(fence[3]):  # a reply that is fenced as a whole has blocks
+        if fence and (opening is None or _PYTHON.match(fence[3])):  # within a block: its end was forgotten
+            if not fence[3].lower().startswith(("markdown", "md")):  # a reply that is fenced as a whole has blocks
                 opening, lines = fence, []
-        elif opening and fence and fence[2].startswith(opening[2]) and not fence[3].strip():
-            if not opening[3].strip() or _PYTHON.fullmatch(opening[3]):
-                indent = re.compile(rf"^[ \t]{{0,{len(opening[1].expandtabs(4))}}}")
-                yield "".join(f"{indent.sub('', line)}\n" for line in lines)
+        elif opening and fence and fence[2].startswith(opening[2]) and not fence[3]:
+            if not opening[3] or _PYTHON.match(opening[3]):
+                block = "".join(f"{line}\n" for line in lines)
+                yield opening[3], textwrap.dedent(block) if opening[1] else block
             opening = None
         else:
             lines.append(line)
-
-
-def _module_names(program: str) -> tuple[set[str], set[str]] | None:
-    """Return the names that a program defines at its top, and those that it uses anywhere; None if it is no Python."""
-    with warnings.catch_warnings(), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        warnings.simplefilter("ignore")  # about texts of others: invalid escapes and the like
-        tables = [symtable.symtable(program, "program", "exec")]
-        defined = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_assigned()}
-        used = set[str]()
-        for table in tables:
-            tables += table.get_children()
-            used |= {one.get_name() for one in table.get_symbols() if one.is_referenced()}
-        return defined, used
-    return None

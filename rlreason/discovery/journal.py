@@ -1,8 +1,20 @@
-"""Write every request, answer and score of a run to a journal, and add up what it has spent."""
+"""Write every request, answer and score of a run to a journal, and add up what it has spent.
+
+Its lines, each with `event` and `at`, the seconds of the run so far:
+
+    begin    the setup: model, problem, problem_hash, templates, first prompt, and start (program, source, result)
+    part     the run starts, or is resumed
+    ask      a request that is about to be sent: id, prompt_bound (its most tokens), max_tokens
+    answer   its outcome: the fields of `Answer`
+    score    of a reply's program: of (the reply, as "TURN.SAMPLE"), result
+    alive    the run is still going: it counts the time of a run that is killed
+"""
 
 import json
+import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,76 +29,23 @@ from rlreason.runtime.files import append_line
 BEAT_S = 2.0
 PER_MESSAGE = 16  # tokens that a chat template puts around a message, at most
 FEWEST = 256  # tokens of a reply that are worth asking for
-COUNTED, AT_MOST, ESTIMATED = "by the server", "at most", "estimated"
+Event = dict[str, Any]
 
 
-class Event(msgspec.Struct, tag_field="event", kw_only=True):
-    """A line of the journal."""
+class Answer(msgspec.Struct):
+    """The outcome of one request; None where the server does not say."""
 
-    at: float = 0.0  # seconds of the run so far
-
-
-class Start(msgspec.Struct):
-    """The program that the model begins with, and its score."""
-
-    program: str
-    source: str
-    result: dict[str, Any]
-
-
-class Begin(Event, tag="begin"):
-    """The setup of the run."""
-
-    model: str
-    problem: str
-    problem_hash: str
-    templates: dict[str, str]
-    first: str
-    start: Start
-
-
-class Ask(Event, tag="ask"):
-    """A request that is about to be sent, with an upper bound on its tokens."""
-
-    id: str
-    prompt_bound: int
-    max_tokens: int
-
-
-class Answer(msgspec.Struct, tag_field="event", tag="answer"):
-    """The outcome of one request.
-
-    `outcome`: ok | http_NNN (the server's status) | timeout | connection | empty (a reply without content) | broken
-    (no JSON, or not of the shape) | no_code, truncated (a reply without a whole program). `content`: the reply without
-    its thinking. `reasoning`: the thinking, where the server shows it. Tokens: as the server counts them, None where it
-    does not say. `retry_after_s`: how long the server asks to wait. `detail`: one line for a person, without the key.
-    """
-
-    outcome: str
-    content: str = ""
+    outcome: (
+        str  # ok, http_NNN, timeout, connection, empty, broken (not of the protocol); no_code, truncated: no program
+    )
+    content: str = ""  # without its thinking
     reasoning: str | None = None
     finish_reason: str | None = None
-    detail: str = ""
-    prompt_tokens: int | None = None
+    detail: str = ""  # one line for a person, without the key
+    prompt_tokens: int | None = None  # as the server counts them
     completion_tokens: int | None = None
-    retry_after_s: float | None = None
+    retry_after_s: float | None = None  # how long the server asks to wait
     id: str = ""
-    at: float = 0.0
-
-
-class Scored(Event, tag="score"):
-    """The score of a reply's program. `of`: the reply, as "TURN.SAMPLE"."""
-
-    of: str
-    result: dict[str, Any]
-
-
-class Part(Event, tag="part"):
-    """The run starts, or is resumed."""
-
-
-class Alive(Event, tag="alive"):
-    """The run is still going: it counts the time of a run that is killed."""
 
 
 class Journal:
@@ -95,15 +54,25 @@ class Journal:
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
         """Read the events of the file; cut off an unfinished last line, which a killed process leaves."""
         self.path = path
-        self.begin: Begin | None = None
-        self.asks: dict[str, Ask] = {}  # by the id of the request
+        self.begin: Event = {}
+        self.asks: dict[str, Event] = {}  # by the id of the request
         self.answers: dict[str, Answer] = {}
         self.scores: dict[str, dict[str, Any]] = {}  # "TURN.SAMPLE" -> result
         self.by_program: dict[str, dict[str, Any]] = {}  # hash -> result
         self.seconds_before = 0.0  # until it was resumed
-        for event in _read(path, warn):
-            self._add(event)
-            self.seconds_before = max(self.seconds_before, event.at)
+        data = path.read_bytes() if path.exists() else b""
+        complete = data[: data.rfind(b"\n") + 1]
+        if len(complete) < len(data):
+            warn(f"the last line of {path.name} is unfinished and was cut off: its process was killed")
+            os.truncate(path, len(complete))
+        for number, line in enumerate(complete.splitlines(), 1):
+            try:
+                event = json.loads(line)
+                self._add(event)
+                self.seconds_before = max(self.seconds_before, event["at"])
+            except (ValueError, LookupError, TypeError) as error:
+                cure = "put it back from a copy, or choose another folder"
+                raise ConfigError(f"{path} is damaged at line {number} ({error}): {cure}") from None
         self._began = self._beaten = time.monotonic()
 
     @property
@@ -116,46 +85,28 @@ class Journal:
         """Return the newest turn with a request; 0 before the first."""
         return max((int(id.partition(".")[0]) for id in self.asks), default=0)
 
-    def _add(self, event: Event | Answer) -> None:
-        match event:
-            case Begin():
+    def _add(self, event: Event) -> None:
+        match event["event"]:
+            case "begin":
                 self.begin = event
-            case Ask():
-                self.asks[event.id] = event
-            case Answer():
-                self.answers[event.id] = event
-            case Scored():
-                self.scores[event.of] = event.result
-                self.by_program[event.result["program_sha256"]] = event.result
+            case "ask":
+                self.asks[event["id"]] = event
+            case "answer":
+                self.answers[event["id"]] = msgspec.convert(event, Answer)
+            case "score":
+                self.scores[event["of"]] = self.by_program[event["result"]["program_sha256"]] = event["result"]
 
-    def write(self, event: Event | Answer) -> None:
+    def write(self, event: str, **fields: Any) -> None:
         """Append an event to the file. `UnwritableError` if the system refuses."""
-        event.at = round(self.seconds, 3)
-        append_line(self.path, json.dumps(finite(msgspec.to_builtins(event)), allow_nan=False))
-        self._add(event)
+        line = {"event": event, "at": round(self.seconds, 3), **fields}
+        append_line(self.path, json.dumps(finite(line), allow_nan=False))
+        self._add(line)
         self._beaten = time.monotonic()
 
     def beat(self) -> None:
         """Write the time, at most every two seconds, so that the hours of a killed run count."""
         if time.monotonic() - self._beaten > BEAT_S:
-            self.write(Alive())
-
-
-def _read(path: Path, warn: Callable[[str], object]) -> Iterator[Event | Answer]:
-    """Yield the events of a file; `ConfigError` if a line other than the last is damaged."""
-    data = path.read_bytes() if path.exists() else b""
-    complete = data[: data.rfind(b"\n") + 1]
-    if len(complete) < len(data):
-        warn(f"the last line of {path.name} is unfinished and was cut off: its process was killed")
-        with path.open("r+b") as file:
-            file.truncate(len(complete))
-    for number, line in enumerate(complete.splitlines(), 1):
-        try:
-            yield msgspec.convert(json.loads(line), Begin | Ask | Answer | Scored | Part | Alive)
-        except ValueError as error:
-            raise ConfigError(
-                f"{path} is damaged at line {number} ({error}): put it back from a copy, or choose another folder"
-            ) from None
+            self.write("alive")
 
 
 def prompt_bound(messages: list[dict[str, str]]) -> int:
@@ -175,7 +126,7 @@ class Spending:
         self.budget = run.budget
         self.prompt_price, self.completion_price = run.client.prompt_price or 0.0, run.client.completion_price or 0.0
         self.calls = self.prompt_tokens = self.completion_tokens = 0
-        self._reserved: dict[str, Ask] = {}
+        self._reserved: dict[str, Event] = {}
 
     @property
     def tokens(self) -> int:
@@ -185,16 +136,20 @@ class Spending:
     @property
     def cost(self) -> float:
         """Return the cost by the prices."""
-        return self.price(self.prompt_tokens, self.completion_tokens)
+        return self._price(self.prompt_tokens, self.completion_tokens)
 
-    def price(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return the cost of so many tokens."""
+    def _price(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
-    def begin(self, ask: Ask) -> None:
+    def seconds_left(self, seconds: float) -> float:
+        """Return the remaining seconds of the hours, after so many of the run."""
+        hours = self.budget.hours
+        return math.inf if hours is None else max(0.0, hours * 3600 - seconds)
+
+    def begin(self, ask: Event) -> None:
         """Count a request and reserve the most that it may use, before it is sent."""
         self.calls += 1
-        self._reserved[ask.id] = ask
+        self._reserved[ask["id"]] = ask
 
     def end(self, id: str, answer: Answer | None) -> Call:
         """Replace the reservation of a request by its use: as the server counts it, else the most that it can be.
@@ -202,15 +157,15 @@ class Spending:
         `answer`: None if it was lost. Refused requests, which the model never saw, cost nothing.
         """
         ask = self._reserved.pop(id)
-        prompt, completion, counted = ask.prompt_bound, ask.max_tokens, AT_MOST
+        prompt, completion, counted = ask["prompt_bound"], ask["max_tokens"], "at most"
         outcome = answer.outcome if answer else "interrupted"
         if answer and answer.prompt_tokens is not None and answer.completion_tokens is not None:
-            prompt, completion, counted = answer.prompt_tokens, answer.completion_tokens, COUNTED
+            prompt, completion, counted = answer.prompt_tokens, answer.completion_tokens, "by the server"
         elif outcome == "connection" or (outcome.startswith("http_") and not outcome.startswith("http_5")):
-            prompt, completion, counted = 0, 0, ESTIMATED
+            prompt, completion, counted = 0, 0, "estimated"
         self.prompt_tokens += prompt
         self.completion_tokens += completion
-        return Call(id, outcome, prompt, completion, counted, round(self.price(prompt, completion), 9))
+        return Call(id, outcome, prompt, completion, counted, round(self._price(prompt, completion), 9))
 
     def room(self, bound: int, max_tokens: int, seconds: float) -> tuple[int, str]:
         """Return (the most tokens that the next reply may have, ""), or (0, the budget that is spent).
@@ -221,17 +176,17 @@ class Spending:
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:
             return 0, f"budget.calls={budget.calls} are spent"
-        if budget.hours is not None and seconds >= budget.hours * 3600:
+        if not self.seconds_left(seconds):
             return 0, f"budget.hours={budget.hours:g} are spent"
-        prompts = bound + sum(ask.prompt_bound for ask in self._reserved.values())
-        replies = sum(ask.max_tokens for ask in self._reserved.values())
+        prompts = bound + sum(ask["prompt_bound"] for ask in self._reserved.values())
+        replies = sum(ask["max_tokens"] for ask in self._reserved.values())
         allowed, fewest = float(max_tokens), min(FEWEST, max_tokens)
         if budget.tokens is not None:
             allowed = min(allowed, budget.tokens - self.tokens - prompts - replies)
             if allowed < fewest:
                 return 0, f"budget.tokens={budget.tokens}: {self.tokens} are spent, and one more call could exceed it"
         if budget.cost is not None:
-            left = budget.cost - self.cost - self.price(prompts, replies)
+            left = budget.cost - self.cost - self._price(prompts, replies)
             if self.completion_price:
                 allowed = min(allowed, left / (self.completion_price / 1e6))
             if left < 0 or allowed < fewest:

@@ -5,7 +5,7 @@ Scores are whole numbers in the unit of the problem ("points"); 0 is what an inv
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,35 +15,13 @@ from rlreason.runtime.text import shorten, visible
 
 FIRST = "first"  # the kind of the bare first prompt
 REPLIED = ("ok", "no_code", "truncated")  # outcomes of calls that brought a text of the model's
-LARGEST = 10**15  # of whatever is counted
-Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
-Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+Result = dict[str, Any]  # of the verifier on a program, as docs/discovery.md lists it
 
 
-class _Verdict(TypedDict):
-    score: Count
-    validity: Amount  # 1.0 or 0.0
-
-
-class Result(_Verdict, total=False):
-    """The verifier's result on a program; a verifier may add more. Distances and norms are squared, and exact."""
-
-    raw_points: Count  # how many the program gave, valid or not
-    dimension: Count | None
-    error: str | None
-    error_kind: str | None
-    alarm: str | None  # a set that cannot be, and does not count
-    worst_pair: Any  # the two vectors that break the rule, with their places
-    min_squared_distance: int | None
-    max_squared_norm: int | None
-    protections: dict[str, str]
-    program_sha256: str
-
-
-def without_measurements(result: dict[str, Any]) -> Result:
+def without_measurements(result: Result) -> Result:
     """Return a result without what differs from run to run, so that the same replies make the same log."""
     measured = ("seconds", "check_seconds", "peak_memory_mb", "output_tail", "left_behind")
-    return cast("Result", {name: value for name, value in result.items() if name not in measured})
+    return {name: value for name, value in result.items() if name not in measured}
 
 
 class Call(msgspec.Struct):
@@ -51,10 +29,10 @@ class Call(msgspec.Struct):
 
     id: str
     outcome: str  # "ok", or what went wrong: "http_429", "timeout", "no_code" ...
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     tokens_counted: str | None = None  # "by the server", "at most" or "estimated"
-    cost: Amount | None = None
+    cost: float | None = None
 
 
 class Reply(msgspec.Struct):
@@ -68,8 +46,8 @@ class Reply(msgspec.Struct):
 class Turn(msgspec.Struct, kw_only=True):
     """One prompt with its calls, reply, program and verdict; a turn with several replies has one for each sample."""
 
-    turn: Count
-    sample: Count
+    turn: int
+    sample: int
     conversation: int = 1
     sees: list[str] = []  # ids of the turns that the model sees again
     prompt: str
@@ -101,38 +79,12 @@ class Turn(msgspec.Struct, kw_only=True):
     @property
     def credit(self) -> int:
         """Return the score of its program if its set counts, else 0."""
-        return self.result["score"] if self.result is not None and self.is_valid else 0
+        return int(self.result["score"]) if self.result is not None and self.is_valid else 0
 
     @property
     def is_independent(self) -> bool:
         """Return whether the model saw only the bare first prompt."""
         return self.prompt_kind == FIRST and not self.sees
-
-
-class Start(msgspec.Struct):
-    """The program that the run began with."""
-
-    program: str  # its name
-    program_sha256: str | None = None
-    score: Count = 0
-    result: Result | None = None
-
-
-class Spent(msgspec.Struct):
-    """What the run has used so far; tokens and cost as far as they are known."""
-
-    calls: Count = 0
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-    cost: Amount = 0.0
-
-
-class Best(msgspec.Struct):
-    """The best program so far: of a turn by its id, or "start"."""
-
-    score: Count
-    turn: str = "start"
-    program_sha256: str | None = None
 
 
 class Record(msgspec.Struct, omit_defaults=True):
@@ -155,10 +107,10 @@ class Log(msgspec.Struct, kw_only=True):
     settings: dict[str, Any]
     system: str | None = None
     first_prompt: str
-    start: Start
+    start: dict[str, Any]  # the program that it began with: program (its name), program_sha256, score, result
     turns: list[Turn]
-    spent: Spent
-    best: Best
+    spent: dict[str, int | float]  # so far: calls, prompt_tokens, completion_tokens, cost, as far as they are known
+    best: dict[str, Any]  # score, turn (its id, or "start") and program_sha256 of the best program
     record: list[Record] = []
     ended: str | None = None
     folder: Path = Path()  # not in the file
@@ -168,22 +120,12 @@ class Log(msgspec.Struct, kw_only=True):
         """Return how many requests its turns made, including retries."""
         return sum(len(turn.calls) for turn in self.turns)
 
-    @property
-    def answered(self) -> int:
-        """Return how many of its calls brought a reply, with a program or without."""
-        return sum(call.outcome in REPLIED for turn in self.turns for call in turn.calls)
-
-    @property
-    def best_result(self) -> Result | None:
-        """Return the verifier's result on the best program."""
-        return next((turn.result for turn in self.turns if turn.id == self.best.turn), self.start.result)
-
     def curve(self) -> tuple[list[int], list[int]]:
         """Return (calls, best score so far): from 0 calls and the starting score, a point after each turn, in order.
 
         A turn's score counts once its last call is made. It is computed from the verdicts.
         """
-        calls, best = [0], [self.start.score]
+        calls, best = [0], [self.start["score"]]
         for turn in self.turns:
             calls.append(calls[-1] + len(turn.calls))
             best.append(max(best[-1], turn.credit))

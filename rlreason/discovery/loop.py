@@ -16,10 +16,9 @@ from typing import Any
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.asking import Asker, Messages
 from rlreason.discovery.client import Client
-from rlreason.discovery.journal import Begin, Journal, Part, Spending
-from rlreason.discovery.journal import Start as StartProgram
-from rlreason.discovery.log import FIRST, Best, Log, Spent, Start, Turn, without_measurements
-from rlreason.discovery.problem import DiscoveryProblem, feedback, first_prompt, problem_named
+from rlreason.discovery.journal import Event, Journal, Spending
+from rlreason.discovery.log import FIRST, Log, Turn, without_measurements
+from rlreason.discovery.problem import DiscoveryProblem, feedback, filled, problem_named
 from rlreason.discovery.report import write_report
 from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
 from rlreason.discovery.score import score_program
@@ -29,7 +28,6 @@ from rlreason.records.console import Console
 from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.text import duration
 
 
 @dataclass(slots=True)
@@ -55,24 +53,24 @@ class Conversation:
         """
         places = set(range(len(self.exchanges))[-history:] if history else ())
         scores = [turn.credit for turn, _, _ in self.exchanges]
-        if scores and max(scores) > 0:
+        if any(scores):
             places.add(scores.index(max(scores)))
-        elif scores and not places:
+        elif scores:
             places.add(len(scores) - 1)
         messages = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": self.first})
-        kind, sees = FIRST, []
-        for place in sorted(places):
-            turn, kind, text = self.exchanges[place]
+        shown = [self.exchanges[place] for place in sorted(places)]
+        for turn, _, text in shown:
             messages += [{"role": "assistant", "content": turn.content}, {"role": "user", "content": text}]
-            sees.append(turn.id)
-        turns = []
-        for sample in range(samples):
-            prompt = messages[-1]["content"]
-            turns.append(
-                Turn(turn=number, sample=sample, conversation=self.number, sees=sees, prompt=prompt, prompt_kind=kind)
-            )
-        return messages, turns
+        kind, prompt, sees = (
+            shown[-1][1] if shown else FIRST,
+            messages[-1]["content"],
+            [turn.id for turn, _, _ in shown],
+        )
+        return messages, [
+            Turn(turn=number, sample=k, conversation=self.number, sees=sees, prompt=prompt, prompt_kind=kind)
+            for k in range(samples)
+        ]
 
 
 def chosen_of(turns: Sequence[Turn]) -> Turn | None:
@@ -91,9 +89,6 @@ def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float
     records.clock.begin()
     discovery = Discovery(run, records, console)
     try:
-        discovery.announce()
-        if not discovery.earlier_turns:
-            discovery.write_documents()
         discovery.take_turns()
     finally:
         discovery.stop.set()
@@ -111,61 +106,59 @@ class Discovery:
         self.stop = threading.Event()  # ends running programs
         score = run.score
         self.limits = Limits(score.timeout_s, score.memory_mb, check_timeout_s=score.check_timeout_s, cpus=score.cpus)
-        client = Client(run.client, journal.begin.model if journal.begin else "")
-        if journal.begin is None:
-            self._begin(client)
-        elif journal.begin.problem_hash != self.problem.hash:
+        self.spending = Spending(run)
+        client = Client(run.client, journal.begin.get("model", ""))
+        self.begin = journal.begin or self._first_event(client)
+        if self.begin["problem_hash"] != self.problem.hash:
             raise ConfigError(
                 f"problem={self.problem.name}: its files have changed since this run began, and scores would not "
                 "compare: put them back, or choose another hydra.run.dir"
             )
-        journal.write(Part())
-        assert journal.begin is not None
-        self.begin = journal.begin
+        journal.write("part")
         self.log = self._first_log()
-        self.source = self.begin.start.source  # of the best program
+        self.source = self.begin["start"]["source"]  # of the best program
         self.earlier_turns = journal.last_turn  # the last of these may not be complete
-        self.spending = Spending(run)
         self.asker = Asker(run, client, journal, self.spending, self.score)
 
     def score(self, source: str) -> dict[str, Any]:
         """Score a program, until the run stops or its hours are spent."""
-        hours = self.run.budget.hours
 
         def stopped() -> bool:
-            return self.stop.is_set() or (hours is not None and self.journal.seconds >= hours * 3600)
+            return self.stop.is_set() or not self.spending.seconds_left(self.journal.seconds)
 
-        return score_program(source.encode("utf-8", "replace"), self.problem, self.limits, stopped).as_dict()
+        return score_program(source.encode("utf-8", "replace"), self.problem, self.limits, stopped)
 
-    def _begin(self, client: Client) -> None:
+    def _first_event(self, client: Client) -> Event:
         """Record the start of the run, with its model's name and its start program scored."""
         run, problem = self.run, self.problem
         templates, source = problem.templates(run.prompts), start_source(run, problem)
         with self.console.wait("scoring the start program"):
             result = self.score(source)
         client.model = client.model or client.only_model()
-        more = {"hints": run.prompts.hints, "timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb}
+        values = {"timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb, "unit": problem.unit}
+        values |= {"starter": source.strip(), "score": result["score"]}
+        values["hints"] = f"\n{problem.hints.strip()}\n" if run.prompts.hints else ""
         self.journal.write(
-            Begin(
-                model=client.model,
-                problem=problem.name,
-                problem_hash=problem.hash,
-                templates=templates,
-                first=first_prompt(templates[FIRST], problem, source, result, more),
-                start=StartProgram(run.start or problem.starter, source, result),
-            )
+            "begin",
+            model=client.model,
+            problem=problem.name,
+            problem_hash=problem.hash,
+            templates=templates,
+            first=filled(templates[FIRST], values),
+            start={"program": run.start or problem.starter, "source": source, "result": result},
         )
+        return self.journal.begin
 
     def _first_log(self) -> Log:
         """Return the log before the first turn; docs/discovery.md explains the fields."""
-        run, start, client = self.run, self.begin.start, self.run.client
-        score, sha256 = start.result["score"], start.result["program_sha256"]
+        run, start, client, result = self.run, self.begin["start"], self.run.client, self.begin["start"]["result"]
+        best = {"program_sha256": result["program_sha256"], "score": result["score"]}
         return Log(
             problem=run.problem,
             title=self.problem.title,
             unit=self.problem.unit,
             strategy=run.strategy,
-            model=self.begin.model,
+            model=self.begin["model"],
             seed=run.seed,
             settings={
                 "replies": run.side_by_side,
@@ -181,88 +174,79 @@ class Discovery:
                 "budget": asdict(run.budget),
             },
             system=client.system,
-            first_prompt=self.begin.first,
-            start=Start(start.program, sha256, score, without_measurements(start.result)),
+            first_prompt=self.begin["first"],
+            start={"program": start["program"], **best, "result": without_measurements(result)},
             turns=[],
-            spent=Spent(),
-            best=Best(score, program_sha256=sha256),
+            spent={},
+            best={"score": best["score"], "turn": "start", "program_sha256": best["program_sha256"]},
             record=list(self.problem.record),
         )
 
-    def announce(self) -> None:
-        """Print where requests go, and how programs are contained."""
-        run, say, limits, folder = self.run, self.console.say, self.limits, self.records.folder
-        say(f"problem    {self.problem.title}: begins with {self.log.best.score} {self.problem.unit}")
-        say(f"asks       {self.begin.model}, {run.strategy}; at most {run.most_spent}")
-        say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each")
-        say(f"held back  by {protections_text(protections(limits))}")
-        if self.earlier_turns:
-            calls = len(self.journal.asks)
-            say(f"goes on    in turn {self.earlier_turns}, after {calls} calls, none of which is repeated")
-        say(f"records    {folder}; interrupted? resume={folder} goes on, and repeats no call")
-
     def take_turns(self) -> None:
         """Ask, score and answer turn by turn until a budget is spent."""
-        run, number = self.run, 0
-        conversation = Conversation(1, run.client.system, self.begin.first)
+        run, say, number, history = self.run, self.console.say, 0, self.run.history if self.run.converses else 0
+        say(f"problem    {self.problem.title}: begins with {self.log.best['score']} {self.problem.unit}")
+        say(f"asks       {self.begin['model']}, {run.strategy}; at most {run.most_spent}")
+        say(f"held back  by {protections_text(protections(self.limits))}")
+        say(f"records    {self.records.folder}; interrupted? resume={self.records.folder} goes on, and repeats no call")
+        if not self.earlier_turns:
+            self.write_documents()
+        conversation = Conversation(1, run.client.system, self.begin["first"])
         while not self.asker.ended:
             number += 1
-            messages, turns = conversation.ask(number, run.side_by_side, run.history if run.converses else 0)
+            messages, turns = conversation.ask(number, run.side_by_side, history)
             with self.records.clock.phase("discover"), self.console.wait(f"turn {number}: asking and scoring"):
                 turns = self.asker.ask(messages, turns)
             if not turns:
                 break
-            self.take_in(turns)
+            for turn in turns:
+                if turn.credit > self.log.best["score"] and turn.program is not None:
+                    self.log.best = {"score": turn.credit, "turn": turn.id, "program_sha256": turn.program_sha256}
+                    self.source, turn.improved = turn.program, True
+                turn.best_so_far = self.log.best["score"]
+            self.log.turns += turns
             if run.converses and (chosen := chosen_of(turns)) is not None:
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
-                conversation.add(
-                    chosen, *feedback(self.begin.templates, result, self.log.best.score, self.problem.unit)
-                )
+                kind, text = feedback(self.begin["templates"], result, self.log.best["score"], self.problem.unit)
+                conversation.add(chosen, kind, text)
             self.write_turn(number, turns)
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
-                conversation = Conversation(conversation.number + 1, run.client.system, self.begin.first)
-
-    def take_in(self, turns: list[Turn]) -> None:
-        """Add turns to the log, and update the best program."""
-        for turn in turns:
-            if turn.credit > self.log.best.score and turn.program is not None:
-                self.log.best = Best(turn.credit, turn.id, turn.program_sha256)
-                self.source = turn.program
-                turn.improved = True
-            turn.best_so_far = self.log.best.score
-        self.log.turns += turns
+                conversation = Conversation(conversation.number + 1, run.client.system, self.begin["first"])
 
     def write_turn(self, number: int, turns: list[Turn]) -> None:
-        """Write the log and the best program, each as a whole, a row of metrics, and a line on the console."""
-        is_repeated = number < self.earlier_turns  # the log on the disk has more than this
-        if not is_repeated:
-            self.write_documents()
+        """Write a row of metrics; of a turn that is not repeated also the log, the program and a line to the user."""
         row = {
             "discover/turn": number,
             "discover/score": max(turn.credit for turn in turns),
-            "discover/best": self.log.best.score,
+            "discover/best": self.log.best["score"],
             "discover/valid": sum(turn.is_valid for turn in turns) / len(turns),
             "discover/calls": self.spending.calls,
             "discover/tokens": self.spending.tokens,
             "discover/cost": self.spending.cost,
         }
         self.records.metrics(Counters(rollout_step=number, clock=self.records.clock).row() | row)
-        if is_repeated:
+        if number < self.earlier_turns:  # the log on the disk has more than this
             return
+        self.write_documents()
         outcomes = ", ".join(map(outcome_of, turns))
-        self.console.say(f"turn {number:<5} {self.spending.calls:>4} calls  best {self.log.best.score:<6} {outcomes}")
+        self.console.say(
+            f"turn {number:<5} {self.spending.calls:>4} calls  best {self.log.best['score']:<6} {outcomes}"
+        )
         for turn in turns:
             if turn.result and (alarm := turn.result.get("alarm")):
                 self.console.say(f"! ALARM, no score for reply {turn.id}: {alarm}")
 
     def write_documents(self) -> None:
-        """Write the current `program.py` and `conversation_log.json`."""
-        spending = self.spending
+        """Write the current `program.py` and `conversation_log.json`, each as a whole."""
+        spent = self.spending
         self.records.document(files.PROGRAM, self.source)
-        self.log.spent = Spent(
-            spending.calls, spending.prompt_tokens, spending.completion_tokens, round(spending.cost, 9)
-        )
+        self.log.spent = {
+            "calls": spent.calls,
+            "prompt_tokens": spent.prompt_tokens,
+            "completion_tokens": spent.completion_tokens,
+            "cost": round(spent.cost, 9),
+        }
         self.records.document(files.CONVERSATION, self.log.text())
 
     def conclude(self) -> float:
@@ -271,38 +255,37 @@ class Discovery:
         is_finished = ended.startswith("budget.calls")
         log.ended = ended
         self.write_documents()
-        report = write_report([folder], folder)
+        report, _ = write_report([folder], folder)
         self.records.summary(
             {
                 "status": "finished" if is_finished else "budget",
                 "reason": "" if is_finished else ended,
-                "score": log.best.score,
-                "score_before": log.start.score,
+                "score": log.best["score"],
+                "score_before": log.start["score"],
                 "problem": self.problem.name,
                 "strategy": log.strategy,
                 "model": log.model,
                 "calls": self.spending.calls,
                 "tokens": self.spending.tokens,
                 "cost": self.spending.cost,
-                "program_sha256": log.best.program_sha256,
+                "program_sha256": log.best["program_sha256"],
                 **time_summary(self.records.clock),
                 "seconds": round(self.journal.seconds, 1),
             }
         )
-        say, program = self.console.say, folder / files.PROGRAM
-        say(f"\n{ended}: the best program has {log.best.score} {log.unit}, the first one had {log.start.score}")
-        say(f"program    {program}; score it again: rlreason score {program}")
-        say(f"log        {folder / files.CONVERSATION}")
-        say(f"report     {report}")
-        return float(log.best.score)
+        program = folder / files.PROGRAM
+        self.console.say(
+            f"\n{ended}: the best program has {log.best['score']} {log.unit}, the first had {log.start['score']}"
+        )
+        self.console.say(f"program    {program}; score it again: rlreason score {program}")
+        self.console.say(f"report     {report}, of {files.CONVERSATION} there")
+        return float(log.best["score"])
 
 
 def outcome_of(turn: Turn) -> str:
     """Return a turn's score, or what went wrong, in a word or two."""
-    if turn.is_valid:
-        return str(turn.credit)
     if turn.result is not None:
-        return str(turn.result["error_kind"])
+        return str(turn.credit if turn.is_valid else turn.result["error_kind"])
     outcome = turn.calls[-1].outcome
     return "not scored" if outcome == "ok" else outcome
 

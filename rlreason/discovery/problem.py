@@ -12,14 +12,13 @@ import yaml
 
 from rlreason.config.algorithms import PromptFilesConfig
 from rlreason.config.leaves import resource_dir
-from rlreason.discovery.log import Record
+from rlreason.discovery.log import FIRST, Record
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import shorten
 
 HOME = Path(__file__).with_name("problems")
 FILE = "problem.yaml"
 SHOWN = 1500  # characters of a program's message
-KINDS = ("first", "error", "extend", "no_code")  # of prompts
 #: Kinds of errors whose text comes from the program's own process, and can be anything.
 OF_THE_PROGRAM = ("exception", "exit", "type", "size", "no_points", "memory")
 FRAME = "-----"
@@ -51,17 +50,15 @@ class DiscoveryProblem:
     def templates(self, files: PromptFilesConfig) -> dict[str, str]:
         """Return the text of each prompt's template; `ConfigError` if a file is missing."""
         templates = {}
-        for kind in KINDS:
+        for kind in (FIRST, "error", "extend", "no_code"):
             name = getattr(files, kind) or self.prompt
             places = (self.folder / name, resource_dir("prompts") / name, Path(name).expanduser())
             path = next((place for place in places if place.is_file()), places[-1])
             try:
                 templates[kind] = path.read_text(encoding="utf-8").strip()
             except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"prompts.{kind}={name} cannot be read ({error}): give a file of text in {self.folder}, in "
-                    "prompts/, or by its path"
-                ) from error
+                cure = f"give a file of text in {self.folder}, in prompts/, or by its path"
+                raise ConfigError(f"prompts.{kind}={name} cannot be read ({error}): {cure}") from error
         return templates
 
 
@@ -78,9 +75,8 @@ def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
     folder = (HOME / name if name in shipped() else Path(name)).absolute()
     path = folder / FILE
     if not path.is_file():
-        raise ConfigError(
-            f"{key}={name} is no problem: choose one of {', '.join(shipped())}, or give a folder that holds {FILE}"
-        )
+        cure = f"choose one of {', '.join(shipped())}, or give a folder that holds {FILE}"
+        raise ConfigError(f"{key}={name} is no problem: {cure}")
     try:
         settings = {**yaml.safe_load(path.read_text(encoding="utf-8")), "folder": folder, "name": folder.name}
         if unknown := settings.keys() - DiscoveryProblem.__dataclass_fields__.keys():
@@ -88,12 +84,10 @@ def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
         problem = msgspec.convert(settings, DiscoveryProblem)
         problem.templates(PromptFilesConfig())
         for file in (problem.starter, problem.verifier):
-            if not (folder / file).is_file():
-                raise ValueError(f"{file} is missing in {folder}")
+            (folder / file).read_bytes()
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"{path} cannot be used ({shorten(str(error), 300)}): write it as {HOME / 'kissing_11' / FILE}"
-        ) from error
+        why = shorten(str(error), 300)
+        raise ConfigError(f"{path} cannot be used ({why}): write it as {HOME / 'kissing_11' / FILE}") from error
     return problem
 
 
@@ -105,15 +99,6 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
     """
     text = re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]) if m[1] in values else m[0], template)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
-
-
-def first_prompt(
-    template: str, problem: DiscoveryProblem, start: str, result: Mapping[str, Any], more: Mapping[str, Any]
-) -> str:
-    """Return the first prompt: its template with the start program, its result, and the values of `more`."""
-    hints = f"\n{problem.hints.strip()}\n" if more.get("hints") else ""
-    values = {**more, "starter": start.strip(), "score": result["score"], "unit": problem.unit, "hints": hints}
-    return filled(template, values)
 
 
 def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, best: int, unit: str) -> tuple[str, str]:

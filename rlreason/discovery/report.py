@@ -1,24 +1,21 @@
 """Write the report of one discover run, or of several together: report.md and score.png."""
 
-import hashlib
 import json
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from rlreason.discovery.comparison import SeedGroup, compared, panels_of, settings_of, without_copies
-from rlreason.discovery.log import Log, Result, Turn, read_log
-from rlreason.discovery.report_picture import MOST_PANELS, draw
+from rlreason.discovery.comparison import SeedGroup, kind_of, settings_of, without_copies
+from rlreason.discovery.log import REPLIED, Log, Turn, read_log
+from rlreason.discovery.report_picture import draw
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONVERSATION, PROGRAM, REPORT, SCORE_PICTURE, SET_ASIDE
+from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.report.content import counted
 from rlreason.report.documents import fenced, text
 from rlreason.runtime.files import explained, whole
@@ -36,29 +33,25 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
         inner = [folder]
         if folder.is_dir() and not (folder / CONVERSATION).is_file():
             inner = sorted(one for one in folder.iterdir() if not one.name.startswith((".", SET_ASIDE)))
-        for one in inner:
-            if (one / CONVERSATION).is_file():
-                runs.setdefault(one.resolve(), one)
+        runs = {one.resolve(): one for one in inner if (one / CONVERSATION).is_file()} | runs
     return list(runs.values())
 
 
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
     """Write the report of these runs into `out`, and print the result of each."""
-    report = write_report(folders, out)
-    lines, figures = [], []
-    for folder in folders:
-        with suppress(ConfigError):  # the report names it
-            log = read_log(folder)
-            row = {"run": str(folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
-            figures.append(row | {"score": log.best.score, "calls": log.calls, "ended": log.ended})
-            state = "" if log.ended is not None else ", not ended"
-            lines.append(f"{folder}: {log.best.score} {log.unit} in {log.calls} calls{state}")
+    report, logs = write_report(folders, out)
+    figures = [
+        {"run": str(log.folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
+        | {"score": log.best["score"], "calls": log.calls, "ended": log.ended}
+        for log in logs
+    ]
+    lines = [f"{one['run']}: {one['score']} in {one['calls']} calls; {one['ended'] or 'not ended'}" for one in figures]
     summary = "\n".join([*lines, "", f"report: {report} (with {SCORE_PICTURE})"])
     return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the report's path.
+def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
+    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs.
 
     A run whose log cannot be used is left out and named. `ConfigError` if none is left, or they are of several
     problems; `UnwritableError` if the system refuses.
@@ -71,70 +64,54 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
             left_out.append(str(error).replace(str(folder), folder.name, 1))
             if len(left_out) == len(folders):
                 raise
-    problems = sorted({log.problem for log in logs})
-    if len(problems) > 1:
+    if len(problems := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
-    logs, copies = without_copies(logs)
-    settings = settings_of(logs)
-    panels = panels_of(logs, settings)
-    context = _context(logs, settings)
+    different, copies = without_copies(logs)
+    settings, kinds = settings_of(different), dict[str, list[SeedGroup]]()
+    for setting in settings:
+        kinds.setdefault(json.dumps(kind_of(setting.logs[0])), []).append(setting)
+    context = _context(settings) | {"left_out": [*left_out, *copies], "kinds": list(kinds.values())}
     out.mkdir(parents=True, exist_ok=True)
-    draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", logs[0].unit, panels, logs[0].record)
-    generated = (
-        _environment()
-        .get_template("report.md.j2")
-        .render(
-            context,
-            left_out=[*left_out, *copies],
-            settings=settings,
-            panels=panels,
-            panels_drawn=MOST_PANELS,
-            comparisons=compared(panels),
-        )
-    )
+    draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", context["kinds"])
     report = out / REPORT
-    document = generated.encode() + b"\n" + reader_text(report)
+    document = TEMPLATES.get_template("report.md.j2").render(context).encode() + b"\n" + reader_text(report)
     with explained(report), whole(report) as partial:
         partial.write_bytes(document)
-    return report
+    return report, logs
 
 
-def _context(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> dict[str, Any]:
+def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
     """Compute what the template puts in."""
-    log, turns = logs[0], [turn for one in settings for turn in one.turns]
     logs = [log for setting in settings for log in setting.logs]
-    results = [result for result in (*(turn.result for turn in turns), *(log.start.result for log in logs)) if result]
-    strategies = dict.fromkeys(log.strategy for log in logs)
-    subject = f"{counted(len(logs), 'run')} with {', '.join(strategies)}"
-    if len(logs) == 1:
-        subject = f"{log.strategy} with {log.model}, seed {log.seed}"
-    program = None
-    with suppress(OSError):
-        program = hashlib.sha256((log.folder / PROGRAM).read_bytes()).hexdigest()
+    turns = [turn for setting in settings for turn in setting.turns]
+    log, best = logs[0], max(logs, key=lambda log: log.best["score"])
+    results = [
+        result for result in (*(turn.result for turn in turns), *(one.start["result"] for one in logs)) if result
+    ]
+    protections, *others = [active for one in results if (active := one.get("protections"))] or [{}]
+    subject = f"{log.strategy} with {log.model}, seed {log.seed}"
+    if len(logs) > 1:
+        subject = f"{counted(len(logs), 'run')} with {', '.join(dict.fromkeys(one.strategy for one in logs))}"
     return {
         "title": log.title or Path(log.problem).name,
         "subject": subject,
         "problem": Path(log.problem).name,
         "log": log,
         "logs": logs,
-        "best": max(logs, key=lambda log: log.best.score),
+        "settings": settings,
+        "best": best,
+        "best_result": next((turn.result for turn in best.turns if turn.id == best.best["turn"]), best.start["result"]),
         "common": [one for one in settings[0].overrides if all(one in other.overrides for other in settings)],
-        "starts": sorted({(Path(log.start.program).name, log.start.score) for log in logs}),
+        "starts": sorted({(Path(log.start["program"]).name, log.start["score"]) for log in logs}),
         "prompt_kinds": Counter(turn.prompt_kind for turn in turns).most_common(),
         "dimensions": sorted({one["dimension"] for one in results if one["validity"] and one.get("dimension")}),
-        "protections": protections_of(results),
+        "protections": [
+            f"{name} ({how})" for name, how in protections.items() if all(one.get(name) == how for one in others)
+        ],
         "outcomes": outcomes_of(settings),
-        "errors": first_errors(results),
         "steps": steps_of(logs),
-        "program_sha256": program,
         "ranked": sorted(log.record, key=lambda one: one.score),
     }
-
-
-def protections_of(results: Iterable[Result]) -> list[str]:
-    """Return the protections that held for every program."""
-    first, *others = [active for one in results if (active := one.get("protections"))] or [{}]
-    return [f"{name} ({how})" for name, how in first.items() if all(one.get(name) == how for one in others)]
 
 
 GROUPS = ("call", "program", "set", "valid set")  # of the table of outcomes, in its order
@@ -157,25 +134,17 @@ def outcomes_of(settings: Sequence[SeedGroup]) -> list[tuple[str, str, list[int]
     return [(group, kind, [column[group, kind] for column in columns]) for group, kind in keys]
 
 
-def first_errors(results: Iterable[Result]) -> list[tuple[str, str]]:
-    """Return kind and first text of the most frequent errors."""
-    errors: dict[str, list[str]] = {}
-    for result in results:
-        if error := result.get("error"):
-            errors.setdefault(result.get("error_kind") or "invalid", []).append(error)
-    return [(kind, errors[kind][0]) for kind in sorted(errors, key=lambda kind: -len(errors[kind]))[:3]]
-
-
 def steps_of(logs: Sequence[Log]) -> list[tuple[Log, Turn, int]]:
     """Return the turns that raised the score of their run most, in order: (run, turn, best score before it)."""
-    steps = []
-    for log in logs:
-        for turn, before in zip(log.turns, log.curve()[1], strict=False):
-            if turn.credit > before:
-                steps.append((log, turn, before))
-    rises = [turn.credit - before for _, turn, before in steps]
-    largest = sorted(range(len(steps)), key=lambda k: -rises[k])[:MOST_QUOTED]
+    pairs = [(log, turn, before) for log in logs for turn, before in zip(log.turns, log.curve()[1], strict=False)]
+    steps = [step for step in pairs if step[1].credit > step[2]]
+    largest = sorted(range(len(steps)), key=lambda k: steps[k][2] - steps[k][1].credit)[:MOST_QUOTED]
     return [steps[k] for k in sorted(largest)]
+
+
+def answered(logs: Iterable[Log]) -> int:
+    """Return how many calls of these runs brought a reply, with a program or without."""
+    return sum(call.outcome in REPLIED for log in logs for turn in log.turns for call in turn.calls)
 
 
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
@@ -207,49 +176,37 @@ def quote(given: str, lines: int) -> Markup:
     return Markup("\n".join(fenced(shorten(given, QUOTED_CHARS, "both"))))
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        finalize=as_markdown,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "cut": as_markdown,
-        "counted": counted,
-        "json": json.dumps,
-        "listed": lambda parts: Markup(", ".join(map(as_markdown, parts))),
-        "median": statistics.median,
-        "quote": quote,
-    }
-    return environment
-
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    finalize=as_markdown,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters |= {
+    "answered": answered,
+    "cut": as_markdown,
+    "counted": counted,
+    "json": json.dumps,
+    "listed": lambda parts: Markup(", ".join(map(as_markdown, parts))),
+    "median": statistics.median,
+    "quote": quote,
+}
 
 INVITATION = (
-    "## Reflection\n\n"
-    "_Write here what you make of it: what worked, what did not, and why; what you would try next. Everything from "
-    "this heading on stays as it is when the report is written again._\n"
+    b"## Reflection\n\n"
+    b"_Write here what you make of it: what worked, what did not, and why; what you would try next. Everything from "
+    b"this heading on stays as it is when the report is written again._\n"
 )
 #: A fenced block, which may quote the heading, or the heading.
 _FENCE_OR_HEADING = re.compile(rb"^(`{3,})text\n.*?^\1$|^## Reflection\s*?$", re.DOTALL | re.MULTILINE)
 
 
 def reader_text(report: Path) -> bytes:
-    """Return the text after the generated part: the reader's text of an existing report, or an invitation.
-
-    All of a report without the heading is the reader's.
-    """
-    if not report.is_file():
-        return INVITATION.encode()
-    try:
-        old = report.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{report} cannot be read ({error.strerror}): move it, its text would be lost") from error
-    for match in _FENCE_OR_HEADING.finditer(old):
-        if not match[1]:
-            return old[match.start() :]
-    return INVITATION.encode() + (b"\n" + old if old.strip() else b"")
+    """Return the text after the generated part: the reader's text of an existing report, or an invitation."""
+    with explained(report):
+        old = report.read_bytes() if report.exists() else b""
+    headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]
+    return old[headings[0] :] if headings else INVITATION

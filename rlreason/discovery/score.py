@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +15,17 @@ from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser
-from rlreason.runtime.text import duration, redacted, visible
+from rlreason.runtime.text import redacted, visible
 
 MOST_SOURCE = 2**20  # bytes of a program
 STOPPED = "stopped"  # kind of error of a program that was not scored, because the run ends
 SHOWN = 2000  # characters of an error and of the output's tail
-
-
-@dataclass(slots=True)
-class Score:
-    """The score of a program, or why it has none. docs/discovery.md explains the fields."""
-
-    problem: str
-    program_sha256: str
-    score: int = 0
-    num_points: int = 0  # 0 where the set is not valid
-    raw_points: int = 0  # rows that the program gave
-    dimension: int | None = None
-    validity: float = 0.0  # 1.0 or 0.0
-    error: str | None = None
-    error_kind: str | None = None
-    alarm: str | None = None  # a result that cannot be: look at the verifier
-    facts: dict[str, Any] = field(default_factory=dict)  # more that the verifier tells
-    seconds: float = 0.0  # of the program
-    check_seconds: float = 0.0
-    peak_memory_mb: float = 0.0
-    protections: dict[str, str] = field(default_factory=dict)  # those that were active, by name
-    left_behind: bool = False  # processes of the program that could not be ended
-    output_tail: str = ""  # of what the program printed: nothing in it is believed
-
-    @property
-    def valid(self) -> bool:
-        """Return whether the set counts."""
-        return self.validity == 1.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it as one flat dictionary."""
-        fields = asdict(self)
-        facts = fields.pop("facts")
-        return {**fields, **facts}
+Stop = Callable[[], bool]
+Score = dict[str, Any]  # docs/discovery.md explains the keys
 
 
 def score_program(
-    source: bytes, problem: DiscoveryProblem, limits: Limits | None = None, stop: Callable[[], bool] = lambda: False
+    source: bytes, problem: DiscoveryProblem, limits: Limits | None = None, stop: Stop = lambda: False
 ) -> Score:
     """Run a program and check its set, within the limits and leaving nothing behind, whatever it does.
 
@@ -66,25 +33,41 @@ def score_program(
     problem's verifier fails.
     """
     limits = limits or Limits()
-    score = Score(problem.name, hashlib.sha256(source).hexdigest())
+    score: Score = {
+        "problem": problem.name,
+        "program_sha256": hashlib.sha256(source).hexdigest(),
+        "score": 0,
+        "num_points": 0,  # 0 where the set is not valid
+        "raw_points": 0,  # rows that the program gave
+        "dimension": None,
+        "validity": 0.0,  # 1.0 or 0.0
+        "error": None,
+        "error_kind": None,
+        "alarm": None,  # a result that cannot be: look at the verifier
+        "seconds": 0.0,  # of the program
+        "check_seconds": 0.0,
+        "peak_memory_mb": 0.0,
+        "protections": {},  # those that were active, by name
+        "left_behind": False,  # processes of the program that could not be ended
+        "output_tail": "",  # of what the program printed: nothing in it is believed
+    }
     try:
-        check(score, run(score, source, problem, limits, stop), problem, limits, stop)
+        rows = _rows_of(score, source, problem, limits, stop)
+        score |= _verdict_on(score, rows, problem, limits, stop)
     except Refused as refused:
-        score.error_kind, score.error = refused.kind, visible_text(refused.text) or refused.kind
+        score |= {"error_kind": refused.kind, "error": visible_text(refused.text) or refused.kind}
     return score
 
 
-def run(
-    score: Score, source: bytes, problem: DiscoveryProblem, limits: Limits, stop: Callable[[], bool]
-) -> list[list[int]]:
+def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Limits, stop: Stop) -> list[list[int]]:
     """Return the rows that a program gives, with what it took in its score; `Refused` if it gives none."""
     if len(source) > MOST_SOURCE:
         raise Refused("program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
     arguments = ["program", "{source}", str(problem.most_rows), str(problem.most_digits)]
     outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
-    score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
-    score.protections, score.left_behind = protections(limits), outcome.left_behind
-    score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
+    score |= {"seconds": round(outcome.seconds, 3), "peak_memory_mb": round(outcome.peak_mb, 1)}
+    score |= {"protections": protections(limits), "left_behind": outcome.left_behind}
+    score["output_tail"] = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
@@ -94,7 +77,7 @@ def run(
         STOPPED: "the run was stopped",
     }
     if outcome.stopped == "broken":
-        raise DataError(f"the program could not be started in the sandbox: {score.output_tail[-300:]}")
+        raise DataError(f"the program could not be started in the sandbox: {score['output_tail'][-300:]}")
     if outcome.stopped is not None:
         raise Refused(outcome.stopped, over[outcome.stopped])
     if outcome.exit != 0 or not outcome.channel:
@@ -102,24 +85,18 @@ def run(
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise Refused("exit", f"the program ended ({how}) before it gave points")
     rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
-    score.raw_points = len(rows)
+    score["raw_points"] = len(rows)
     return rows
 
 
-def check(
-    score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Callable[[], bool]
-) -> None:
-    """Put the verifier's verdict on the rows into the score; `Refused` if checking takes too much."""
+def _verdict_on(score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Stop) -> Score:
+    """Return the verifier's verdict on the rows; `Refused` if checking takes too much."""
     verifier = problem.folder / problem.verifier
     request = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
-    command = Command(
-        ["check", str(verifier), "{source}"],
-        limits.check_timeout_s,
-        json.dumps(request).encode(),
-        [str(problem.folder)],
-    )
+    arguments, readable = ["check", str(verifier), "{source}"], [str(problem.folder)]
+    command = Command(arguments, limits.check_timeout_s, json.dumps(request).encode(), readable)
     outcome = run_contained(command, limits, stop)
-    score.check_seconds = round(outcome.seconds, 3)
+    score["check_seconds"] = round(outcome.seconds, 3)
     tail = visible_text(outcome.tail.decode("utf-8", "replace"))
     if outcome.stopped == STOPPED:
         raise Refused(STOPPED, "the run was stopped")
@@ -135,11 +112,7 @@ def check(
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
     valid = verdict.pop("valid", False) is True
     verdict["score"] = verdict["score"] if valid else 0
-    verdict.setdefault("num_points", verdict["score"])
-    for name in ("score", "num_points", "dimension", "error", "error_kind", "alarm"):
-        setattr(score, name, verdict.get(name))
-    score.validity = 1.0 if valid else 0.0
-    score.facts = {name: value for name, value in verdict.items() if name not in Score.__dataclass_fields__}
+    return {"num_points": verdict["score"]} | verdict | {"raw_points": len(rows), "validity": 1.0 if valid else 0.0}
 
 
 #: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.
@@ -159,10 +132,6 @@ def visible_text(text: str) -> str:
     return redacted(seen.strip())
 
 
-UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}  # megabytes
-SMALLEST_MB = 64
-
-
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason score`."""
     parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
@@ -174,50 +143,44 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Score the program."""
-    problem, limits = problem_named(arguments.problem, "--problem"), limits_of(arguments)
+    problem, limits = problem_named(arguments.problem, "--problem"), _limits_of(arguments)
     try:
-        with Path(arguments.program).open("rb") as file:
-            source = file.read(MOST_SOURCE + 1)
+        source = Path(arguments.program).read_bytes()
     except OSError as error:
         why = f"PROGRAM={arguments.program} cannot be read ({error.strerror})"
         raise ConfigError(f"{why}: give a file of Python") from error
-    with console.wait(f"running {arguments.program}, for {duration(limits.timeout_s)} at most"):
+    with console.wait(f"running {arguments.program}, for {limits.timeout_s:g} s at most"):
         score = score_program(source, problem, limits)
-    return Answer(score_text(score, problem.unit), score.as_dict(), 0 if score.valid else 1)
+    return Answer(_text_of(score, problem.unit), score, 0 if score["validity"] else 1)
 
 
-def limits_of(arguments: argparse.Namespace) -> Limits:
-    """Return the requested limits; `ConfigError` if one is out of range."""
+def _limits_of(arguments: argparse.Namespace) -> Limits:
     for option, value in (("--timeout", arguments.timeout), ("--check-timeout", arguments.check_timeout)):
         if not 0 < value <= 7 * 86400:
             raise ConfigError(f"{option} {value:g} must be above 0 and at most {7 * 86400} seconds: give another")
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", arguments.memory.strip(), re.IGNORECASE)
-    memory_mb = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
-    if not match or not SMALLEST_MB <= memory_mb <= 2**20:
-        raise ConfigError(f"--memory {arguments.memory} must be from {SMALLEST_MB}M to 1T: give it as 512M or 2G")
+    match = re.fullmatch(r"(\d+)([MGT])i?B?", arguments.memory.strip(), re.IGNORECASE)
+    memory_mb = int(match[1]) * 1024 ** "MGT".index(match[2].upper()) if match else 0
+    if not 64 <= memory_mb <= 2**20:
+        raise ConfigError(f"--memory {arguments.memory} must be from 64M to 1T: give it as 512M or 2G")
     return Limits(timeout_s=arguments.timeout, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
 
 
-def score_text(score: Score, unit: str) -> str:
-    """Return the score as text."""
-    if score.valid:
-        lines = [f"valid: {score.score} {unit}"]
-    elif score.alarm:
-        lines = [f"ALARM, no score: {score.alarm}"]
+def _text_of(score: Score, unit: str) -> str:
+    if score["validity"]:
+        lines = [f"valid: {score['score']} {unit}"]
+    elif score["alarm"]:
+        lines = [f"ALARM, no score: {score['alarm']}"]
     else:
-        given = f", of {score.raw_points} {unit} given" if score.raw_points else ""
-        lines = [f"not valid ({score.error_kind}){given}: {score.error}"]
-    if (pair := score.facts.get("worst_pair")) and not score.valid:
-        lines.append(f"worst pair: {pair['first']} and {pair['second']}, {pair['vectors'][0]} and {pair['vectors'][1]}")
-    for name in ("max_squared_norm", "min_squared_distance"):
-        if score.facts.get(name) is not None:
-            lines.append(f"{name.replace('_', ' ')}: {score.facts[name]}")
-    times = f"{score.seconds:.2f} s"
-    if score.raw_points:
-        times += f", checked in {score.check_seconds:.2f} s"
-    lines.append(f"program {score.program_sha256[:16]}: {times}, {score.peak_memory_mb:.0f} MB at most")
-    if score.left_behind:
+        lines = [f"not valid ({score['error_kind']}), of {score['raw_points']} {unit} given: {score['error']}"]
+    lines += [
+        f"{name.replace('_', ' ')}: {score[name]}"
+        for name in ("worst_pair", "max_squared_norm", "min_squared_distance")
+        if score.get(name) is not None and (name != "worst_pair" or not score["validity"])
+    ]
+    times = f"{score['seconds']:.2f} s, checked in {score['check_seconds']:.2f} s"
+    lines.append(f"program {score['program_sha256'][:16]}: {times}, {score['peak_memory_mb']:.0f} MB at most")
+    if score["left_behind"]:
         lines.append("! processes of the program could not be ended: look for them with ps, and end them by hand")
-    if score.output_tail:
-        lines += ["the end of what it printed, none of which counts:", score.output_tail[-400:]]
-    return "\n".join([*lines, f"protections: {protections_text(score.protections)}"])
+    if score["output_tail"]:
+        lines += ["the end of what it printed, none of which counts:", score["output_tail"][-400:]]
+    return "\n".join([*lines, f"protections: {protections_text(score['protections'])}"])

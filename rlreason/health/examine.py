@@ -1,20 +1,17 @@
 """Examine a run's folder, whether the run has ended, still runs or was killed: its end, and what it learned."""
 
 import argparse
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
-from rlreason.config.groups import RULES, WEIGHTS, settings_of
+from rlreason.config.groups import settings_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import COUNTED, WARN_SHARE
-from rlreason.health.finding import Finding
-from rlreason.health.monitors import MONITORS
+from rlreason.health.finding import RULES, Finding, found
 from rlreason.health.watch import Row, as_numbers, replay_monitors
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
@@ -23,33 +20,12 @@ from rlreason.runtime.files import holder
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few, shorten, spans
 
-LINES = 4  # quoted from a log
 ENDED = "ended:"  # and the rule: an end that the replay does not find, as of an evaluation that was not recorded
-RESUME = "go on from its newest checkpoint (resume=RUN)"
-MEMORY = (
-    "the run needs more memory than this machine has free",
-    "ask rlreason plan with the run's words for its memory and the settings that fit",
-)
-#: A part of a reason, in lower case -> (the commonest cause, what to try).
-FAILURES = {
-    "does not hold the trainer's weights": (
-        "a weight sync reached only some tensors, or vLLM computes in another precision",
-        f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
-    ),
-    "out of memory": MEMORY,
-    "can't allocate memory": MEMORY,
-    "no space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
-    "cuda error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
-    "vllm": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
-    "": ("", "read the traceback on the terminal or in the log"),
-}
-KILLED = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
-HUNG = Finding(
-    "hung",
-    "the run was ended once because it gave no sign of life within waits.run_s",
-    f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer",
-    causes="A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z).",
-)
+LATE = 0.25  # of the rows: the end of a run
+#: A note -> the rule of a monitor that replaces it.
+REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
+#: Rules that a sound run may meet now and then, as where a small batch is mastered: notes, if not ten times in a row.
+PASSING = ("no_live_group", "identical_samples")
 
 
 def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
@@ -57,51 +33,35 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     status, planned = folder.status, settings.get("n_steps") or settings.get("n_ei_steps")
     of = f" of {planned}" if isinstance(planned, int) else ""
     reached = f", {done}{of} steps done" if of or done else ""
-    hung = [replace(HUNG, evidence=[f"{STACKS}: {line}"]) for line in folder.tail(STACKS, 1)]
-    if status in (None, "running"):
+    threads = [f"{STACKS}: {line}" for line in folder.tail(STACKS, 1)]
+    what = "the run was ended once because it gave no sign of life within waits.run_s"
+    hung = [found("hung", what, evidence=threads)] if threads else []
+    word, _, rule = (status or "running").partition(":")
+    early = "" if folder.metrics else f"{word.replace('running', 'killed')} before its first step"
+    reason = read_ending(folder.path).get("reason", "")
+    logged = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, 4)]
+    ends: list[Finding] = []
+    if word == "running":
         if by := holder(folder.path):
             return f"under way in {by}{reached}", hung
         if status is None and not (folder.path / CONFIG).exists():
             return f"a copy of its metrics, which does not say how it ended{reached}", []
         left = "its status still says running, and no process writes there" if status else "it left no status"
-        cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else "start it again"
-        killed = Finding("killed", f"the run was killed: {left}", cure, evidence=_quoted(folder, LOG), causes=KILLED)
+        killed = found("killed", f"the run was killed: {left}", words=early, evidence=logged)
         return f"broken off without a word{reached}", [killed, *hung]
-    word, _, rule = status.partition(":")
-    reason = read_ending(folder.path).get("reason", "")
     if word == "interrupted":
-        what, cure = f"the run was interrupted {reason}".rstrip(), RESUME if folder.metrics else "start it again"
-        causes = "A signal: Ctrl-C, or a job's time limit."
-        return f"{word}{reached}", [Finding("interrupted", what, cure, problem=False, causes=causes), *hung]
-    if word == "failed":
-        causes, cure = next(pair for part, pair in FAILURES.items() if part in reason.lower())
-        what, evidence = f"the run failed: {reason or 'it does not say why'}", _quoted(folder, LOG, ENGINE_LOG)
-        return f"{word}{reached}", [Finding("failed", what, cure, evidence=evidence, causes=causes), *hung]
-    state = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
-    if word in ("stopped", "diverged") and rule != "dominated":
-        monitor, keys = MONITORS.get("nan" if rule == WEIGHTS else RULES.get(rule, rule)), settings_of(rule)
+        ends = [found(word, f"the run was interrupted {reason}".rstrip(), words=early, problem=False)]
+    elif word == "failed":
+        words = next(key for key in RULES if key.startswith("failed: ") and key[8:] in reason.lower())
+        ends = [found(word, f"the run failed: {reason or 'it does not say why'}", words=words, evidence=logged)]
+    elif word in ("stopped", "diverged") and rule != "dominated":
+        keys, causes = settings_of(rule), RULES.get(rule, {}).get("causes", "")
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
-        causes = monitor.causes if monitor else ""
-        return state, [Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)]
-    taken = (folder.summary or {}).get("rollout_step")
-    if isinstance(taken, int) and done < taken:
+        ends, hung = [Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)], []
+    elif isinstance(taken := (folder.summary or {}).get("rollout_step"), int) and done < taken:
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
-        hung.insert(0, Finding("lost_metrics", what, "look for a copy; what is left was examined"))
-    return state, hung
-
-
-def _quoted(folder: RunFolder, *names: str) -> list[str]:
-    return [f"{name}: {line}" for name in names for line in folder.tail(name, LINES)]
-
-
-CAUSES = {
-    "timeouts": "Answers that computer algebra cannot settle in time; a reward that is slow or waits for a network.",
-    "kills": "A reward function or an expression that took more memory than grading.memory_mb.",
-    "errors": "A reward function that raises on responses it did not foresee.",
-    "bad_golds": "Ground truths that are null or no text, number or list.",
-    "eval": "The same, in evaluations, where such a response counts as wrong.",
-}
-CURE = "read grading_incidents.jsonl in the folder; raise grading.timeout_s or grading.memory_mb, or repair the reward"
+        ends = [found("lost_metrics", what)]
+    return f"{word}{f' by the rule {rule}' if rule else ''}{reached}", [*ends, *hung]
 
 
 def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -112,9 +72,7 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
     kinds = [(kind, text, f"grading/{kind}", "grading/responses") for kind, text in COUNTED.items()]
     kinds.append(("eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples"))
     for kind, description, lost, graded in kinds:
-        counts = [
-            (int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))
-        ]
+        counts = [(_step(row), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))]
         steps = [step for step, n, of in counts if n > WARN_SHARE * of]
         if not steps:
             continue
@@ -124,92 +82,69 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
         reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
         evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
         evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
-        yield Finding(f"grader_{kind}", what, CURE, {"lost": in_all}, True, evidence, CAUSES[kind], steps[0])
+        yield found(f"grader_{kind}", what, {"lost": in_all}, evidence=evidence, step=steps[0])
 
 
-FEW_LIVE = 0.3  # share of groups with better and worse responses
-MANY_CUT = 0.1  # share of truncated responses
-LATE = 0.25  # of the rows: the end of a run
-FEWEST = 4  # rows that make a course
-#: A note -> the rule of a monitor that replaces it.
-REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
+def _step(row: Row) -> int:
+    return int(row.get("rollout_step") or 0)
 
 
 def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses."""
     evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
-    names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
-    ends = [row.get(name) for row in (evaluated[0], evaluated[-1]) for name in names] if len(evaluated) > 1 else []
-    begin, begin_low, begin_high, end, end_low, end_high = (math.nan if v is None else v for v in ends or [None] * 6)
-    if not math.isnan(begin_low + begin_high + end_low + end_high):
-        step = int(evaluated[-1].get("rollout_step") or 0)
+    names = [f"eval/accuracy{end}" for end in ("", "_low", "_high")]
+    ends = [value for row in (*evaluated[:1], *evaluated[1:][-1:]) for n in names if (value := row.get(n)) is not None]
+    if len(ends) == 6:
+        begin, begin_low, begin_high, end, end_low, end_high = ends
+        step = _step(evaluated[-1])
         change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
         if end_high < begin_low:
-            cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
-            yield Finding("accuracy_fell", f"{change}: surely lower", cure, step=step)
+            yield found("accuracy_fell", f"{change}: surely lower", step=step)
         elif end_low <= begin_high:
-            cure = "ask more problems (eval.problems), run longer, or run more seeds"
             what = f"{change}: by these problems nobody can tell whether it learned"
-            yield Finding("accuracy_did_not_move", what, cure, problem=False, step=step)
+            yield found("accuracy_did_not_move", what, problem=False, step=step)
     dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
-    if dead is not None and 1 - dead < FEW_LIVE:
+    if dead is not None and 1 - dead < 0.3:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
-        cure = "harder or easier questions, a larger group_size, max_resampling_rounds, or fewer steps"
-        causes = "Most questions are mastered, or out of reach."
-        yield Finding("few_live_groups", what, cure, problem=False, causes=causes)
-    if cut is not None and cut > MANY_CUT:
+        yield found("few_live_groups", what, problem=False)
+    if cut is not None and cut > 0.1:
         what = f"{cut:.0%} of the responses were cut at their limit in the end"
-        yield Finding("many_cut", what, "raise sampling.max_tokens: a cut response earns nothing", problem=False)
+        yield found("many_cut", what, problem=False)
 
 
 def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
     """Return the mean of a metric over the last quarter of its rows; None where there are too few."""
     values = [value for row in rows if (value := row.get(metric)) is not None]
-    return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) >= FEWEST else None
+    return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) > 3 else None
 
 
-#: Rules that a sound run may meet now and then, as where a small batch is mastered: then they are notes.
-PASSING = ("no_live_group", "identical_samples")
-IN_A_ROW = 10
-
-
-class Health(NamedTuple):
-    """The result of an examination: the run's state in a sentence, and the findings, problems first."""
-
-    state: str
-    findings: Sequence[Finding]
-
-    @property
-    def healthy(self) -> bool:
-        """Return whether there is no problem; notes do not count."""
-        return not any(finding.problem for finding in self.findings)
-
-
-def examine(path: Path) -> Health:
-    """Find all problems of the run in this folder. `ConfigError` where it is no run folder."""
+def examine(path: Path) -> tuple[str, list[Finding]]:
+    """Return (the run's state in a sentence, its findings, problems first). `ConfigError` where it is no run folder."""
     broken: list[str] = []
-    folder = RunFolder(path, broken.append)
-    settings = _settings(folder, broken)
+    folder, settings = RunFolder(path, broken.append), dict[str, Any]()
+    try:
+        settings = folder.settings
+    except ConfigError as error:
+        if (path / CONFIG).is_file():
+            broken.append(str(error).partition(": give")[0])
+        elif not any((path / name).exists() for name in (METRICS, STATUS)):
+            raise
     rows = as_numbers(folder.metrics)
-    done = max((int(row.get("rollout_step") or 0) for row in rows), default=0)
-    stands, ended = describe_state(folder, done, settings)
+    state, ended = describe_state(folder, max(map(_step, rows), default=0), settings)
     replayed = findings_of(rows, settings, folder.incidents, read_ending(path).get("status", ""))
     seen = {f"{ENDED}{finding.rule}" for finding in replayed}
     findings = [*(finding for finding in ended if finding.rule not in seen), *replayed]
-    rules = {finding.rule for finding in findings}
-    notices = (folder.summary or {}).get("notices")
+    rules, notices = {finding.rule for finding in findings}, (folder.summary or {}).get("notices")
     if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in rules}):
         counts = ", ".join(f"{name} x{times}" for name, times in more.items())
-        findings.append(Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False))
+        findings.append(found("noticed", f"the run itself said, on the terminal: {counts}", problem=False))
     if broken:
         what = f"{len(broken)} of the folder's files or lines cannot be read"
-        cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
-        findings.append(Finding("broken_files", what, cure, evidence=broken[:5]))
+        findings.append(found("broken_files", what, evidence=broken[:5]))
     if not (path / CONFIG).is_file():
-        findings.append(
-            Finding("no_settings", f"there is no {CONFIG}: the monitors used their defaults", problem=False)
-        )
-    return Health(stands, sorted(findings, key=lambda finding: not finding.problem))
+        what = f"there is no {CONFIG}: the monitors used their defaults"
+        findings.append(found("no_settings", what, problem=False))
+    return state, sorted(findings, key=lambda finding: not finding.problem)
 
 
 def findings_of(
@@ -229,11 +164,11 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
     word, _, ended_by = status.partition(":")
-    n_steps = len({int(row.get("rollout_step") or 0) for row in rows})
+    n_steps = len(set(map(_step, rows)))
     findings = []
-    for found in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
-        first, last = found[0], found[-1]
-        steps = list(dict.fromkeys(finding.step or 0 for finding in found))
+    for again in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
+        first, last = again[0], again[-1]
+        steps = list(dict.fromkeys(finding.step or 0 for finding in again))
         evidence = [f"at step {steps[0]}"]
         if len(steps) > 1:
             evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
@@ -241,39 +176,26 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
                 evidence.append(f"at step {steps[-1]}: {last.what}")
         if word == "diverged" and first.rule != ended_by:
             evidence.append(f"the run diverged ({ended_by}): this may follow from it")
-        in_a_row = max(len(list(group)) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
-        passing = first.rule in PASSING and in_a_row < IN_A_ROW and len(steps) < n_steps / 2
-        causes = MONITORS[RULES.get(first.rule, first.rule)].causes
-        findings.append(replace(first, problem=not passing, evidence=evidence, causes=causes, step=steps[0]))
+        is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
+        passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
+        findings.append(replace(first, problem=not passing, evidence=evidence, step=steps[0]))
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
 
 
-def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
-    try:
-        return folder.settings
-    except ConfigError as error:
-        if (folder.path / CONFIG).is_file():
-            broken.append(str(error).partition(": give")[0])
-        elif not any((folder.path / name).exists() for name in (METRICS, STATUS)):
-            raise
-        return {}
-
-
-def describe_health(name: str, health: Health, width: int) -> str:
+def describe_health(name: str, state: str, findings: Sequence[Finding], width: int) -> str:
     """Format the examination of one run."""
-    problems = [finding for finding in health.findings if finding.problem]
+    problems = [finding for finding in findings if finding.problem]
     verdict = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "No problem found"
     begun = [finding for finding in problems if finding.step is not None]
     if len(begun) > 1:  # the others may follow from it
         first = min(begun, key=lambda finding: finding.step or 0)
         verdict += f"; what began first is {first.rule}, at step {first.step}"
-    lines = [f"{name}: {health.state}. {verdict}."]
-    for finding in health.findings:
+    lines = [f"{name}: {state}. {verdict}."]
+    for finding in findings:
         lines += ["", f"{'!' if finding.problem else '-'} {finding.rule}: {finding.what}"]
-        rows = [*(("evidence", line) for line in finding.evidence), ("causes", finding.causes), ("try", finding.cure)]
-        for place, (title, line) in enumerate(rows):
-            if line:
-                lines.append(f"  {title if place == 0 or title != 'evidence' else '':<10}{line}")
+        titles = ["evidence", *[""] * len(finding.evidence[1:])]
+        rows = [*zip(titles, finding.evidence, strict=False), ("causes", finding.causes), ("try", finding.cure)]
+        lines += [f"  {title:<10}{line}" for title, line in rows if line]
     return "\n".join(folded(line, width, 2 if line[:2] in ("! ", "- ") else None) for line in lines)
 
 
@@ -284,30 +206,26 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Examine each run; the exit code is 1 where one has a problem."""
-    folders = list(dict.fromkeys(run for folder in arguments.runs for run in _runs_of(folder)))
-    texts, unread, figures = list[str](), list[str](), list[dict[str, Any]]()
-    for folder in folders:
+    texts, unread, figures, runs = list[str](), list[str](), list[dict[str, Any]](), dict[Path, None]()
+    for folder in arguments.runs:  # of a sweep its runs, also those without settings
+        of_sweep = runs_in(folder)
+        inner = {*of_sweep, *(path.parent for path in folder.glob(f"*/{STATUS}"))} if of_sweep else [folder]
+        runs |= dict.fromkeys(sorted(inner))
+    for run in runs:
         try:
-            health = examine(folder)
+            state, findings = examine(run)
         except ConfigError as error:
-            if len(folders) == 1:
+            if len(runs) == 1:
                 raise
             unread.append(str(error))
             continue
-        texts.append(describe_health(str(folder), health, console.width))
-        findings = [asdict(finding) for finding in health.findings]
-        figures.append({"run": str(folder), "stands": health.state, "healthy": health.healthy, "findings": findings})
+        texts.append(describe_health(str(run), state, findings, console.width))
+        healthy = not any(finding.problem for finding in findings)
+        listed = [asdict(finding) for finding in findings]
+        figures.append({"run": str(run), "stands": state, "healthy": healthy, "findings": listed})
     texts += [f"! not read: {line}" for line in unread]
     ill = sum(not one["healthy"] for one in figures)
-    if len(folders) > 1:
-        not_read = f" {len(unread)} not read." if unread else ""
-        texts.append(f"{len(figures)} runs, {ill} of them with problems.{not_read}")
+    if len(runs) > 1:
+        texts.append(f"{len(figures)} runs, {ill} of them with problems; {len(unread)} not read.")
     well = not ill and not unread
     return Answer("\n\n".join(texts), {"healthy": well, "runs": figures, "not_read": unread}, 0 if well else 1)
-
-
-def _runs_of(folder: Path) -> list[Path]:
-    """Return the folder of a run itself; of a sweep, those of its runs, also of runs without settings."""
-    if not (runs := runs_in(folder)):
-        return [folder]
-    return sorted({*runs, *(path.parent for path in folder.glob(f"*/{STATUS}"))})

@@ -1,55 +1,56 @@
-"""Findings, and the input and output of a monitor."""
+"""Findings, and the input of a monitor."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+#: Rule -> its commonest causes, and what to try.
+RULES: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem or a note about a run: what a live run warns of, `health` lists and a report tabulates.
+    """A problem or a note about a run: what a live run warns of, `health` lists and a report tabulates."""
 
-    `rule`: its name, often a monitor's. A note makes no run unhealthy.
-    """
-
-    rule: str
+    rule: str  # its name, often a monitor's
     what: str  # the problem, in a sentence with its figures
     cure: str = ""  # what to try
     figures: dict[str, float] = field(default_factory=dict)
-    problem: bool = True  # or a note
+    problem: bool = True  # or a note, which makes no run unhealthy
     evidence: Sequence[str] = ()  # steps, files, lines
     causes: str = ""  # the commonest causes, in a sentence
     step: int | None = None  # where it began
 
     @property
     def sentence(self) -> str:
-        """Return what is wrong and its cure, joined by a semicolon where the first has a colon of its own.
-
-        >>> Finding("loss", "the loss is no number", "lower learning_rate").sentence
-        'the loss is no number: lower learning_rate'
-        """
+        """Return what is wrong and its cure, joined by a semicolon where the first has a colon of its own."""
         between = "; " if ": " in self.what else ": "
         return f"{self.what}{between}{self.cure}" if self.cure else self.what
 
 
+def found(rule: str, what: str, figures: dict[str, float] | None = None, words: str = "", **more: Any) -> Finding:
+    """Return a finding with the causes and the cure of its rule in rules.yaml, or of its entry `words`."""
+    own, figures = RULES[words or rule], figures or {}
+    cure = own.get("cure", "").format(**figures)
+    return Finding(rule, what, cure, figures, causes=own.get("causes", ""), **more)
+
+
 Metrics = Mapping[str, float]
 FEWEST_ASKED = 8  # questions; an evaluation of fewer says too little
-SLOWER = "lower learning_rate or max_grad_norm"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The input of the monitors after a step or an evaluation.
-
-    `limits`: the settings in use, by their names in `MonitorsConfig`. `history`: metric -> its first value in the run
-    and those of earlier steps, the largest of each step's updates, where measured.
-    """
+    """The input of the monitors after a step or an evaluation."""
 
     metrics: Metrics
     updates: Sequence[Metrics] = ()  # of the step, one by one
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)  # the settings in use, as `MonitorsConfig` names them
+    #: Metric -> its first value in the run and those of earlier steps, the largest of each step's updates.
     history: Mapping[str, Sequence[float]] = field(default_factory=dict)
     finite_weights: bool = True
     group_size: int = 1
@@ -59,11 +60,11 @@ class Observation:
 
     def finite(self) -> "Observation":
         """Return the same without metrics that are not finite."""
-        metrics, *updates = (
-            {name: value for name, value in one.items() if math.isfinite(value)}
-            for one in (self.metrics, *self.updates)
-        )
-        return replace(self, metrics=metrics, updates=updates)
+
+        def kept(metrics: Metrics) -> Metrics:
+            return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+        return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
 
     def worst(self, name: str) -> float | None:
         """Return the largest value of a metric among the step's updates; None where none measured it."""
@@ -72,31 +73,3 @@ class Observation:
     def before(self, name: str) -> Sequence[float]:
         """Return the values of a metric in the earlier steps."""
         return self.history.get(name, ())
-
-
-class Monitor(NamedTuple):
-    """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged."""
-
-    look: Callable[[Observation], Finding | None]
-    causes: str
-    diverges: bool = False
-
-
-def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
-    """Count the latest values in a row for which `holds` is true.
-
-    >>> in_a_row([0.0, 1.0, 0.0, 0.0], lambda value: value == 0)
-    2
-    """
-    return next((n for n, value in enumerate(reversed(values)) if not holds(value)), len(values))
-
-
-def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """Return the first value and the median of the last `width`; None where these would include the first.
-
-    The first alone, because a policy can have changed three steps later.
-
-    >>> start_and_end([1.0, 5.0, 7.0, 7.0], 3), start_and_end([1.0, 2.0], 2)
-    ((1.0, 7.0), None)
-    """
-    return (values[0], median(values[-width:])) if len(values) > width else None

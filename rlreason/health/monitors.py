@@ -1,108 +1,92 @@
 """The monitors: of diverging numbers, of trainer against engine, of samples, and of rewards."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from rlreason.config.groups import WEIGHTS
-from rlreason.health.finding import (
-    FEWEST_ASKED,
-    SLOWER,
-    Finding,
-    Metrics,
-    Monitor,
-    Observation,
-    in_a_row,
-    start_and_end,
-)
+from rlreason.health.finding import FEWEST_ASKED, Finding, Metrics, Observation, found
 from rlreason.runtime.intervals import fewer_p
 
 SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
-RATE = "The learning rate is too large for this model, batch or loss"
-BEGINNING = 5  # steps
-POOLED = 8  # evaluations, few, so that a run that was at 0 for long and then learned has an accuracy to lose
-COLLAPSED = 0.2  # of the accuracy before
-COLLAPSE_LEVEL = 1e-4
-WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
+#: Metrics that must be numbers; loss and gradient norm have rules of their own.
+WATCHED = re.compile("train/(?!loss$|grad_norm$)|rollout/|reward/|eval/")
+
+Found = tuple[str, dict[str, float]]  # what is wrong, in a sentence with its figures, and these
+Look = Callable[[Observation], Finding | Found | None]
+MONITORS: dict[str, Look] = {}  # by name, in the order in which they are asked; what one finds is of its name's rule
+DIVERGES = ("nan", "skipped_update", "gradient_norm", "kl", "accuracy")  # a run that one of these stops has diverged
 
 
-MONITORS: dict[str, Monitor] = {}  # by name, in the order in which they are asked
-Look = Callable[[Observation], Finding | None]
+def monitor(look: Look) -> Look:
+    """Register a function as the monitor of its name, without the underscore."""
+    MONITORS[look.__name__[1:]] = look
+    return look
 
 
-def monitor(causes: str, diverges: bool = False) -> Callable[[Look], Look]:
-    """Register a function as the monitor of its name, without the underscore; see `Monitor`."""
-
-    def register(look: Look) -> Look:
-        MONITORS[look.__name__[1:]] = Monitor(look, causes, diverges)
-        return look
-
-    return register
+def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
+    """Count the latest values in a row for which `holds` is true, and the current one."""
+    return 1 + next((n for n, value in enumerate(reversed(values)) if not holds(value)), len(values))
 
 
-@monitor(f"{RATE}, or a logarithm or a division met 0 in a reward or a loss of one's own.", diverges=True)
+def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | None:
+    """Return the first value, as a policy can change in three steps, and the median of the last `width`, if later."""
+    return (values[0], median(values[-width:])) if len(values) > width else None
+
+
+@monitor
 def _nan(seen: Observation) -> Finding | None:
     """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
     if not seen.finite_weights:
-        return Finding(WEIGHTS, "weights are no numbers", SLOWER)
+        return found(WEIGHTS, "weights are no numbers")
     if any(not math.isfinite(u.get("train/loss", 0.0)) for u in seen.updates):
-        return Finding("loss", "the loss is no number", SLOWER)
+        return found("loss", "the loss is no number")
     tried = [u for u in seen.updates if not u.get("train/empty_updates")]
     if tried and all(u.get("train/skipped_updates") for u in tried):
-        return Finding("gradient", "no update had a finite gradient", SLOWER)
+        return found("gradient", "no update had a finite gradient")
     if broken := seen.metrics.get("train/moments_not_finite", 0.0):
         text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
-        return Finding("optimizer", text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken})
-    judged = ("train/loss", "train/grad_norm")
-    wrong = [k for k, v in seen.metrics.items() if k.startswith(WATCHED) and k not in judged and not math.isfinite(v)]
-    return Finding("metric", f"{wrong[0]} is no number", SLOWER) if wrong else None
+        return found("optimizer", text, {"tensors": broken})
+    wrong = [k for k, v in seen.metrics.items() if WATCHED.match(k) and not math.isfinite(v)]
+    return found("metric", f"{wrong[0]} is no number") if wrong else None
 
 
-@monitor(f"{RATE}, or half precision overflowed.", diverges=True)
-def _skipped_update(seen: Observation) -> Finding | None:
+@monitor
+def _skipped_update(seen: Observation) -> Found | None:
     count = seen.metrics.get("train/skipped_updates", 0)
-    if not count:
-        return None
     text = "the gradient was not finite, so the optimizer step was left out: the run is diverging"
-    return Finding("skipped_update", text, SLOWER, {"skipped": count})
+    return (text, {"skipped": count}) if count else None
 
 
-@monitor(f"{RATE}; few groups carry the whole gradient; ratios far from 1 without a clip.", diverges=True)
-def _gradient_norm(seen: Observation) -> Finding | None:
+@monitor
+def _gradient_norm(seen: Observation) -> Found | None:
     # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
     before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
     now = seen.worst("train/grad_norm")
     if now is None or len(before) < seen.limits["gradient_norm_after"]:
         return None
-    usual = median(before)
-    if now <= seen.limits["gradient_norm_factor"] * usual or now <= max(before[:BEGINNING]):
+    if now <= max(seen.limits["gradient_norm_factor"] * (usual := median(before)), *before[:5]):
         return None
     text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
-    return Finding("gradient_norm", text, SLOWER, {"gradient_norm": now, "median": usual})
+    return text, {"gradient_norm": now, "median": usual}
 
 
-@monitor(f"{RATE}, or a batch is learned from too often.", diverges=True)
-def _kl(seen: Observation) -> Finding | None:
+@monitor
+def _kl(seen: Observation) -> Found | None:
     for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
         before, now = seen.before(name), seen.worst(name)
-        if now is None or len(before) < seen.limits["kl_after"] or now <= seen.limits["kl_above"]:
+        if now is None or len(before) < seen.limits["kl_after"]:
             continue
-        usual = median(before)
-        if now > seen.limits["kl_factor"] * usual:
+        if now > max(seen.limits["kl_above"], seen.limits["kl_factor"] * (usual := median(before))):
             text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
-            return Finding("kl", text, "lower learning_rate or the updates per batch", {"kl": now, "median": usual})
+            return text, {"kl": now, "median": usual}
     return None
 
 
-@monitor(
-    "Old log-probabilities that belong to other weights, another temperature or other tokens; dropout; rounding "
-    "in half precision."
-)
-def _first_ratio(seen: Observation) -> Finding | None:
-    """Check that pi / pi_old is 1 in the first update on fresh samples, when the weights are still those that sampled.
-
-    Its mean may be 1 by chance, so the approximate KL, which must be 0 and is never negative, is checked as well.
-    """
+@monitor
+def _first_ratio(seen: Observation) -> Found | None:
+    """Check that pi / pi_old is 1, also by the approximate KL, while the weights are still those that sampled."""
     first, bound = (seen.updates[0] if seen.updates else {}), seen.limits["first_ratio_bound"]
     if "train/ratio" not in first or seen.metrics.get("rollout/staleness", 0.0):
         return None
@@ -113,128 +97,105 @@ def _first_ratio(seen: Observation) -> Finding | None:
         f"the first update of the step has a mean ratio of {ratio:.4g} to the policy that sampled (approximate KL "
         f"{kl:.2g} nats per token), and nothing had been learned from the samples yet: it must be 1"
     )
-    cure = "compare sampling.temperature with that of learning, turn dropout off, or set model.dtype=float32"
-    return Finding("first_ratio", text, cure, {"ratio": ratio, "approx_kl": kl})
+    return text, {"ratio": ratio, "approx_kl": kl}
 
 
-@monitor("Weights in half precision, where small updates are rounded away; a tiny learning rate; frozen parameters.")
-def _still_weights(seen: Observation) -> Finding | None:
-    """Check that updates change the weights that have a gradient. Adam moves each by about the learning rate.
-
-    Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away. Where the learning rate is
-    below half of its maximum, as at the end of a schedule, nothing is concluded.
-    """
+@monitor
+def _still_weights(seen: Observation) -> Found | None:
+    """Check that updates change the weights, where the learning rate is at least half of its highest."""
     name, below = "train/weights_changed", seen.limits["still_weights_below"]
     rate, changed = seen.worst("train/learning_rate") or 0.0, seen.worst(name)
     if changed is None or changed >= below or rate < 0.5 * max([rate, *seen.before("train/learning_rate")]):
         return None
-    row = 1 + in_a_row(seen.before(name), lambda share: share < below)
+    row = in_a_row(seen.before(name), lambda share: share < below)
     if rate == 0 or not seen.worst("train/grad_norm") or row < seen.limits["still_weights_steps"]:
         return None
     text = f"only {changed:.1%} of the weights that have a gradient change in an update, {row} steps in a row"
-    cure = f"keep weights in float32 (model.weights=float32), or raise learning_rate={rate:g}"
-    return Finding("still_weights", text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
+    return text, {"changed": changed, "learning_rate": rate, "steps": row}
 
 
-@monitor(f"{RATE}; the format of the answers was unlearned; the reward is hacked.", diverges=True)
-def _accuracy(seen: Observation) -> Finding | None:
+@monitor
+def _accuracy(seen: Observation) -> Found | None:
     if not collapsed(seen.evaluations):
         return None
     newest = seen.evaluations[-1]
     best = max(a for e in seen.evaluations if math.isfinite(a := e["eval/accuracy"]))
     now, n_problems = newest["eval/accuracy"], newest["eval/problems"]
     text = f"accuracy has collapsed to {now:.3g} of {n_problems:.0f} problems, twice in a row, from {best:.3g} at best"
-    return Finding("accuracy", text, SLOWER, {"best": best, "accuracy": now, "problems": n_problems})
+    return text, {"best": best, "accuracy": now, "problems": n_problems}
+
+
+POOLED = 8  # evaluations, few, so that a run that was at 0 for long and then learned has an accuracy to lose
+COLLAPSED = 0.2  # of the accuracy before
+COLLAPSE_LEVEL = 1e-4
 
 
 def collapsed(evaluations: Sequence[Metrics]) -> bool:
     """Return whether the last two accuracies are significantly below a fifth of the accuracy of the evaluations before.
 
-    Each of the two is compared with the (up to 8) evaluations before them, pooled; both together by Fisher's exact test
-    at 1e-4, which finds all that each alone at 1e-3 would find, and more. Fewer than 8 problems conclude nothing.
-    Simulated, accuracies of 0.01 to 0.8, 8 to 256 problems, accuracy unchanged: ends at most 0.2% of runs of 50
-    evaluations (a rule of 0 right against the best one: up to 100%).
-
-    >>> of = lambda *right: [{"eval/accuracy": k / 64, "eval/problems": 64} for k in right]
-    >>> collapsed(of(16, 0)), collapsed(of(16, 0, 0)), collapsed(of(3, 5, 2, 0, 0)), collapsed(of(16, 0, 9))
-    (False, True, False, False)
+    Each of the two is compared with the (up to 8) evaluations before them, pooled; both together by Fisher's exact
+    test. Fewer than 8 problems conclude nothing. Simulated, accuracies of 0.01 to 0.8, 8 to 256 problems, accuracy
+    unchanged: ends at most 0.2% of runs of 50 evaluations (a rule of 0 right against the best one: up to 100%).
     """
     finite = [e for e in evaluations if math.isfinite(e["eval/accuracy"])]
     if len(finite) < 3 or finite[-1] is not evaluations[-1]:
         return False
     earlier, newest = finite[-2 - POOLED : -2], finite[-2:]
-    (k_before, n_before), (k, n) = pooled(earlier), pooled(newest, math.ceil)
-    if not n_before or min(questions(e) for e in newest) < FEWEST_ASKED:
+    (k_before, n_before), (k, n) = _pooled(earlier), _pooled(newest, math.ceil)
+    if not n_before or min(_questions(e) for e in newest) < FEWEST_ASKED:
         return False
     low = all(e["eval/accuracy"] < COLLAPSED * k_before / n_before for e in newest)
     return low and fewer_p(k, n, k_before, n_before) <= COLLAPSE_LEVEL
 
 
-def questions(evaluation: Metrics) -> int:
+def _questions(evaluation: Metrics) -> int:
     """Return the number of different questions of an evaluation; repeated rows and samples are no further evidence."""
     count = evaluation.get("eval/questions", evaluation.get("eval/problems", 0.0))
     return int(count) if math.isfinite(count) else 0
 
 
-def pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.floor) -> tuple[int, int]:
+def _pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.floor) -> tuple[int, int]:
     """Return (right, asked) over several evaluations; `whole` rounds the count where there are several samples."""
-    counts = [questions(e) for e in evaluations]
+    counts = [_questions(e) for e in evaluations]
     right = [whole(round(e["eval/accuracy"] * n, 6)) for e, n in zip(evaluations, counts, strict=True)]
     return sum(right), sum(counts)
 
 
-RECENT = 30  # steps
-LIKELY = 4.0  # nats: a response of probability e^-4 may well be drawn several times
-
-
-@monitor("Training went on after everything was learned; the learning rate is too large.")
-def _entropy(seen: Observation) -> Finding | None:
+@monitor
+def _entropy(seen: Observation) -> Found | None:
     entropy, least = seen.metrics.get("rollout/entropy", math.inf), seen.limits["entropy_below"]
-    if entropy >= least:
-        return None
     text = f"the entropy is {entropy:.4f} nats per token (monitors.entropy_below={least:g}): responses hardly differ"
-    cure = "lower learning_rate, raise sampling.temperature, or add a KL or entropy term (kl_placement, entropy_coef)"
-    return Finding("entropy", text, cure, {"entropy": entropy})
+    return (text, {"entropy": entropy}) if entropy < least else None
 
 
-@monitor("Questions that are all too easy or all too hard for this model; too few responses to a question.")
-def _no_live_group(seen: Observation) -> Finding | None:
+@monitor
+def _no_live_group(seen: Observation) -> Found | None:
     """Check for groups with different rewards, in GRPO only: imitation compares nothing."""
+    share = seen.metrics.get("reward/mean", 0.0)
     if seen.group_size < 2 or seen.metrics.get("reward/frac_reward_zero_std", 0.0) < 1:
         return None
-    share = seen.metrics.get("reward/mean", 0.0)
     text = (
         f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
         "and the rewards teach nothing"
     )
-    row = 1 + in_a_row(seen.before("reward/frac_reward_zero_std"), lambda dead: dead >= 1)
-    return Finding(
-        "no_live_group", text, "use easier or harder questions, or a larger group_size", {"reward": share, "steps": row}
-    )
+    row = in_a_row(seen.before("reward/frac_reward_zero_std"), lambda dead: dead >= 1)
+    return text, {"reward": share, "steps": row}
 
 
-@monitor(
-    "A prompt whose format the model does not know; responses cut before their answer; ground truths in a form "
-    "that the grader cannot read; questions far too hard."
-)
-def _zero_reward(seen: Observation) -> Finding | None:
+@monitor
+def _zero_reward(seen: Observation) -> Found | None:
     """Check for rewards that are all 0; a mean of 0 from rewards of both signs has groups that differ."""
     m = seen.metrics
-    if m.get("reward/mean") != 0 or m.get("reward/frac_reward_zero_std", 1.0) < 1:
-        return None
-    row = 1 + in_a_row(seen.before("reward/mean"), lambda reward: reward == 0)
-    if row < seen.limits["zero_reward_steps"]:
+    row = in_a_row(seen.before("reward/mean"), lambda reward: reward == 0)
+    is_zero = m.get("reward/mean") == 0 and m.get("reward/frac_reward_zero_std", 1.0) >= 1
+    if not is_zero or row < seen.limits["zero_reward_steps"]:
         return None
     formatted = m.get("reward/format", 0.0)
     text = f"all rewards were 0 in {row} steps in a row ({formatted:.0%} of the responses keep the format)"
-    cure = (
-        "look at responses (rlreason inspect): raise sampling.max_tokens where they are cut, choose another prompt "
-        "where they have no format, easier questions or SFT first where they are wrong"
-    )
-    return Finding("zero_reward", text, cure, {"steps": row, "format": formatted})
+    return text, {"steps": row, "format": formatted}
 
 
-@monitor("One seed for all samples of a request; a temperature near 0.")
+@monitor
 def _identical_samples(seen: Observation) -> Finding | None:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
     m, size = seen.metrics, seen.group_size
@@ -244,124 +205,93 @@ def _identical_samples(seen: Observation) -> Finding | None:
             f"{copies:.0%} of the responses repeat one of their group word for word against odds of less than one to "
             "ten billion: samples share a seed"
         )
-        cure = "give every sample of a group a seed of its own in the engine"
-        return Finding("identical_samples", text, cure, {"copies": copies})
+        return found("identical_samples", text, {"copies": copies}, words="improbable_copies")
     usual = m.get("rollout/nll", math.inf) * m.get("rollout/length", math.inf)  # -log p of a response, in nats
-    uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > LIKELY
+    uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
     if size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / size + 1e-9:
         text = "all responses of every group are identical: the samples share one seed, or the temperature is too low"
-        return Finding("identical_samples", text, "raise sampling.temperature", {"distinct": m["rollout/distinct"]})
+        return found("identical_samples", text, {"distinct": m["rollout/distinct"]})
     return None
 
 
-@monitor("A limit that is too small for the task; a model that does not know its end token; endless repetition.")
+@monitor
 def _truncated(seen: Observation) -> Finding | None:
-    most = seen.limits["truncated_above"]
-    share = seen.metrics.get("rollout/truncated", 0.0)
+    most, share = seen.limits["truncated_above"], seen.metrics.get("rollout/truncated", 0.0)
     if share > most:
-        text, cure = f"{share:.0%} of the responses were cut at sampling.max_tokens", "raise it, or expect no reward"
-        return Finding("truncated", text, cure, {"share": share})
-    share = seen.metrics.get("eval/truncated", 0.0)
-    if not seen.eval_limit or share <= most:
-        return None
+        return found("truncated", f"{share:.0%} of the responses were cut at sampling.max_tokens", {"share": share})
+    share = seen.metrics.get("eval/truncated", 0.0) if seen.eval_limit else 0.0
     text = f"{'in evaluation: ' if seen.steps else ''}{share:.0%} of the responses were cut at {seen.eval_limit}"
-    cure = "raise it, as what is cut before its answer counts as wrong"
-    return Finding("truncated_evaluation", text, cure, {"share": share})
+    return found("truncated_evaluation", text, {"share": share}) if share > most else None
 
 
-@monitor("Long responses cost nothing under this normalisation, or the model repeats itself without an end.")
-def _length(seen: Observation) -> Finding | None:
+@monitor
+def _length(seen: Observation) -> Found | None:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
-    before = [length for length in seen.before("rollout/length") if length > 0][-RECENT:]
+    before = [length for length in seen.before("rollout/length") if length > 0][-30:]
     now = seen.metrics.get("rollout/length", 0.0)
-    if len(before) < seen.limits["length_after"]:
-        return None
-    usual = median(before)
-    if now <= seen.limits["length_factor"] * usual:
+    if len(before) < seen.limits["length_after"] or now <= seen.limits["length_factor"] * (usual := median(before)):
         return None
     text = f"responses have {now:.0f} tokens, {now / usual:.1f} times the median of the last steps ({usual:.0f})"
-    cure = "lower learning_rate, or make long responses cost something (overlong, length_norm)"
-    return Finding("length", text, cure, {"length": now, "median": usual})
+    return text, {"length": now, "median": usual}
 
 
-@monitor("The tokenizer of another model; one that lowers case or has no token for some letters.")
-def _round_trip(seen: Observation) -> Finding | None:
-    share, least = seen.metrics.get("rollout/round_trip", 1.0), seen.limits["round_trip_below"]
-    if share >= least:
-        return None
+@monitor
+def _round_trip(seen: Observation) -> Found | None:
+    share = seen.metrics.get("rollout/round_trip", 1.0)
     text = f"only {share:.0%} of the prompts or responses stay the same when they are turned into tokens and back"
-    cure = "give the tokenizer that belongs to the model (model.path), and one that keeps digits, letters and tags"
-    return Finding("round_trip", text, cure, {"share": share})
+    return (text, {"share": share}) if share < seen.limits["round_trip_below"] else None
 
 
-Sign = tuple[str, dict[str, float]]  # a sign of reward hacking, as text, and its numbers
-LOOK = "look at the responses (rlreason inspect)"
+@monitor
+def _same_answer(seen: Observation) -> Found | None:
+    share, true = (seen.metrics.get(f"eval/same_answer{of}", 0.0) for of in ("", "_right"))
+    if seen.metrics.get("eval/problems", 0) < FEWEST_ASKED or share - true <= seen.limits["same_answer_above"]:
+        return None
+    text = f"{share:.0%} of the questions got one and the same answer, which is right for {true:.0%} of them"
+    return text, {"share": share, "right": true}
+
+
 HALF = 0.5
 FEWEST_RIGHT = 0.02  # of the responses, in the first step
 FALLEN = 0.7  # remaining share of the right answers of the first step
 WIDENED = 0.3  # least growth of the gap between reward and accuracy; unstable runs reach half of it
 
 
-@monitor("The model collapsed to one answer; the questions are not in the prompt.")
-def _same_answer(seen: Observation) -> Finding | None:
-    m = seen.metrics
-    share, true = m.get("eval/same_answer", 0.0), m.get("eval/same_answer_right", 0.0)
-    if m.get("eval/problems", 0) < FEWEST_ASKED or share - true <= seen.limits["same_answer_above"]:
-        return None
-    text = f"{share:.0%} of the questions got one and the same answer, which is right for {true:.0%} of them"
-    return Finding("same_answer", text, f"{LOOK}, lower learning_rate", {"share": share, "right": true})
-
-
-@monitor(
-    "The reward pays for a format, a phrase or a short cut; the answer can be read off the question; training "
-    "problems that differ from those of evaluation."
-)
-def _reward_hacking(seen: Observation) -> Finding | None:
+@monitor
+def _reward_hacking(seen: Observation) -> Found | None:
     """Check for a reward that rises for another reason than right answers; without a rise there is no alert.
 
-    It is measured as a share of its range, so that 0 to 10 or -1 to 1 counts like 0 to 1.
+    It is measured as a share of its range, 0 included, so that 0 to 10 or -1 to 1 counts like 0 to 1.
     """
-    width = seen.limits["reward_hacking_after"]
-    rewards = start_and_end(in_range(seen, "reward/mean"), width)
+    width, plain = seen.limits["reward_hacking_after"], seen.before("reward/mean")
+    low, high = min([0.0, *seen.before("reward/min")]), max(seen.before("reward/max"), default=1.0)
+    rewards = start_and_end([(value - low) / (high - low) for value in plain] if high > low else [], width)
     if rewards is None or rewards[1] - rewards[0] < seen.limits["reward_hacking_gain"]:
         return None
-    signs = [sign for look in SIGNS if (sign := look(seen, width, rewards)) is not None]
-    if not signs:
+    sign = _one_answer(seen) or _unconfirmed(seen, width, *rewards) or _short(seen, width)
+    sign = sign or _accuracy_falls(seen, *rewards)
+    if sign is None:
         return None
-    text, numbers = signs[0]
-    begin, now = start_and_end(seen.before("reward/mean"), width) or rewards
-    cure = f"{LOOK}; judge evaluations by another reward (eval.reward), and repair what the reward pays for"
-    message = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {text}"
-    return Finding("reward_hacking", message, cure, {"reward_first": begin, "reward": now} | numbers)
+    begin, now = start_and_end(plain, width) or rewards
+    text = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {sign[0]}"
+    return text, {"reward_first": begin, "reward": now} | sign[1]
 
 
-def in_range(seen: Observation, name: str) -> list[float]:
-    """Return the values of a reward as shares of the range of all rewards so far, 0 included.
-
-    >>> in_range(Observation({}, history={"reward/mean": [2.0, 5.0], "reward/max": [10.0, 10.0]}), "reward/mean")
-    [0.2, 0.5]
-    """
-    low, high = min([0.0, *seen.before("reward/min")]), max(seen.before("reward/max"), default=1.0)
-    return [(value - low) / (high - low) for value in seen.before(name)] if high > low else []
+def _one_answer(seen: Observation) -> Found | None:
+    share, true = (seen.metrics.get(f"rollout/same_answer{of}", 0.0) for of in ("", "_right"))
+    text = f"{share:.0%} of the responses give one answer, right for {true:.0%} of the questions"
+    return (text, {"same": share}) if share - true > HALF else None
 
 
-def _one_answer(seen: Observation, width: int, rewards: tuple[float, float]) -> Sign | None:
-    share, true = seen.metrics.get("rollout/same_answer", 0.0), seen.metrics.get("rollout/same_answer_right", 0.0)
-    if share - true <= HALF:
-        return None
-    return f"{share:.0%} of the responses give one answer, right for {true:.0%} of the questions", {"same": share}
+def _unconfirmed(seen: Observation, width: int, first: float, now: float) -> Found | None:
+    """Find that most of the reward is earned while few responses state the right answer, fewer than before or no more.
 
-
-def _unconfirmed(seen: Observation, width: int, rewards: tuple[float, float]) -> Sign | None:
-    """Find that most of the reward is earned while few responses state the right answer: fewer than before, or no more.
-
-    A format that is learned first, and that the reward itself reports, is no sign unless right answers become fewer.
-    Where hardly any response ever stated one, the reward measures something else, and there is no sign.
+    A format that is learned first is no sign, and nothing is where hardly any response ever stated one.
     """
     right, formats = start_and_end(seen.before("rollout/right"), width), seen.before("reward/format")
-    if right is None or right[0] < FEWEST_RIGHT or rewards[1] < HALF or right[1] > HALF * rewards[1]:
+    if right is None or right[0] < FEWEST_RIGHT or now < HALF or right[1] > HALF * now:
         return None
-    gain, format_first, format_now = rewards[1] - rewards[0], *(start_and_end(formats, width) or (0.0, 0.0))
+    gain, format_first, format_now = now - first, *(start_and_end(formats, width) or (0.0, 0.0))
     flat = right[1] - right[0] <= gain / 4 and format_now - format_first < gain
     if not flat and right[1] > FALLEN * right[0]:
         return None
@@ -369,30 +299,26 @@ def _unconfirmed(seen: Observation, width: int, rewards: tuple[float, float]) ->
     return text, {"right_first": right[0], "right": right[1]}
 
 
-def _accuracy_falls(seen: Observation, width: int, rewards: tuple[float, float]) -> Sign | None:
+def _accuracy_falls(seen: Observation, first: float, now: float) -> Found | None:
     """Find that the last two evaluations are significantly worse than those before, while the reward rose."""
     accuracies = seen.before("eval/accuracy")
-    if not surely_worse(seen) or (rewards[1] - accuracies[-1]) - (rewards[0] - accuracies[0]) < WIDENED:
+    if not _surely_worse(seen) or (now - accuracies[-1]) - (first - accuracies[0]) < WIDENED:
         return None
     usual, newest = median(accuracies[:-2]), accuracies[-1]
     return f"the accuracy of evaluations fell from {usual:.2f} to {newest:.2f}", {"before": usual, "accuracy": newest}
 
 
-def surely_worse(seen: Observation) -> bool:
-    """Return whether the intervals of the last two evaluations are below the median interval of those before.
-
-    Two, because one out of many may be so by chance.
-    """
+def _surely_worse(seen: Observation) -> bool:
+    """Return whether the intervals of the last two evaluations, not one by chance, are below the median one before."""
     lows, highs = seen.before("eval/accuracy_low"), seen.before("eval/accuracy_high")
     return len(lows) > 2 and len(lows) == len(highs) and max(highs[-2:]) < median(lows[:-2])
 
 
-def _short(seen: Observation, width: int, rewards: tuple[float, float]) -> Sign | None:
+def _short(seen: Observation, width: int) -> Found | None:
     """Find that rewarded responses became half as long, while evaluations are significantly worse."""
-    ends = start_and_end(seen.before("rollout/length_correct"), width)
-    if ends is None or ends[1] > HALF * ends[0] or not surely_worse(seen):
+    ends, accuracies = start_and_end(seen.before("rollout/length_correct"), width), seen.before("eval/accuracy")
+    if ends is None or ends[1] > HALF * ends[0] or not _surely_worse(seen):
         return None
-    accuracies = seen.before("eval/accuracy")
     text = (
         f"what it pays for became shorter, from {ends[0]:.0f} to {ends[1]:.0f} tokens, and evaluations are answered "
         f"worse ({accuracies[0]:.2f} at first, now {accuracies[-1]:.2f})"
@@ -400,13 +326,8 @@ def _short(seen: Observation, width: int, rewards: tuple[float, float]) -> Sign 
     return text, {"length_first": ends[0], "length": ends[1]}
 
 
-SIGNS: tuple[Callable[[Observation, int, tuple[float, float]], Sign | None], ...] = (
-    _one_answer, _unconfirmed, _short, _accuracy_falls,
-)  # fmt: skip
-
-
-@monitor("Half precision on one side; another temperature; an engine with its own kernels or with old weights.")
-def _parity(seen: Observation) -> Finding | None:
+@monitor
+def _parity(seen: Observation) -> Found | None:
     """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
     m, bound = seen.metrics, seen.limits["parity_bound"]
     mismatch = max(m.get(SAMPLED, 0.0), m.get(EVALUATED, 0.0))
@@ -417,27 +338,20 @@ def _parity(seen: Observation) -> Finding | None:
         f"engine and trainer disagree by {mismatch:.3f} nats per token (monitors.parity_bound={bound:g}): weights, "
         f"temperature or precision differ{corrected}"
     )
-    cure = "use rollout=hf, model.dtype=float32, or monitors.parity=correct with mismatch=truncate"
-    return Finding("parity", text, cure, {"mismatch": mismatch})
+    return text, {"mismatch": mismatch}
 
 
-@monitor("A weight sync that was left out or that reached only some tensors; a cache of old keys and values.")
-def _engine_weights(seen: Observation) -> Finding | None:
-    """Check that the mismatch stays at its size in the first step; without weight syncs it grows.
-
-    It is compared with the run's first value, before any update, because its size depends on rounding: float32 has
-    1e-7 nats, bfloat16 1e-2.
-    """
+@monitor
+def _engine_weights(seen: Observation) -> Found | None:
+    """Check that the mismatch stays at its size in the first step, set by rounding; without weight syncs it grows."""
     above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]
     for name in (SAMPLED, EVALUATED):
         before, now = seen.before(name), seen.metrics.get(name, 0.0)
-        if not before or now <= above or seen.metrics.get("rollout/staleness", 0.0):
+        if not before or now <= max(above, factor * before[0]) or seen.metrics.get("rollout/staleness", 0.0):
             continue
-        if now > factor * (first := before[0]):
-            text = (
-                f"the engine's log-probabilities are {now:.2g} nats per token from the trainer's, and were "
-                f"{first:.2g} in the first step: the engine samples from other weights than those that were trained"
-            )
-            cure = "sync the weights after every update; rollout=hf samples from the trainer's own weights"
-            return Finding("engine_weights", text, cure, {"mismatch": now, "first": first})
+        text = (
+            f"the engine's log-probabilities are {now:.2g} nats per token from the trainer's, and were "
+            f"{before[0]:.2g} in the first step: the engine samples from other weights than those that were trained"
+        )
+        return text, {"mismatch": now, "first": before[0]}
     return None

@@ -4,11 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of
-from rlreason.health.finding import Finding, Metrics, Observation
-from rlreason.health.monitors import MONITORS
+from rlreason.health.finding import Finding, Metrics, Observation, found
+from rlreason.health.monitors import DIVERGES, MONITORS
 
 #: Metrics whose values the monitors keep, step by step.
 REMEMBERED = (
@@ -17,24 +17,18 @@ REMEMBERED = (
     "rollout/right", "rollout/length", "rollout/length_correct", "rollout/mismatch_mean",
     "eval/mismatch_mean", "eval/accuracy_low", "eval/accuracy_high", "eval/accuracy",
 )  # fmt: skip
-
-
 WINDOW = 200  # steps of a median; the first of the run is kept as well
 
 
 @dataclass
 class Monitors:
-    """Checks every step; prints a new notice by `say`, and again at its 10th, 100th ... time; counts them all.
-
-    `steps`: whether the run has any; a job that only evaluates has none. `eval_limit`: the setting that limits
-    responses of evaluations, where it is not that of the rollouts.
-    """
+    """Checks every step; prints a new notice by `say`, and again at its 10th, 100th ... time; counts them all."""
 
     group_size: int
     say: Callable[[str], None]
     settings: MonitorsConfig = field(default_factory=MonitorsConfig)
-    eval_limit: str = ""
-    steps: bool = True
+    eval_limit: str = ""  # the setting that limits responses of evaluations, where it is not that of the rollouts
+    steps: bool = True  # whether the run has any; a job that only evaluates has none
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, Any] = field(default_factory=dict)  # the finding that ends the run: see `_record`
     on_finding: Callable[[Finding], object] = lambda finding: None  # called with each
@@ -58,38 +52,37 @@ class Monitors:
     ) -> None:
         """Check a step or an evaluation, then add the metrics to the history.
 
-        `step`: None where there are no steps. `metrics`: of the step or the evaluation. `updates`: those of the step;
-        none: the metrics are of its only update. `evaluations`: all so far, where one is to be compared.
+        `step`: None where there are no steps. `updates`: those of the step; none: the metrics are of its only update.
+        `evaluations`: all so far, where one is to be compared.
         """
         seen = Observation(
             metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
             self.eval_limit, step is not None,
         )  # fmt: skip
         numbers = seen.finite()  # only `nan` checks values that are not finite
-        for name, monitor in MONITORS.items():
+        for name, look in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
-            if on and (finding := monitor.look(seen if name == "nan" else numbers)):
-                self._record(step, name, finding, monitor.diverges)
-        for name in REMEMBERED:
-            value = numbers.worst(name) if numbers.worst(name) is not None else numbers.metrics.get(name)
-            if value is not None:
-                first, *more = [*self.history[name], value]
-                self.history[name] = [first, *more[-WINDOW:]]
+            if on and (result := look(seen if name == "nan" else numbers)):
+                self._record(step, name, found(name, *result) if isinstance(result, tuple) else result)
+        for name, (*before,) in self.history.items():
+            worst = numbers.worst(name)
+            if (value := numbers.metrics.get(name) if worst is None else worst) is not None:
+                self.history[name] = [*before[:1], *[*before[1:], value][-WINDOW:]] if before else [value]
 
     def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
         """Pass on the grader's warnings about a step or an evaluation."""
         if self.limits["grader"] != "off":
             for warning in warnings:
-                self._record(step, "grader", Finding("grader", f"{when}{warning}"), False)
+                self._record(step, "grader", found("grader", f"{when}{warning}"))
 
-    def _record(self, step: int | None, name: str, finding: Finding, diverges: bool) -> None:
+    def _record(self, step: int | None, name: str, finding: Finding) -> None:
         rule = finding.rule
         self.on_finding(replace(finding, step=step))
         self.warn(step, rule, finding.sentence)
         enough = finding.figures.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
         if rule == WEIGHTS or (self.limits[name] == "stop" and enough and not self.stopped):
             self.stopped = {
-                "status": f"{'diverged' if diverges else 'stopped'}:{rule}",
+                "status": f"{'diverged' if name in DIVERGES else 'stopped'}:{rule}",
                 "reason": f"{_at(step)}{finding.sentence}",
                 "monitor": name,
                 "rule": rule,
@@ -103,16 +96,13 @@ class Monitors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, the stop and the history as plain values, for a checkpoint."""
-        history = {name: list(values) for name, values in self.history.items()}
-        return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": history}
+        return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": dict(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
-        self.counts = Counter(state["counts"])
-        self.history |= {name: list(values) for name, values in state["history"].items()}
-        self.stopped = dict(state["stopped"])
-        stands = not self.stopped or self.stopped["rule"] == WEIGHTS
-        if not stands and self.stopped["settings"] != self._settings(self.stopped["monitor"]):
+        self.counts, self.stopped = Counter(state["counts"]), (stop := dict(state["stopped"]))
+        self.history |= state["history"]
+        if stop and stop["rule"] != WEIGHTS and stop["settings"] != self._settings(stop["monitor"]):
             self.stopped = {}
 
     def reason_to_stop(self) -> tuple[str, str] | None:
@@ -139,13 +129,8 @@ Row = Mapping[str, float | None]
 LARGEST = 1e300
 
 
-class Event(NamedTuple):
-    """A step with its updates, or an evaluation, from the rows of a run."""
-
-    step: int
-    metrics: dict[str, float]
-    updates: list[dict[str, float]]
-    evaluates: bool
+#: The step, its metrics and updates, and whether it is an evaluation.
+Event = tuple[int, dict[str, float], list[dict[str, float]], bool]
 
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
@@ -156,22 +141,18 @@ def events_of(rows: Sequence[Row]) -> Iterator[Event]:
     updates: list[dict[str, float]] = []
     for n, (step, row) in enumerate(zip(steps, plain, strict=True)):
         if "eval/accuracy" in row:
-            yield Event(step, row, [row], True)
+            yield step, row, [row], True
             continue
         updates.append(row)
         if last[step] == n:
             names = dict.fromkeys(name for update in updates for name in update)
             whole = {name: [update[name] for update in updates if name in update] for name in names}
-            yield Event(step, {name: sum(v) / len(v) for name, v in whole.items()}, updates, False)
+            yield step, {name: sum(v) / len(v) for name, v in whole.items()}, updates, False
             updates = []
 
 
 def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
-    """Convert the rows to floats, with None for values that are not finite or too large for a float.
-
-    >>> as_numbers([{"a": 1, "b": None, "c": 10**400}])
-    [{'a': 1.0, 'b': None, 'c': None}]
-    """
+    """Convert the rows to floats, with None for values that are not finite or too large for a float."""
     return [{name: None if v is None or not abs(v) <= LARGEST else float(v) for name, v in row.items()} for row in rows]
 
 
@@ -184,7 +165,7 @@ def replay_monitors(
     does not stop the replay. `eval_limit` as in `Monitors`.
     """
     events = list(events_of(rows))
-    trained = any(not event.evaluates for event in events)
+    trained = not all(evaluates for *_, evaluates in events)
     own: dict[str, Any] = {
         f.name: value
         for f in fields(MonitorsConfig)
@@ -196,11 +177,10 @@ def replay_monitors(
     monitors = Monitors(group_size, lambda line: None, MonitorsConfig(**own), eval_limit, steps=trained)
     monitors.on_finding = lambda finding: by_rule.setdefault(finding.rule, []).append(finding)
     evaluations: list[dict[str, float]] = []
-    for event in events:
-        step = event.step if trained else None
-        whole = {name.replace("final/", "eval/"): v for name, v in event.metrics.items() if name.startswith("final/")}
-        monitors.check(step, event.metrics | whole, event.updates)
-        if event.evaluates and trained:
-            evaluations.append(event.metrics)
+    for step, metrics, updates, evaluates in events:
+        whole = {name.replace("final/", "eval/"): v for name, v in metrics.items() if name.startswith("final/")}
+        monitors.check(step if trained else None, metrics | whole, updates)
+        if evaluates and trained:
+            evaluations.append(metrics)
             monitors.check(step, {}, evaluations=evaluations)
     return list(by_rule.values())

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,7 +30,6 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.signals import temporary_folder
 
 FOLDER = Path(__file__).parent
-WARDEN, INSIDE = str(FOLDER / "warden.py"), str(FOLDER / "inside.py")
 #: The best first; the second where a container hides parts of /proc, and so allows no new one.
 SANDBOXES = ("bwrap", "bwrap without /proc", "unshare", "limits")
 SYSTEM = (
@@ -65,26 +64,9 @@ class Limits:
     landlock: bool = True  # false: as on a system without it
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How a contained command ended."""
-
-    stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
-    exit: int | None = None  # code, or minus the signal
-    channel: bytes = b""
-    tail: bytes = b""  # the end of what it printed
-    seconds: float = 0.0
-    peak_mb: float = 0.0
-    left_behind: bool = False  # processes that could not be ended
-    seen: dict[int, str] = field(default_factory=dict)  # its processes, and when they began
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What `inside.py` does in the sandbox, and what it is given.
-
-    An argument `{source}` becomes the path of `source`, which is the file `program.py` of a private folder.
-    """
+    """What `inside.py` does in the sandbox; an argument `{source}` becomes the path of a private file, `source`."""
 
     arguments: Sequence[str]
     timeout_s: float
@@ -94,7 +76,7 @@ class Command:
 
 def run_contained(
     command: Command, limits: Limits, stop: Callable[[], bool] = lambda: False, sandbox: str = ""
-) -> Outcome:
+) -> "Contained":
     """Run a command in the best sandbox that works here, or this one.
 
     The processes that it starts have all ended when this returns. An interruption ends them too, and so does `stop`
@@ -113,14 +95,21 @@ def run_contained(
         options["alone"] = sandbox == "limits"
         readable = [str(FOLDER), *command.readable]
         if limits.landlock and landlock_version():
-            options["landlock"] = landlock_paths(sandbox, folder, readable)
-        source = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
-        inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
+            # In the system's own /proc and /dev/shm are processes, sockets and files of others.
+            proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if options["alone"] else ["/proc"]
+            writable = [folder] if options["alone"] else ["/tmp", "/dev/shm"]
+            options["landlock"] = {"readable": [*view(), *readable, *proc], "writable": writable}
+        source = f"{folder if options['alone'] else '/tmp'}/program.py"
+        inner = [sys.executable, "-I", "-B", str(FOLDER / "inside.py"), json.dumps(options)]
         inner += [source if argument == "{source}" else argument for argument in command.arguments]
-        outer = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
+        outer = [sys.executable, "-I", "-B", "-S", str(FOLDER / "warden.py"), str(os.getpid())]
+        outer += [
+            str(limits.processes + MORE_PROCESSES),
+            *command_line(sandbox, folder, limits.disk_mb, readable, inner),
+        ]
         try:
             warden = subprocess.Popen(
-                [*outer, *command_line(sandbox, folder, limits.disk_mb, readable, inner)],
+                outer,
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
@@ -131,15 +120,15 @@ def run_contained(
             )
         finally:
             os.close(far_end)
-        running = _Running(warden, channel, printed.fileno(), limits, command.timeout_s)
+        contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
         with warden:
             try:
-                running.watch(stop)
+                contained.watch(stop)
             finally:
-                running.end()
-        if sandbox == "limits":  # a program may have made its folder too deep for Python
+                contained.end()
+        if options["alone"]:  # a program may have made its folder too deep for Python
             subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
-        return running.outcome
+    return contained
 
 
 def command_line(sandbox: str, folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[str]) -> list[str]:
@@ -150,24 +139,23 @@ def command_line(sandbox: str, folder: str, disk_mb: int, readable: Sequence[str
     """
     if sandbox == "limits":
         return list(inner)
+    shown = view() | dict.fromkeys(readable, "")
     if sandbox == "unshare":
         spaces = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
-        script = "\n".join(_mounts(folder, disk_mb, readable, inner))
+        script = "\n".join(mounts(folder, disk_mb, shown, inner))
         return ["unshare", *spaces, "--fork", "--kill-child", "sh", "-c", script]
     size = ["--size", str(disk_mb * 2**20), "--tmpfs"]
     command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     command += ["--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev", *size, "/tmp"]
     # Read-only: as root, a program without any privilege could still write the kernel's settings.
     command += ["--proc" if sandbox == "bwrap" else "--tmpfs", "/proc", "--remount-ro", "/proc"]
-    for path in view():
-        command += ["--symlink", os.readlink(path), path] if is_system_link(path) else ["--ro-bind", path, path]
-    for path in readable:
-        command += ["--ro-bind", path, path]
+    for path, target in shown.items():
+        command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
     command += ["--remount-ro", "/", "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp"]
     return [*command, "--", *inner]
 
 
-def _mounts(folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[str]) -> list[str]:
+def mounts(folder: str, disk_mb: int, shown: Mapping[str, str], inner: Sequence[str]) -> list[str]:
     """Return the lines of a shell script that does what bwrap does: mounts all below a root, enters it, runs `inner`.
 
     The shell remains the first process of its namespace, which nothing inside can signal.
@@ -177,28 +165,17 @@ def _mounts(folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[
     lines += ["mkdir -p tmp proc dev/shm", f"{memory} tmp", f"{memory} dev/shm"]
     lines += ["mount -t proc -o ro,nosuid,nodev,noexec proc proc"]
     lines += [f": > .{device}; mount --bind {device} .{device}" for device in DEVICES]
-    for path in filter(is_system_link, view()):
-        lines.append(f"ln -s {shlex.quote(os.readlink(path))} .{path}")
-    lines += _shown((path, path) for path in (*view(), *readable) if not is_system_link(path))
-    lines += _shown([(f"{folder}/program.py", "/tmp/program.py")])
-    lines += ["pivot_root . .", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "umount -l .", "mount -o remount,bind,ro /"]
-    lines += ["cd /tmp", f"code=0; {shlex.join(inner)} || code=$?", "exit $code"]
-    return lines
-
-
-def _shown(paths: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the lines that show (source, target) read-only below the new root, with what is mounted in the source."""
+    lines += [f"ln -s {shlex.quote(target)} .{path}" for path, target in shown.items() if target]
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    lines = []
-    for source, target in paths:
+    bound = {path: path for path, link in shown.items() if not link} | {f"{folder}/program.py": "/tmp/program.py"}
+    for source, target in bound.items():
         place, parent = shlex.quote(f".{target}"), shlex.quote(os.path.dirname(f".{target}"))
-        folder = f"mkdir -p {place}" if os.path.isdir(source) else f"mkdir -p {parent}; : > {place}"
-        lines.append(f"[ -e {place} ] || {{ {folder}; }}")
-        lines.append(f"mount -o rbind,{_flags(source)} {shlex.quote(source)} {place}")
-        for path in sorted({path for path in mounted if path.startswith(f"{source}/")}):
-            below = shlex.quote(f".{target}{path.removeprefix(source)}")
-            lines.append(f"mount -o remount,bind,{_flags(path)} {below}")
-    return lines
+        make = f"mkdir -p {place}" if os.path.isdir(source) else f"mkdir -p {parent}; : > {place}"
+        lines.append(f"[ -e {place} ] || {{ {make}; }}; mount -o rbind,{_flags(source)} {shlex.quote(source)} {place}")
+        for path in sorted({path for path in mounted if path.startswith(f"{source}/")}):  # not made read-only by that
+            lines.append(f"mount -o remount,bind,{_flags(path)} {shlex.quote(f'.{target}{path.removeprefix(source)}')}")
+    lines += ["pivot_root . .", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "umount -l .", "mount -o remount,bind,ro /"]
+    return [*lines, "cd /tmp", f"code=0; {shlex.join(inner)} || code=$?", "exit $code"]
 
 
 def _flags(path: str) -> str:
@@ -206,30 +183,23 @@ def _flags(path: str) -> str:
     return "ro,nosuid,nodev" + (",noexec" if os.statvfs(path).f_flag & os.ST_NOEXEC else "")
 
 
-def is_system_link(path: str) -> bool:
-    """Return whether a path is one of the system's links, such as /bin, whose target is visible too."""
-    return path in SYSTEM and os.path.islink(path) and os.path.isdir(path)
-
-
 @cache
-def view() -> list[str]:
-    """Return what every program may read: the system, and this Python with its packages; each path once."""
+def view() -> dict[str, str]:
+    """Return what every program may read, the system and this Python with its packages: path -> its target, or "".
+
+    The target is that of a link of the system, such as /bin, which is visible too.
+    """
     paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
     paths += map(os.path.realpath, [*paths, os.path.dirname(os.path.realpath(sys.executable))])
-    visible = [path for path in SYSTEM if os.path.exists(path)]
+    shown = {
+        path: os.readlink(path) if os.path.islink(path) and os.path.isdir(path) else ""
+        for path in SYSTEM
+        if os.path.exists(path)
+    }
     for path in sorted(path for path in set(paths) if path != "/" and os.path.isdir(path)):
-        if not any(f"{path}/".startswith(f"{other}/") for other in visible):
-            visible.append(path)
-    return visible
-
-
-def landlock_paths(sandbox: str, folder: str, readable: Sequence[str]) -> dict[str, list[str]]:
-    """Return what Landlock allows: paths to read and to write, with all below them."""
-    if sandbox == "limits":  # in the system's own /proc and /dev/shm are processes, sockets and files of others
-        proc, writable = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"], [folder]
-    else:
-        proc, writable = ["/proc"], ["/tmp", "/dev/shm"]
-    return {"readable": [*view(), *readable, *proc], "writable": writable}
+        if not any(f"{path}/".startswith(f"{other}/") for other in shown):
+            shown[path] = ""
+    return shown
 
 
 def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
@@ -252,56 +222,61 @@ def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class _Running:
-    """A command at work below its warden. `channel` is read, `printed` a file that it writes."""
+class Contained:
+    """A command at work below its warden, and how it ended. `channel` is read, `printed` a file that it writes."""
 
     warden: "subprocess.Popen[bytes]"
-    channel: int
+    channel_fd: int
     printed: int
     limits: Limits
     timeout_s: float
-    outcome: Outcome = field(default_factory=Outcome)
+    stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
+    exit: int | None = None  # code, or minus the signal
+    channel: bytes = b""  # what came through
+    tail: bytes = b""  # the end of what it printed
+    seconds: float = 0.0
+    peak_mb: float = 0.0
     used_mb: float = 0.0  # at the last look
+    left_behind: bool = False  # processes that could not be ended
+    seen: dict[int, str] = field(default_factory=dict)  # its processes, and when they began
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Read the channel until the warden has ended, or a limit is exceeded."""
-        outcome, sent, began, looked, started, is_open = self.outcome, bytearray(), time.monotonic(), 0.0, False, True
-        has_ended = False
-        while outcome.stopped is None and not has_ended:
+        sent, began, looked, started, is_open, has_ended = bytearray(), time.monotonic(), 0.0, False, True, False
+        while self.stopped is None and not has_ended:
             has_ended = self.warden.poll() is not None  # before the last look at the channel
-            if is_open and select.select([self.channel], [], [], 0 if has_ended else LOOK_EVERY_S)[0]:
-                sent += (part := os.read(self.channel, 1 << 20))
+            if is_open and select.select([self.channel_fd], [], [], 0 if has_ended else LOOK_EVERY_S)[0]:
+                sent += (part := os.read(self.channel_fd, 1 << 20))
                 is_open, has_ended = bool(part), False
             elif not is_open and not has_ended:
                 time.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             if not started and sent.startswith(STARTED):
                 began, started = now, True
-            outcome.seconds = now - began
+            self.seconds = now - began
             if now - looked >= LOOK_EVERY_S or has_ended:
                 looked = now
                 longest = self.timeout_s if started else STARTING_S
-                outcome.stopped = "stopped" if stop() else self._exceeded(len(sent), longest)
-        outcome.channel = bytes(sent).removeprefix(STARTED)
+                self.stopped = "stopped" if stop() else self._exceeded(len(sent), longest)
+        self.channel = bytes(sent).removeprefix(STARTED)
         code = self.warden.returncode
         if code is not None:
-            outcome.exit = 128 - code if code > 128 else code
-        if not started and outcome.stopped in (None, "timeout"):
-            outcome.stopped = "broken"
-        elif outcome.stopped is None and code == -TOO_MANY:
-            outcome.stopped = "processes"
+            self.exit = 128 - code if code > 128 else code
+        if not started and self.stopped in (None, "timeout"):
+            self.stopped = "broken"
+        elif self.stopped is None and code == -TOO_MANY:
+            self.stopped = "processes"
 
     def _exceeded(self, sent: int, timeout_s: float) -> str | None:
         """Return the limit that is currently exceeded, or None."""
-        outcome, limits = self.outcome, self.limits
-        pids = descendants(self.warden.pid, limits.processes)
-        outcome.seen.update({pid: start_time(pid) for pid in pids if pid not in outcome.seen})
+        limits, pids = self.limits, descendants(self.warden.pid, self.limits.processes)
+        self.seen.update({pid: start_time(pid) for pid in pids if pid not in self.seen})
         used = used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
         # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
         self.used_mb, used = used, min(used, self.used_mb)
-        outcome.peak_mb = max(outcome.peak_mb, used)
+        self.peak_mb = max(self.peak_mb, used)
         over = {
-            "timeout": outcome.seconds > timeout_s,
+            "timeout": self.seconds > timeout_s,
             "memory": used > limits.memory_mb,
             "output": os.fstat(self.printed).st_size > limits.output_mb * MB,
             "size": sent > limits.channel_mb * MB,
@@ -310,21 +285,20 @@ class _Running:
 
     def end(self) -> None:
         """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""
-        outcome = self.outcome
         self.warden.terminate()
         try:
             self.warden.wait(ENDING_S)
         except subprocess.TimeoutExpired:
-            outcome.seen.update({pid: start_time(pid) for pid in descendants(self.warden.pid)})
+            self.seen.update({pid: start_time(pid) for pid in descendants(self.warden.pid)})
             self.warden.kill()
         until = time.monotonic() + ENDING_S
-        while left := [pid for pid, began in outcome.seen.items() if began and start_time(pid) == began]:
+        while left := [pid for pid, began in self.seen.items() if began and start_time(pid) == began]:
             if time.monotonic() > until:
-                outcome.left_behind = True
+                self.left_behind = True
                 break
             signal_all(left, signal.SIGKILL)
             time.sleep(LOOK_EVERY_S)
-        outcome.tail = os.pread(self.printed, TAIL, max(0, os.fstat(self.printed).st_size - TAIL))
+        self.tail = os.pread(self.printed, TAIL, max(0, os.fstat(self.printed).st_size - TAIL))
 
 
 def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
@@ -391,9 +365,7 @@ def sandbox_here(wanted: str, landlock: bool) -> str:
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(path, ignore_errors=True)
-    for sandbox in SANDBOXES:
-        if wanted and not sandbox.startswith(wanted):
-            continue
+    for sandbox in (sandbox for sandbox in SANDBOXES if sandbox.startswith(wanted)):
         trial = run_contained(Command(["nothing"], STARTING_S), Limits(landlock=landlock), sandbox=sandbox)
         if trial.exit == 0:
             if sandbox == "limits":
@@ -415,16 +387,11 @@ def protections(limits: Limits) -> dict[str, str]:
     return active | {"limits": "memory, processor time, file size, open files"}
 
 
-def missing(active: Mapping[str, str]) -> str:
-    """Return what a program could do here that namespaces prevent; empty with them."""
+def protections_text(active: Mapping[str, str]) -> str:
+    """Return in words what is active, and what a program could do here that namespaces prevent."""
+    text = "; ".join(f"{name} ({what})" for name, what in active.items())
     if {"bwrap", "unshare"} & {*active}:
-        return ""
+        return text
     files = "" if "Landlock" in active else "read and write every file that its user may, signal its user's processes, "
     network = "" if "seccomp" in active else "use the network, "
-    return f"{files}{network}see other processes, and fill the disk with many files"
-
-
-def protections_text(active: Mapping[str, str]) -> str:
-    """Return in words what is active, and what is not prevented."""
-    text = "; ".join(f"{name} ({what})" for name, what in active.items())
-    return f"{text}. Not held back on this system: it could {missing(active)}" if missing(active) else text
+    return f"{text}. Not held back on this system: it could {files}{network}see other processes, and fill the disk"

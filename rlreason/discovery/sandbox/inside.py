@@ -3,9 +3,8 @@
     python -I -B inside.py OPTIONS program PROGRAM MOST_ROWS MOST_DIGITS
     python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [text], "options": {...}}
 
-OPTIONS is JSON. It sets limits of memory, time and files, drops root's privileges, refuses sockets and calls whose
-memory no process shows (seccomp) and, with `landlock` in it, all other files. What comes of it is written to the
-channel: `STARTED`, then the JSON of what `verify` returns, or the set of a program as plain text:
+OPTIONS is JSON: limits, and with `landlock` in it the only files. The channel gets what comes of it: `STARTED`,
+then the JSON of what `verify` returns, or the set of a program as plain text:
 
     points            a first line, then one row a line, integers in decimal with single spaces; then
     end N             the number of rows; nothing may follow
@@ -18,12 +17,12 @@ only the integers count, as `read_channel` finds them on the other side.
 import contextlib
 import ctypes
 import errno
-import importlib.util
 import itertools
 import json
 import os
 import re
 import resource
+import runpy
 import struct
 import sys
 import types
@@ -80,7 +79,7 @@ def main() -> None:
     if mode == "program":
         run_program(arguments[0], int(arguments[1]), int(arguments[2]))
     elif mode == "check":
-        run_check(arguments[0], arguments[1])
+        run_check(*arguments)
 
 
 def checked(result: int) -> int:
@@ -97,10 +96,9 @@ def landlock_version() -> int:
 
 
 def landlock(readable: list[str], writable: list[str]) -> None:
-    """Refuse this process and its children all files but these, and all below them.
+    """Refuse this process and its children all files but these, and all below them; paths that are missing are skipped.
 
-    They cannot trace a process outside either; from version 4 on use no TCP, from 6 on signal none. Missing paths are
-    skipped.
+    They cannot trace a process outside either; from version 4 on use no TCP, from 6 on signal none.
     """
     version = landlock_version()
     handled = (1 << {1: 13, 2: 14}.get(version, 15)) - 1  # the rights that this version knows
@@ -148,12 +146,8 @@ def run_check(path: str, request_path: str) -> None:
     with open(request_path, "rb") as file:
         request = json.load(file)
     rows = [[int(word) for word in row.split()] for row in request["rows"]]
-    spec = importlib.util.spec_from_file_location("verify", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    verdict = json.dumps(module.verify(rows, **request["options"])).encode()
+    verify = runpy.run_path(path)["verify"]
+    verdict = json.dumps(verify(rows, **request["options"])).encode()
     while verdict:
         verdict = verdict[write(CHANNEL, verdict) :]
 
@@ -200,23 +194,16 @@ def set_of(path: str) -> object:
     sys.path.insert(0, os.path.dirname(path))
     names = module.__dict__
     exec(compile(source, path, "exec", dont_inherit=True), names)
-    if "run_code" in names:
-        given = names["run_code"]()
-    elif "get_centers" in names:
-        given = names["get_centers"]()
-    elif "points" in names:
-        given = names["points"]
-    else:
+    name = next((name for name in ("run_code", "get_centers", "points") if name in names), None)
+    if name is None:
         raise Refused("no_points", "the program defines none of run_code(), get_centers() and points")
+    given = names[name] if name == "points" else names[name]()
     has_dimension = isinstance(given, tuple) and len(given) == 2 and not isinstance(plain(given[1]), (list, tuple))
     return given[0] if has_dimension else given
 
 
 def plain(value: Any) -> Any:
-    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged.
-
-    `Refused` for an array of another type.
-    """
+    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged."""
     if type(value).__module__ != "numpy":
         return value
     if type(value).__name__ == "ndarray" and value.dtype.kind not in "iuO":
@@ -236,14 +223,13 @@ def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
         if not isinstance(row, (list, tuple)):
             raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
         values = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
-        if len(values) > LONGEST_ROW:
-            raise Refused("size", f"point {number} has more than {LONGEST_ROW} coordinates")
         for value in values:
             if type(value) is not int:
                 example = repr(value)[:60] if type(value) in (float, bool, complex, str, type(None)) else "a value"
                 raise Refused("type", f"point {number} holds {example} of class {type(value).__name__}: integers only")
-            if value.bit_length() > most_digits * 3.33:
-                raise Refused("size", f"point {number} holds an integer of more than {most_digits} digits")
+        if len(values) > LONGEST_ROW or any(value.bit_length() > most_digits * 3.33 for value in values):
+            most = f"{LONGEST_ROW} coordinates, or an integer of more than {most_digits} digits"
+            raise Refused("size", f"point {number} has more than {most}")
         lines.append(" ".join(map(int.__repr__, values)))
     return "\n".join([*lines, f"end {len(lines) - 1}", ""])
 
@@ -253,9 +239,9 @@ def error_text(error: BaseException, program: str) -> str:
     import traceback
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == program]
-    places = "".join(traceback.format_list(frames[-5:])).replace(f'"{program}"', '"program.py"')
-    message = "".join(traceback.format_exception_only(error)).replace(f'"{program}"', '"program.py"')
-    return f"{places}{message[: LONGEST_TEXT // 2]}".strip()
+    message = "".join(traceback.format_exception_only(error))[: LONGEST_TEXT // 2]
+    text = "".join(traceback.format_list(frames[-5:])) + message
+    return text.replace(f'"{program}"', '"program.py"').strip()
 
 
 ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)\n")
