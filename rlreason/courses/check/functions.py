@@ -1,8 +1,7 @@
 """The functions of both handouts: the cases that each is tried on, and the mistakes that are known of it."""
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,10 +9,10 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check import mistakes as known
-from rlreason.courses.check.calling import TextReward, call, random, small_model, story_tokenizer, word_tokenizer
+from rlreason.courses.check.calling import TextReward, random, small_model, story_tokenizer, word_tokenizer
 from rlreason.courses.check.mistakes import Mistake, mistakes_in
-from rlreason.courses.check.observing import Subject, places
-from rlreason.courses.check.records import Case, Function, Inputs, Kind, Options
+from rlreason.courses.check.observing import Subject
+from rlreason.courses.check.records import METHOD_OF, Case, Function, Inputs, options_of
 
 _REWARDS = (
     [1.0, 0.0, 0.5, 0.25],
@@ -21,14 +20,12 @@ _REWARDS = (
     [0.0, 0.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0, 2.0, 2.0, 1.5, 2.0],
 )
 _SIZES = ((0, 2, 0.5), (1, 3, 0.25), (2, 3, 0.5), (2, 4, 1e-3), (2, 6, 0.125))  # rewards, group_size, advantage_eps
-_BY_ANSWER = Kind(
+_BY_ANSWER = (
     "groups mix questions: those that have the same ground truth are taken for one group",
     "how responses are gathered into groups: by their place, never by their ground truth",
 )
-_FLAT = Kind("equal rewards give NaN, or advantages other than 0", "the division where the standard deviation is 0")
-_DEFAULTS = Kind(
-    "with its options left out, it takes other defaults than the handout's", "the defaults in the def line"
-)
+_FLAT = ("equal rewards give NaN, or advantages other than 0", "the division where the standard deviation is 0")
+_DEFAULTS = ("with its options left out, it takes other defaults than the handout's", "the defaults in the def line")
 
 
 def _inputs_2025(values: list[float], size: int, eps: float, by_std: bool = True) -> Inputs:
@@ -66,7 +63,7 @@ def _reward_cases() -> list[Case]:
 
 def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
     rewards = known.wrong_rewards(i, m)
-    advantages = known.wrong_advantages(rewards, i["group_size"], _options(i), m)
+    advantages = known.wrong_advantages(rewards, i["group_size"], options_of(i), m)
     return (*m("returned", advantages, rewards), {})
 
 
@@ -92,30 +89,13 @@ def _advantage_cases_2026() -> list[Case]:
 
 
 def _wrong_advantages_2026(i: Inputs, m: Mistake) -> Any:
-    return known.wrong_advantages(i["raw_rewards"], i["group_size"], _options(i), m), {}
-
-
-def _mixing(function: Function, inputs_of: Callable[[list[float]], Inputs]) -> Kind | None:
-    """Return the bug of mixed groups if one group's advantages change with another group's rewards.
-
-    `inputs_of` makes the inputs of six rewards in groups of 3.
-    """
-    rewards = ([0.0, 1.0, 0.5, 1.0, 0.25, 0.0], [2.0, 0.0, 1.0, 1.0, 0.25, 0.0])  # only the first group differs
-    try:
-        before, after = (call(function, inputs_of(r))[0] for r in rewards)
-    except Exception:  # the function may refuse this
-        return None
-    if before.shape == after.shape == (6,) and bool(places(after[3:], before[3:]).any()):
-        where = "the reshape or loop that forms the groups, and the dim of mean and std"
-        return Kind("groups mix questions: one group's advantages change with another group's rewards", where)
-    return None
+    return known.wrong_advantages(i["raw_rewards"], i["group_size"], options_of(i), m), {}
 
 
 # Log-ratios inside, near and far outside the clip range.
 GAPS = torch.tensor([0.0, 0.93, 0.7, 0.12, 0.13, 0.35, 1.4, 1.6, 0.3, 0.05, 0.06, 0.22])
 SPANS = ((2, 5), (2, 6), (1, 3), (3, 6))  # of the response in each row of 7 positions
 SHAPES = (*[(1, 1)] * 5, (2, 2), (2, 7), (3, 7), (4, 7))  # the single tokens have advantages and gaps of all signs
-METHOD_OF = {"no_baseline": "none", "reinforce_with_baseline": "none", "grpo_clip": "grpo"}
 
 
 def _arguments(rows: int, width: int, seed: int) -> Inputs:
@@ -160,20 +140,6 @@ def _loss_cases(ours: Function, option: str = "", choices: Iterable[str] = ("",)
     return cases
 
 
-def _options(i: Inputs) -> Options:
-    """Return the options of a call, by the names of 2026."""
-    options = {field.name: i[field.name] for field in fields(Options) if field.name in i}
-    if "normalize_by_std" in i:
-        options["advantage_normalizer"] = "std" if i["normalize_by_std"] else "none"
-    if "normalize_constant" in i:
-        options |= {"loss_normalization": "constant_mean", "normalization_constant": i["normalize_constant"]}
-    if "loss_type" in i:
-        options["importance_reweighting_method"] = METHOD_OF[i["loss_type"]]
-    elif "advantages" in i:
-        options["importance_reweighting_method"] = "grpo"
-    return Options(**options)
-
-
 def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
     policy = i["policy_log_probs"]
     if "loss_type" in i:
@@ -182,12 +148,12 @@ def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
     else:
         a = i["advantages" if "advantages" in i else "raw_rewards_or_advantages"].reshape(-1, 1)
     old, mask = i.get("old_log_probs", policy.detach()), i.get("response_mask", torch.ones_like(policy))
-    return known.wrong_token_loss(_options(i), a, policy, old, mask, m)
+    return known.wrong_token_loss(options_of(i), a, policy, old, mask, m)
 
 
 def _wrong_microbatch(i: Inputs, m: Mistake) -> Any:
     loss = _wrong_token_loss(i, m) if "loss_type" in i else -i["policy_log_probs"]
-    average = known.wrong_average(loss, i["response_mask"], _options(i), m)
+    average = known.wrong_average(loss, i["response_mask"], options_of(i), m)
     return known.wrong_step(average, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
 
 
@@ -221,7 +187,7 @@ def _token_cases() -> list[Case]:
     cases = []
     for prompts, outputs, tokenizer, name in trials:
         inputs = {"prompt_strs": prompts, "output_strs": outputs, "tokenizer": tokenizer}
-        meaning = Kind(name, "the calls of the tokenizer, and how response_mask is made") if name else None
+        meaning = (name, "the calls of the tokenizer, and how response_mask is made") if name else None
         begun = {**inputs, "prompt_strs": [f"<bos> {p}" for p in prompts]}  # an engine puts the begin token there
         cases.append(Case(inputs, name, meaning, begun if name == special else None))
     return cases
@@ -230,7 +196,7 @@ def _token_cases() -> list[Case]:
 def _wrong_tokens(i: Inputs, m: Mistake) -> Any:
     right = cs336_2026.tokenize_prompt_and_output(**i)
     ids, pad = right["input_ids"], i["tokenizer"].pad_token_id
-    labels, mask = m("tokens", right["labels"], right["response_mask"], ids, pad)
+    labels, mask = m("tokens", right["labels"], m("mask", right["response_mask"]), ids, pad)
     return {"input_ids": ids, "labels": labels, "response_mask": mask}
 
 
@@ -279,12 +245,10 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         cs336_2025.compute_group_normalized_rewards, _advantage_cases_2025, ("advantages", "raw_rewards", "metadata"),
         _wrong_advantages_2025, [*_ADVANTAGES, *mistakes_in("read", "returned")],
-        hint=lambda f: _mixing(f, lambda rewards: _inputs_2025(rewards, 3, 1e-3)),
     ),
     Subject(
         cs336_2026.compute_group_normalized_rewards, _advantage_cases_2026, ("advantages", "metadata"),
         _wrong_advantages_2026, _ADVANTAGES,
-        hint=lambda f: _mixing(f, lambda rewards: _inputs_2026(rewards, 3, "mean", 1e-3, "std")),
     ),
     Subject(
         cs336_2026.compute_rollout_rewards, _reward_cases, ("raw_rewards", "metadata"),
@@ -306,14 +270,14 @@ SUBJECTS: tuple[Subject, ...] = (
         lambda: _loss_cases(
             cs336_2026.aggregate_loss_across_microbatch, "loss_normalization", ("sequence", "constant")
         ),
-        "loss", lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], _options(i), m),
+        "loss", lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], options_of(i), m),
         mistakes_in(*known.AVERAGES), scalar=True,
     ),
     _microbatch_subject(cs336_2025.sft_microbatch_train_step),
     _microbatch_subject(cs336_2025.grpo_microbatch_train_step, "loss_type", METHOD_OF),
     Subject(
         cs336_2026.tokenize_prompt_and_output, _token_cases, ["input_ids", "labels", "response_mask"],
-        _wrong_tokens, mistakes_in("tokens"),
+        _wrong_tokens, mistakes_in("tokens", "mask"),
     ),
     Subject(
         cs336_2026.compute_entropy, _entropy_cases, "entropies",

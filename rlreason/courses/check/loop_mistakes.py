@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ step("share", "what the sum over responses is divided by, and where gradient_acc
     ("a micro-batch weighs the same however many rows it has: a smaller one counts too much",
      lambda n, u: 1 / len(u.passes)),
     ("the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
-     lambda n, u: 1 / u.accumulation),
+     lambda n, u: 1 / u.session.settings["gradient_accumulation_steps"]),
 )  # fmt: skip
 step("constant share", "where the loss is divided", lambda u: 1.0,
     ("the loss of a constant normaliser is divided by the micro-batches besides", lambda u: 1 / len(u.passes)),
@@ -63,7 +62,7 @@ step("old", "where old log-probabilities are computed: in which loop, and at whi
     ("old log-probabilities are computed again in each epoch, not once with the samples",
      lambda s, u: scored(u.epoch_began, [s], u.options.temperature)[0]),
     ("old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
-     lambda s, u: s.old_untempered),
+     lambda s, u: scored(u.sampler, [s], 1.0)[0]),
 )  # fmt: skip
 step("order", "the order of repeated prompts, and where advantages are computed: before or after the batch is cut",
     lambda u: sorted(u.rollout, key=lambda s: s.prompt),
@@ -119,7 +118,7 @@ def _rewards(samples: Sequence[RecordedSample], m: Mistake) -> Tensor:
 def _advantages(u: Update, m: Mistake) -> Tensor:
     """Return the advantages (n,) of the update's samples, with one mistake."""
     if m.step == "truth":
-        return u.advantages([s.reward for s in u.rollout], [m("truth", s) for s in u.rollout])
+        return u.advantages([m("truth", s) for s in u.rollout])
     ranked = m("order", u) if m.step != "batch" else u.rollout
     size = max(Counter(s.prompt for s in u.rollout).values())
     advantages = known.wrong_advantages(_rewards(ranked, m), size, u.options, m)
@@ -131,16 +130,17 @@ def explained(wrong: Sequence[Update], updates: Sequence[Update]) -> Bug:
     """Return the bug of the first wrong update: the known mistake that gives the gradients, or what they look like."""
     first = wrong[0]
     if first.has_other_context:
-        return Bug(_other_context(first), *_yours_and_ours(first))
+        return _bug(first, *_other_context(first))
     for update in wrong:
         for kind, guess in _wrong_steps(update):
             if update.is_at_step(guess):
-                return Bug(kind, *_yours_and_ours(update))
+                return _bug(update, *kind)
     others = [u for u in updates if u is not first]
     for m in mistakes_in(*STEPS):
         if all(_gives(u, m) for u in (first, *others)):
-            return _example(first, m)
-    return _described(first)
+            weights, right = -_advantages(first, m), -first.right_advantages()
+            return _bug_of_response(first, m.name, m.where, weights, right) or _bug(first, m.name, m.where)
+    return _bug_of_weights(first) or _bug(first, *_described(first))
 
 
 def _gives(u: Update, m: Mistake) -> bool:
@@ -151,6 +151,30 @@ def _gives(u: Update, m: Mistake) -> bool:
         return False
 
 
+def _bug(u: Update, name: str, where: str) -> Bug:
+    """Return a bug with the norms of both gradients, and the angle between them."""
+    right = u.clipped(u.full)
+    cosine = float(torch.nn.functional.cosine_similarity(u.at_step, right, 0))
+    yours = f"gradient of norm {float(u.at_step.norm()):.4g} at the step, cosine {cosine:.3g} with ours"
+    return Bug(name, where, yours, f"norm {float(right.norm()):.4g}")
+
+
+def _bug_of_response(u: Update, name: str, where: str, weights: Tensor, right: Tensor) -> Bug | None:
+    """Return a bug with the response whose weight (n,) is furthest off; None if none is off."""
+    gap = (weights - right).nan_to_num(1e9).abs()
+    row = int(gap.argmax())
+    if float(gap[row]) < 1e-4:
+        return None
+    sample = u.samples[row]
+    shown = {
+        "question": repr(u.tokenizer.decode(sample.prompt_ids)),
+        "rewards of its responses": short_text([s.reward for s in u.rollout if s.prompt == sample.prompt]),
+        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
+    }
+    yours = f"its mean log-probability weighs {float(weights[row]):.4g} in the loss"
+    return Bug(name, where, yours, f"{float(right[row]):.4g}", shown)
+
+
 _ZERO = "where zero_grad is called, relative to backward and step"
 _CLIP = "the call of clip_grad_norm_: once, on the whole gradient, right before the step"
 
@@ -158,61 +182,59 @@ _CLIP = "the call of clip_grad_norm_: once, on the whole gradient, right before 
 def _wrong_steps(u: Update) -> Iterator[tuple[Kind, Tensor]]:
     """Yield gradients at the step under mistakes of clearing and clipping."""
     full, limit = u.full, u.options.max_grad_norm
-    nothing = full * 0
-    if any(f.foreign for f in u.forwards):
-        where = "copies of the policy (deepcopy): the forward pass that is learned from has to be that of `policy`"
-        yield Kind("a copy of the policy is learned from, so that nothing reaches the policy itself", where), nothing
-    yield Kind("the gradient is not clipped", _CLIP), full
-    stale = Kind("gradients of two steps add up: zero_grad is missing or at the wrong place", _ZERO)
+    yield ("the gradient is not clipped", _CLIP), full
+    stale = "gradients of two steps add up: zero_grad is missing or at the wrong place", _ZERO
     yield stale, u.clipped(full + u.before)
     yield stale, full + u.before
-    yield Kind("each entry of the gradient is clipped, not its norm", _CLIP), full.clamp(-limit, limit)
+    yield ("each entry of the gradient is clipped, not its norm", _CLIP), full.clamp(-limit, limit)
     if any(f.learned for f in u.forwards):
-        yield Kind("nothing reaches the optimizer: gradients are cleared before the step", _ZERO), nothing
+        name = (
+            "nothing reaches the optimizer: gradients are cleared before the step, or are those of a copy of the policy"
+        )
+        yield (name, f"{_ZERO}; copies of the policy (deepcopy)"), full * 0
     if len(u.passes) < 2:
         return
     micro = [_mistaken_gradient(u, NO_MISTAKE, [p]) for p in u.passes]
-    last = Kind("only the last micro-batch reaches the optimizer: zero_grad is called between micro-batches", _ZERO)
-    yield last, u.clipped(micro[-1])
-    total = nothing
+    name = "only the last micro-batch reaches the optimizer: zero_grad is called between micro-batches"
+    yield (name, _ZERO), u.clipped(micro[-1])
+    total = full * 0
     for part in micro:
         total = u.clipped(total + part)
-    yield Kind("the gradient is clipped after each micro-batch, not once before the step", _CLIP), total
-
-
-def _described(u: Update) -> Bug:
-    """Describe a wrong gradient that no known mistake explains."""
-    factor = u.factor()
-    if not bool(u.at_step.isfinite().all()):
-        name = "the gradient is not finite: 0 / 0, as where advantage_eps is dropped and rewards are equal"
-        kind = Kind(name, "divisions by what can be 0")
-    elif not bool(u.at_step.any()):
-        kind = Kind("nothing is learned: every token has weight 0", "what is detached, and whether old and new are one")
-    elif factor is not None and u.options.max_grad_norm < float(u.full.norm()):
-        kind = Kind("the gradient is clipped to another norm than max_grad_norm", _CLIP)
-    elif factor is not None:
-        name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
-        kind = Kind(name, "what the loss is divided by, and what scales gradients between backward and step")
-    elif bug := _bug_of_rows(u):
-        return bug
-    else:
-        where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
-        kind = Kind("the gradient at the optimizer step differs from ours", where)
-    return Bug(kind, *_yours_and_ours(u))
+    yield ("the gradient is clipped after each micro-batch, not once before the step", _CLIP), total
 
 
 def _other_context(u: Update) -> Kind:
     """Describe logits of responses that are not those behind their prompts alone."""
     if min(member.start for p in u.passes for member in p.members) > 0:  # padding leaves out the longest row
         name = "a token stands before the prompt that was not there when it was sampled (a begin token twice?)"
-        return Kind(name, "how prompt ids are made for the forward pass: prompt_ids are complete as they are")
+        return name, "how prompt ids are made for the forward pass: prompt_ids are complete as they are"
     name = "log-probabilities are not those behind the prompt: padding or other rows are attended to"
-    return Kind(name, "attention_mask, position_ids and the side of the padding")
+    return name, "attention_mask, position_ids and the side of the padding"
 
 
-def _bug_of_rows(u: Update) -> Bug | None:
+def _described(u: Update) -> Kind:
+    """Describe a wrong gradient that no known mistake explains."""
+    factor = u.factor()
+    if not bool(u.at_step.isfinite().all()):
+        name = "the gradient is not finite: 0 / 0, as where advantage_eps is dropped and rewards are equal"
+        return name, "divisions by what can be 0"
+    if not bool(u.at_step.any()):
+        where = "what is detached, and whether old and new are one"
+        return "nothing is learned: every token has weight 0", where
+    if factor is not None and u.options.max_grad_norm < float(u.full.norm()):
+        return "the gradient is clipped to another norm than max_grad_norm", _CLIP
+    if factor is not None:
+        name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
+        return name, "what the loss is divided by, and what scales gradients between backward and step"
+    where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
+    return "the gradient at the optimizer step differs from ours", where
+
+
+def _bug_of_weights(u: Update) -> Bug | None:
     """Return the bug of wrong weights of whole responses; None if the gradient is no sum of their mean log-probs."""
-    if u.options.importance_reweighting_method != "none" or u.options.loss_normalization != "sequence":
+    o, factor = u.options, u.factor()
+    is_sum = o.importance_reweighting_method == "none" and o.loss_normalization == "sequence" and u.at_step.any()
+    if not is_sum or factor is not None or not bool(u.at_step.isfinite().all()):
         return None
     means = (u.log_probs * u.mask).sum(1) / u.mask.sum(1)
     each = torch.stack([u.gradient_of(mean) for mean in means]).double()
@@ -232,35 +254,4 @@ def _bug_of_rows(u: Update) -> Bug | None:
         name = "advantages of a group do not add up to 0, as where groups mix questions"
     else:
         name = "responses have other weights than they should, the same for all tokens of a response"
-    row = int((weights - right).abs().argmax())
-    yours = f"its mean log-probability weighs {float(weights[row]):.4g} in the loss"
-    return Bug(Kind(name, where), yours, f"{float(right[row]):.4g}", _response(u, u.samples[row]))
-
-
-def _example(u: Update, m: Mistake) -> Bug:
-    """Return the bug; if the mistake changes advantages, with the response whose advantage is furthest off."""
-    right, got = u.right_advantages(), _advantages(u, m)
-    gap = (got - right).nan_to_num(1e9).abs()
-    row = int(gap.argmax())
-    if float(gap[row]) < 1e-4:
-        return Bug(m.kind, *_yours_and_ours(u))
-    return Bug(
-        m.kind, f"its advantage is {float(got[row]):.4g}", f"{float(right[row]):.4g}", _response(u, u.samples[row])
-    )
-
-
-def _response(u: Update, sample: RecordedSample) -> dict[str, Any]:
-    """Return one response in words, with its question and the rewards of its group."""
-    return {
-        "question": repr(u.tokenizer.decode(sample.prompt_ids)),
-        "rewards of its responses": short_text([s.reward for s in u.rollout if s.prompt == sample.prompt]),
-        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
-    }
-
-
-def _yours_and_ours(u: Update) -> tuple[str, str]:
-    """Return the norms of both gradients as text, and the angle between them."""
-    right = u.clipped(u.full)
-    cosine = float(torch.nn.functional.cosine_similarity(u.at_step, right, 0))
-    yours = f"gradient of norm {float(u.at_step.norm()):.4g} at the step, cosine {cosine:.3g} with ours"
-    return yours, f"norm {float(right.norm()):.4g}"
+    return _bug_of_response(u, name, where, weights, right)

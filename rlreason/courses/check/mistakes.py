@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.records import Function, Inputs, Kind, Options
+from rlreason.courses.check.records import Function, Inputs, Options
 
 RIGHT: dict[str, Function] = {}  # step -> the right function
 MISTAKES: dict[str, list["Mistake"]] = {}  # step -> the wrong ones
@@ -22,7 +22,8 @@ class Mistake:
     """A wrong function in the place of one step of a computation."""
 
     step: str
-    kind: Kind
+    name: str
+    where: str
     wrong: Function
 
     def __call__(self, step: str, *arguments: Any) -> Any:
@@ -30,13 +31,13 @@ class Mistake:
         return (self.wrong if step == self.step else RIGHT[step])(*arguments)
 
 
-NO_MISTAKE = Mistake("", Kind("", ""), lambda: None)
+NO_MISTAKE = Mistake("", "", "", lambda: None)
 
 
 def step(name: str, where: str, right: Function, *mistakes: tuple[str, Function]) -> None:
     """Add a step with its right function and its mistakes, from (name of the bug, wrong function)."""
     RIGHT[name] = right
-    MISTAKES[name] = [Mistake(name, Kind(kind, where), wrong) for kind, wrong in mistakes]
+    MISTAKES[name] = [Mistake(name, bug, where, wrong) for bug, wrong in mistakes]
 
 
 def mistakes_in(*steps: str) -> list[Mistake]:
@@ -54,11 +55,14 @@ def _leave_one_out(rows: Tensor, baseline: str) -> Tensor:
     return rows - others if baseline == "mean" else rows
 
 
+_ACROSS = "groups mix questions: groups are made of responses to different questions, as by the wrong dim"
 _DROPPED = "advantage_eps is dropped: nothing, or a fixed number, is added to the divisor"
 step("batch", "the reshape or loop that forms the groups, and the order of what is returned",
     lambda f, r, n: f(r, n),
     ("groups mix questions: statistics are those of the whole batch", lambda f, r, n: f(r, len(r))),
     ("groups mix questions: group_size is used as the number of groups", lambda f, r, n: f(r, len(r) // n)),
+    (_ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n)),
+    (_ACROSS, lambda f, r, n: f(r.reshape(-1, n).T.reshape(-1), len(r) // n).reshape(n, -1).T.reshape(-1)),
     ("advantages are given back in another order than the responses", lambda f, r, n: f(r, n).flip(0)),
     ("advantages have the opposite sign", lambda f, r, n: -f(r, n)),
     ("groups mix questions: advantages are normalised once more over the whole batch",
@@ -332,21 +336,13 @@ def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tens
 
 
 # `tokenize_prompt_and_output`: `tokens` takes its right result, (labels, response mask, input ids, pad id).
-def _with_mask(change: Function) -> Function:
-    return lambda labels, mask, ids, pad: (labels, change(mask))
-
-
 BY_VALUE = "the mask comes from the value of the token: an end token equal to the pad is lost"
 step("tokens", "the slices that make labels and response_mask, and where the mask begins and ends",
     lambda labels, mask, ids, pad: (labels, mask),
     ("labels are not shifted: each is the token that stands at its own position",
      lambda labels, mask, ids, pad: (ids, mask)),
-    ("mask shifted by one: it is aligned with input_ids, not with labels", _with_mask(later)),
-    ("mask covers the last prompt token besides the response", _with_mask(lambda mask: mask | sooner(mask))),
-    ("prompt tokens are in the mask", _with_mask(lambda mask: nth_from_end(mask) > 0)),
-    ("padding is in the mask", _with_mask(lambda mask: _nth(mask) > 0)),
-    ("the last response token is not in the mask", _with_mask(lambda mask: mask & sooner(mask))),
-    ("the first response token is not in the mask", _with_mask(lambda mask: mask & later(mask))),
+    ("mask covers the last prompt token besides the response",
+     lambda labels, mask, ids, pad: (labels, mask | sooner(mask))),
     (BY_VALUE, lambda labels, mask, ids, pad: (labels, mask & (labels != pad))),
 )  # fmt: skip
 

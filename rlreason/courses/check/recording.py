@@ -1,33 +1,54 @@
-"""Record the model's calls and the optimizer steps of a loop or train step, and compute each step's right gradient."""
+"""Record what a train loop samples, judges and learns from, and compute the right gradient of each optimizer step."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.calling import small_model
+from rlreason.courses import cs336_2026
+from rlreason.courses.check.calling import small_model, story_tokenizer
 from rlreason.courses.check.observing import multiple
-from rlreason.courses.check.records import Options
+from rlreason.courses.check.records import Function, Inputs, options_of
+from rlreason.data.tasks import make_stories
 from rlreason.objectives.advantages import compute_group_advantages
-from rlreason.objectives.aggregation import aggregate_loss
-from rlreason.objectives.losses import LOSSES
 
-LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
 NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
+AGAIN = 100  # added to the number of a question for each time that it is asked again in a step
+OUTSIDE = -1.0  # the old log-probability that a train step is given outside the responses
+#: Responses are made of these texts; tokenized together, some neighbours would be one token.
+PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run of a loop, or of 2026's train step as a loop of one step."""
+
+    about: str
+    settings: Inputs  # by the handout's names
+    learning_rate: float = 0.3
+    may_be_refused: bool = False  # handouts leave it open
+    any_divisor: bool = False  # what an uneven batch is divided by is left open, but not how its rows compare
+    answers: int = 18  # the number of different ground truths of the 18 questions
+    flat: bool = False  # all responses to the first question of a step earn the same reward
+    is_step: bool = False  # its texts are tokenized again, and its samples are of another policy
 
 
 @dataclass(eq=False)
 class RecordedSample:
-    """A response that was sampled or given, with everything that its right weight depends on."""
+    """A response that was sampled, with everything that its right weight depends on."""
 
     number: int
-    prompt: int  # the number of its group: samples of one prompt are a group
+    place: int  # the index of its question among the prompts; -1: it is none of them
     round: int  # the number of optimizer steps before it was sampled
     prompt_ids: list[int]
     token_ids: list[int]
@@ -35,9 +56,8 @@ class RecordedSample:
     truth: str
     truncated: bool
     parts: dict[str, float]  # all that reward_fn returns
-    place: int = 0  # the index of its question among the prompts
+    prompt: int = 0  # the number of its group: samples of one prompt are a group
     old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
-    old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
 
     @property
     def reward(self) -> float:
@@ -68,7 +88,6 @@ class Forward:
     learned: bool = False  # with a gradient other than 0
     head: bool = False  # the output head was called
     half: bool = False  # computed in bfloat16 or float16
-    foreign: bool = False  # it is of a copy of the policy
     members: list[Member] = field(default_factory=list)
 
     @property
@@ -89,8 +108,7 @@ class Forward:
 
 def one_row_each(samples: Sequence[RecordedSample]) -> Forward:
     """Return the samples in a row for each, padded on the right."""
-    rows = [torch.tensor(s.ids) for s in samples]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(s.ids) for s in samples], batch_first=True)
     return Forward(ids, members=[Member(i, s, 0) for i, s in enumerate(samples)])
 
 
@@ -122,59 +140,150 @@ def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[Re
     return matches
 
 
-def made_up_reward(text: str, truth: str) -> dict[str, float]:
-    """Return a reward between 0 and 2 that any change of text or truth changes, with parts that differ from it."""
+class Session:
+    """One run of a loop: a model, its optimizer, `generate` and `reward_fn`, which record their use."""
 
-    def number(text: str, truth: str) -> float:
-        letters = f"{text.strip()}\n{truth.strip()}"
-        return sum((place + 3) * ord(letter) for place, letter in enumerate(letters)) % 97 / 48
-
-    return {
-        "reward": number(text, truth),
-        "format_reward": number(text, "format"),
-        "answer_reward": number(truth, text),
-    }
-
-
-class Recording:
-    """A model, its optimizer and a reward function, which record their use."""
-
-    def __init__(self, tokenizer: Any, options: Options, learning_rate: float) -> None:
-        self.tokenizer, self.options = tokenizer, options
-        self.model = small_model(vocab=len(tokenizer))
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.settings = scenario, scenario.settings
+        self.options = options_of(self.settings | ({"old_outside": OUTSIDE} if scenario.is_step else {}))
+        self.tokenizer = story_tokenizer()
+        self.model = small_model(vocab=len(self.tokenizer))
         self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
         self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
+        self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
+        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
+        stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
+        self.prompts = [story.question for story in stories]
+        kinds = [place % scenario.answers for place in range(len(stories))]
+        self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
+        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same reward
         self.samples: list[RecordedSample] = []
+        self.calls: list[dict[str, Any]] = []  # of generate
         self.reward_calls: list[tuple[str, str]] = []
         self.forwards: list[Forward] = []  # since the last optimizer step
         self.updates: list[Update] = []
-        self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
-        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
 
-    def __deepcopy__(self, memo: Any) -> Recording:
+    def __deepcopy__(self, memo: Any) -> Session:
         return self  # the hooks of a copied policy, such as a reference model, record here too
 
-    def reward(self, text: str, truth: str) -> dict[str, float]:
-        """Return the reward of a response with its parts."""
-        return made_up_reward(text, truth)
-
-    def update(self) -> Update:
-        """Return the update of the step that is about to be taken."""
-        raise NotImplementedError
+    def run(self, function: Function) -> Any:
+        """Return the loop's metrics; it gets the seven parts and those settings that it takes."""
+        own = inspect.signature(function).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        return function(
+            policy=self.model,
+            tokenizer=self.tokenizer,
+            prompts=list(self.prompts),
+            ground_truths=list(self.truths),
+            reward_fn=self.reward_fn,
+            generate=self.generate,
+            optimizer=self.optimizer,
+            **{name: value for name, value in self.settings.items() if takes_all or name in own},
+        )
 
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return the reward of a response with its parts, and record the call."""
         self.reward_calls.append((str(response), str(ground_truth)))
-        return self.reward(str(response), str(ground_truth))
+        return self._reward(str(response), str(ground_truth))
+
+    def _reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return a reward between 0 and 2 that any change of text or truth changes, with parts that differ from it."""
+
+        def number(text: str, truth: str) -> float:
+            letters = f"{text.strip()}\n{truth.strip()}"
+            return sum((place + 3) * ord(letter) for place, letter in enumerate(letters)) % 97 / 48
+
+        total = 1.0 if truth in self.flat.values() else number(text, truth)
+        return {"reward": total, "format_reward": number(text, "format"), "answer_reward": number(truth, text)}
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_tokens: int = 16,
+        seed: int | None = None,
+    ) -> list[SimpleNamespace]:
+        """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        new: list[RecordedSample] = []
+        called = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        self.calls.append(called | {"samples": new})
+        if self.scenario.flat and temperature == self.options.temperature and prompts[0] in self.prompts:
+            self.flat.setdefault(len(self.updates), self.truths[self.prompts.index(prompts[0])])
+        for prompt in prompts:
+            for k in range(n):
+                new.append(self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens))
+                self.samples.append(new[-1])
+        for s, old in zip(new, scored(self.model, new, temperature), strict=True):
+            s.old = old
+        if self.scenario.is_step:  # a little away from the model's own
+            for s, other in zip(new, scored(small_model(1, len(self.tokenizer)), new, temperature), strict=True):
+                s.old = s.old + 0.3 * (other - s.old).clamp(-2, 2)
+        return [
+            SimpleNamespace(
+                prompt=prompts[i // n],
+                prompt_ids=list(s.prompt_ids),
+                token_ids=list(s.token_ids),
+                text=s.text,
+                log_probs=s.old.tolist(),
+                truncated=s.truncated,
+            )
+            for i, s in enumerate(new)
+        ]
+
+    def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
+        """Return a response by its seed; without one, it differs from the others of its group before the last token."""
+        for attempt in range(200):
+            sample = self._draw(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
+            if self.scenario.is_step and self._encode(sample.text) != sample.token_ids:
+                continue
+            others = [s.token_ids for s in self.samples if (s.place, s.round) == (sample.place, sample.round)]
+            shorter = [max(1, min(len(ids), len(sample.token_ids)) - 1) for ids in others]
+            if seed or all(ids[:n] != sample.token_ids[:n] for ids, n in zip(others, shorter, strict=True)):
+                break
+        return sample
+
+    def _draw(self, prompt: str, rng: Random, max_tokens: int) -> RecordedSample:
+        truncated = rng.random() < 0.5
+        length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
+        ids: list[int] = []
+        while len(ids) < length:
+            ids += self._encode(rng.choice(PIECES))
+        ids = ids[:length] if truncated else [*ids[: length - 1], self.tokenizer.eos_token_id]
+        text = self.tokenizer.decode(ids, skip_special_tokens=not self.scenario.is_step)
+        place = self.prompts.index(prompt) if prompt in self.prompts else -1
+        truth = self.truths[place] if place >= 0 else ""
+        number, step, parts = len(self.samples), len(self.updates), self._reward(text, truth)
+        return RecordedSample(number, place, step, self._encode(prompt), ids, text, truth, truncated, parts, place)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def training_calls(self) -> list[dict[str, Any]]:
+        """Return the calls of `generate` that are not of an evaluation, which has another temperature or no groups."""
+        calls = [c for c in self.calls if c["temperature"] == self.options.temperature] or self.calls
+        return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
+
+    def training(self) -> list[RecordedSample]:
+        """Return the samples to learn from; a question that is asked twice in a step gets two groups."""
+        samples = [s for c in self.training_calls() for s in c["samples"]]
+        count: Counter[tuple[int, int]] = Counter()
+        for s in samples:
+            if s.place >= 0:
+                s.prompt = s.place + AGAIN * (count[s.round, s.place] // self.settings["group_size"])
+                count[s.round, s.place] += 1
+        return samples
 
     def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         ids = named.get("input_ids", arguments[0] if arguments else None)
         if ids is None or not output[0].requires_grad:
             return
         read = ("attention_mask", "position_ids")
-        tensors = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
-        forward = Forward(ids.detach().clone(), tensors, foreign=module is not self.model.base_model)
+        forward = Forward(ids.clone(), {n: named[n].clone() for n in read if isinstance(named.get(n), Tensor)})
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
@@ -190,7 +299,7 @@ class Recording:
 
     def _on_step(self) -> None:
         with torch.enable_grad():
-            self.updates.append(self.update())
+            self.updates.append(Update(self))
         self.forwards = []
 
     def gradient(self) -> Tensor:
@@ -200,34 +309,45 @@ class Recording:
         )
 
 
-@dataclass
 class Update:
-    """One optimizer step: what the model was called with, and everything that its right gradient depends on."""
+    """One optimizer step: what the model was called with, and everything that its right gradient depends on.
 
-    recording: Recording
-    rollout: list[RecordedSample]  # all samples of its rollout, in order
-    size: int  # the number of sequences that the loss is a mean over
-    accumulation: int
-    before: Tensor  # the gradient at the step before
-    epoch_began: Any = None  # a copy of the model when this pass over the rollout began
-    unclear: bool = False  # a question was asked twice, which leaves open what its group is
+    A loop learns from its latest samples, a train batch after another.
+    """
 
-    def __post_init__(self) -> None:
-        self.options, self.tokenizer = self.recording.options, self.recording.tokenizer
-        self.model = copy.deepcopy(self.recording.twin)  # before the step
-        self.model.load_state_dict(self.recording.model.state_dict())
-        self.at_step = self.recording.gradient()
-        self.forwards = [f for f in self.recording.forwards if f.reached]
+    def __init__(self, session: Session) -> None:
+        self.session, self.options, self.tokenizer = session, session.options, session.tokenizer
+        self.model = copy.deepcopy(session.twin)  # before the step
+        self.model.load_state_dict(session.model.state_dict())
+        self.at_step = session.gradient()
+        self.before = session.updates[-1].at_step if session.updates else self.at_step * 0
+        self.forwards = [f for f in session.forwards if f.reached]
+        samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
+        self.rollout = [s for s in samples if s.round == max(s.round for s in samples)]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
                 matches = find(ids, self.rollout)
-                if not matches:
-                    self.strangers.append(ids)
                 forward.members += [Member(row, *match) for match in matches]
+                self.strangers += [] if matches else [ids]
         self.passes = [forward for forward in self.forwards if forward.members]
         self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
+        earlier = [u for u in session.updates if u.rollout[:1] == self.rollout[:1]]
+        batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
+        self.sampler = earlier[0].model if earlier else self.model
+        self.epoch_began = earlier[-batch].model if batch else self.model
+        if self.samples and not all(f.head for f in self.forwards):  # as in packed rows: take the next train batch
+            if len(self.samples) != self.size:
+                self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
+            self.strangers, self.passes = [], [one_row_each(self.samples)]
+        if len(self.samples) < self.size and len(self.rollout) % self.size:
+            self.size = len(self.samples)
         self._logits: dict[Forward, Tensor] = {}
+
+    @property
+    def is_unclear(self) -> bool:
+        """Return whether a question was asked twice, which leaves open what its group is."""
+        return any(s.prompt >= AGAIN for s in self.rollout) and bool(self.samples) and not self.is_right
 
     @cached_property
     def own(self) -> Forward:
@@ -253,8 +373,7 @@ class Update:
     def logits(self, p: Forward) -> Tensor:
         """Return the logits (members, width, vocab) of rows, with what the student's call of the model was given."""
         if p not in self._logits:
-            rows = [member.row for member in p.members]
-            self._logits[p] = self.model(p.ids, **p.arguments).logits[rows]
+            self._logits[p] = self.model(p.ids, **p.arguments).logits[[member.row for member in p.members]]
         return self._logits[p]
 
     @cached_property
@@ -270,11 +389,11 @@ class Update:
                     return True
         return False
 
-    def advantages(self, rewards: Sequence[float], groups: Sequence[int]) -> Tensor:
-        """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
+    def advantages(self, groups: Sequence[int]) -> Tensor:
+        """Return the advantages (n,) of the samples, from the groups of the rollout."""
         o, place = self.options, {s.number: i for i, s in enumerate(self.rollout)}
         advantages = compute_group_advantages(
-            torch.tensor(rewards),
+            torch.tensor([s.reward for s in self.rollout]),
             torch.tensor(groups),
             baseline=o.baseline,
             std_norm=NORM_OF[o.advantage_normalizer],
@@ -284,21 +403,18 @@ class Update:
 
     def right_advantages(self) -> Tensor:
         """Return the right advantages (n,)."""
-        return self.advantages([s.reward for s in self.rollout], [s.prompt for s in self.rollout])
+        return self.advantages([s.prompt for s in self.rollout])
 
     def right_loss(self) -> Tensor:
-        """Return the loss of the samples by `rlreason.objectives`, with gradient."""
-        o, mask = self.options, self.mask
-        clip = (
-            {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange}
-            if o.importance_reweighting_method in ("grpo", "gspo")
-            else {}
-        )
-        loss = LOSSES[LOSS_OF[o.importance_reweighting_method]](
-            self.right_advantages()[:, None], self.log_probs, self.old(), mask, **clip
+        """Return the loss of the samples by `rlreason.courses`, with gradient."""
+        o, method = self.options, self.options.importance_reweighting_method
+        loss = cs336_2026.compute_policy_gradient_loss(
+            self.right_advantages(), self.log_probs, method, self.old(), o.cliprange, self.mask
         )[0]
-        how, n = ("masked_mean", self.size) if o.loss_normalization == "sequence" else ("constant", 1)
-        return aggregate_loss(loss, mask, how, n_sequences=n, n_tokens=0, constant=o.normalization_constant)
+        mean = cs336_2026.aggregate_loss_across_microbatch(
+            loss, self.mask, o.loss_normalization, o.normalization_constant
+        )
+        return mean * (len(self.samples) / self.size if o.loss_normalization == "sequence" else 1)
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return a loss's gradient by the model's parameters, as one vector."""
