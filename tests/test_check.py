@@ -11,7 +11,7 @@ import torch
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.functions import SUBJECTS
-from rlreason.courses.check.mistakes import NO_MISTAKE
+from rlreason.courses.check.mistakes import NO_MISTAKE, mistakes
 from rlreason.courses.check.observing import first_difference
 from rlreason.courses.check.records import NotWrittenError
 from rlreason.courses.check.runner import COURSES, LOOP, course_of, findings_of, functions_of
@@ -86,6 +86,10 @@ def test_the_library_that_an_error_came_through_is_not_the_line_that_is_named():
     assert finding.yours.endswith("(planted.py, line 2)")
 
 
+#: Steps of a computation that no function of a handout has.
+OF_LOOPS = ("score", "window", "finished mask", "share", "constant share", "old", "groups", "max tokens")
+
+
 def named(bug):
     """The function and the kind that a planted bug is found as."""
     right, old, new, function, words = bug
@@ -138,13 +142,14 @@ def test_there_are_planted_bugs_for_every_function_and_the_loop():
 
 
 def test_the_steps_without_a_mistake_are_right_and_every_mistake_shows_somewhere():
+    """In a function of a handout; what only loops have, in a planted bug."""
     shown = set()
-    for subject in [subject for subject in SUBJECTS if subject.mistakes]:
+    for subject in SUBJECTS:
         for case in subject.cases():
             right = subject.right(case.inputs)
             assert first_difference(subject.mistaken(case.inputs, NO_MISTAKE), right) is None
-            shown |= {mistake for mistake in subject.mistakes if _differs(subject, case, mistake, right)}
-    hidden = {mistake.name for subject in SUBJECTS for mistake in subject.mistakes if mistake not in shown}
+            shown |= {mistake for mistake in mistakes() if _differs(subject, case, mistake, right)}
+    hidden = {mistake.name for mistake in mistakes() if mistake not in shown and mistake.step not in OF_LOOPS}
     assert not hidden
 
 

@@ -6,9 +6,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import processors
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from rlreason.courses.check.records import RAISES, Fault, Function, Inputs, NotWrittenError, short_text, their_error
 from rlreason.data.tasks import make_stories
@@ -113,39 +112,29 @@ def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor
     return torch.autograd.grad(weighed.sum(), leaf, allow_unused=True, materialize_grads=True)[0].detach()
 
 
-WORDS = [
-    "<pad>", "<eos>", "<bos>", "what", "is", "two", "plus", "three", "?", "four", "five", "six", "so", ".", "seven",
-    "minus", "one", "nine",
-]  # fmt: skip
-
-
 @cache
-def word_tokenizer(pad: str = "<pad>", adds_begin: bool = False) -> Any:
-    """Return a tokenizer of one token per word; `adds_begin` makes it put <bos> first when special tokens are added."""
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    if adds_begin:
-        begin = ("<bos>", WORDS.index("<bos>"))
-        core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[begin])  # type: ignore[assignment]
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad, eos_token="<eos>", bos_token="<bos>")
-    tokenizer.description = f"one token per word, ids <pad> 0, <eos> 1, <bos> 2; pad_token {pad}"
-    return tokenizer
+def story_tokenizer(pad: str = "", begin: str = "") -> Any:
+    """Return a byte-pair tokenizer trained on the built-in stories; ids of two texts need not be the joined text's.
 
-
-@cache
-def story_tokenizer() -> Any:
-    """Return a byte-pair tokenizer trained on the built-in stories; ids of two texts need not be the joined text's."""
-    from rlreason.model.parameters import build_tokenizer
+    `pad` is the padding in place of its own; `begin` is put first where special tokens are added.
+    """
+    from rlreason.model.parameters import build_tokenizer  # here, because transformers' models take a second to import
 
     texts = [f"{story.question} {story.solution}" for story in make_stories(60, 0)]
     tokenizer: Any = build_tokenizer(texts, vocab_size=330)
-    tokenizer.description = "byte pairs, as real models have them"
+    tokenizer.pad_token = pad or tokenizer.pad_token
+    if begin:
+        special = [(begin, tokenizer.convert_tokens_to_ids(begin))]
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            f"{begin} $A", special_tokens=special
+        )
+    tokenizer.description = f"byte pairs, as real models have them; pad_token {tokenizer.pad_token}"
     return tokenizer
 
 
-def small_model(seed: int = 0, vocab: int = len(WORDS)) -> Any:
+def small_model(seed: int = 0, vocab: int = 18) -> Any:
     """Return a random Llama of one layer over `vocab` tokens."""
-    from rlreason.model.parameters import build_model  # here, because transformers' models take a second to import
+    from rlreason.model.parameters import build_model
 
     model = build_model(vocab, width=16, layers=1, heads=2, init_scale=0.5, seed=seed).eval()
     model.description = "a small random Llama"

@@ -61,16 +61,9 @@ SCENARIOS = (
         any_divisor=True,
     ),
 )
-_BATCH = {
-    "n_grpo_steps": 1,
-    "rollout_batch_size": 12,
-    "group_size": 4,
-    "train_batch_size": 12,
-    "gradient_accumulation_steps": 2,
-    "epochs_per_rollout_batch": 1,
-    "sampling_max_tokens": 6,
-    "max_grad_norm": 1e6,
-}
+_SIZES = ("rollout_batch_size", "group_size", "train_batch_size", "epochs_per_rollout_batch", "sampling_max_tokens")
+_BATCH = {name: _SETTINGS[name] for name in (*_SIZES, "max_grad_norm")}
+_BATCH |= {"n_grpo_steps": 1, "gradient_accumulation_steps": 2}
 STEP_SETTINGS: tuple[dict[str, Any], ...] = (
     {"gradient_accumulation_steps": 1},
     {"gradient_accumulation_steps": 3},

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.loop_mistakes import explained
+from rlreason.courses.check.mistakes import NO_MISTAKE, mistakes
 from rlreason.courses.check.observing import misjudged
-from rlreason.courses.check.recording import RecordedSample, Session, Update, find
-from rlreason.courses.check.records import Bug, short_text
+from rlreason.courses.check.recording import RecordedSample, Session, Update, as_text, find
+from rlreason.courses.check.records import Bug, Kind, short_text
 from rlreason.objectives.terms import compute_entropy
 
 LOSS = "the loss that is returned"  # its name among the metrics of a train step
@@ -107,8 +107,8 @@ def _in_counts(session: Session) -> Iterator[Bug]:
         yield Bug("one optimizer step is taken for several train batches, not one after each", _STEPS, taken, right)
     if any(u.strangers for u in updates):
         return
-    learned = Counter(sample.number for update in updates for sample in update.samples)
-    times = [learned[x.number] for x in _with_advantage(session)]
+    learned = Counter(sample for update in updates for sample in update.samples)
+    times = [learned[x] for x in _with_advantage(session)]
     if 0 in times:
         name = "remainder of a batch dropped: some responses are sampled and never learned from"
         yield Bug(name, _BATCHES, f"{times.count(0)} of {len(session.samples)} are left out", "0")
@@ -136,12 +136,12 @@ def _bug_of_updates(updates: Sequence[Update]) -> Bug | None:
     for update in wrong:
         if update.strangers:
             return _bug_of_stranger(update, update.strangers[0])
-    return _end_token_added(wrong[0]) or explained(wrong, [u for u in updates if u.is_finite])
+    return _end_token_added(wrong[0]) or _explained(wrong, [u for u in updates if u.is_finite])
 
 
 def _bug_of_stranger(u: Update, ids: list[int]) -> Bug:
     """Return the bug of a row that was not sampled."""
-    tokenizer, text = u.tokenizer, _as_text(ids)
+    tokenizer, text = u.session.tokenizer, as_text(ids)
     yours = f"learns from {short_text(ids)}"
     if find(ids, u.session.samples):
         return Bug("learns again from responses of earlier steps", "what is emptied at the beginning of a step", yours)
@@ -149,9 +149,9 @@ def _bug_of_stranger(u: Update, ids: list[int]) -> Bug:
         again = s.prompt_ids + tokenizer.encode(s.text, add_special_tokens=False)
         jointly = tokenizer.encode(tokenizer.decode(s.prompt_ids) + s.text, add_special_tokens=False)
         name = "learns from other ids than were sampled: the text was tokenized again"
-        if not s.truncated and len(s.token_ids) > 2 and _as_text(s.ids[:-2]) in text:
+        if not s.truncated and len(s.token_ids) > 2 and as_text(s.ids[:-2]) in text:
             name = "the end token of a finished response is lost: nothing teaches the policy to stop"
-        elif not any(_as_text(form[:-1]) in text for form in (again, jointly)):
+        elif not any(as_text(form[:-1]) in text for form in (again, jointly)):
             continue
         return Bug(name, _LEARNED, yours, short_text(s.ids), {"sampled": f"{s.text!r}"})
     ours = "rows of a prompt's ids with all of the sampled token_ids"
@@ -161,16 +161,12 @@ def _bug_of_stranger(u: Update, ids: list[int]) -> Bug:
 def _end_token_added(u: Update) -> Bug | None:
     """Return the bug of rows in which an end token stands behind what was sampled and is no padding."""
     behind = [(p.ids[row, start + len(s.ids) :].tolist(), s) for p in u.passes for row, s, start in p.members]
-    end = u.tokenizer.eos_token_id
-    of_truncated = [ids[:1] for ids, s in behind if s.truncated]
+    end = u.session.tokenizer.eos_token_id
+    of_truncated = [ids[:1] for ids, s in behind if s.truncated and ids]
     if any(ids[:2] == [end, end] for ids, _ in behind) or not of_truncated or any(x != [end] for x in of_truncated):
         return None
     yours = "rows of truncated responses with an end token"
     return Bug("end token added to truncated samples", _LEARNED, yours, "rows of what was sampled")
-
-
-def _as_text(ids: Sequence[int]) -> str:
-    return f" {' '.join(map(str, ids))} "
 
 
 _ENTROPY = {"entropy", "meanentropy", "avgentropy", "tokenentropy", "meantokenentropy", "responseentropy"}
@@ -203,8 +199,8 @@ def _means(kinds: Iterator[Tensor], update: Update) -> list[float]:
     """Return all means of values (n, places) that are right."""
     means = []
     for per_token in kinds:
-        rows = {s.number: row[own] for s, row, own in zip(update.samples, per_token, update.mask, strict=True)}
-        passes = [torch.cat([rows[member.sample.number] for member in p.members]) for p in update.passes]
+        rows = {s: row[own] for s, row, own in zip(update.samples, per_token, update.mask, strict=True)}
+        passes = [torch.cat([rows[member.sample] for member in p.members]) for p in update.passes]
         groups = [[torch.cat(passes)], list(rows.values()), passes, *([p] for p in passes)]
         means += [sum(float(values.mean()) for values in group) / len(group) for group in groups]
     return means
@@ -225,6 +221,126 @@ def _clipped(update: Update) -> Iterator[Tensor]:
     if o.importance_reweighting_method == "gspo":
         gap = (gap.sum(-1) / mask.sum(-1).clamp(min=1))[:, None].expand_as(gap)
     above, below = gap.exp() > 1 + o.cliprange, gap.exp() < 1 - o.cliprange
-    a = update.right_advantages()[:, None]
+    a = update.advantages()[:, None]
     yield ((above & (a > 1e-6)) | (below & (a < -1e-6))).float()
     yield (above | below).float()
+
+
+def _explained(wrong: Sequence[Update], updates: Sequence[Update]) -> Bug:
+    """Return the bug of the first wrong update: the known mistake that gives the gradients, or what they look like."""
+    first = wrong[0]
+    if first.has_other_context:
+        if min(member.start for p in first.passes for member in p.members) > 0:  # padding leaves out the longest row
+            name = "a token stands before the prompt that was not there when it was sampled (a begin token twice?)"
+            return _bug(
+                first, name, "how prompt ids are made for the forward pass: prompt_ids are complete as they are"
+            )
+        name = "log-probabilities are not those behind the prompt: padding or other rows are attended to"
+        return _bug(first, name, "attention_mask, position_ids and the side of the padding")
+    for update in wrong:
+        for kind, guess in _wrong_steps(update):
+            if update.is_at_step(guess):
+                return _bug(update, *kind)
+    others = [u for u in updates if u is not first]
+    for m in mistakes():
+        if all(u.gives(m) for u in (first, *others)):
+            weights, right = -first.advantages(m), -first.advantages()
+            return _bug_of_response(first, m.name, m.where, weights, right) or _bug(first, m.name, m.where)
+    return _bug_of_weights(first) or _bug(first, *_described(first))
+
+
+def _bug(u: Update, name: str, where: str) -> Bug:
+    """Return a bug with the norms of both gradients, and the angle between them."""
+    right = u.clipped(u.full)
+    cosine = float(torch.nn.functional.cosine_similarity(u.at_step, right, 0))
+    yours = f"gradient of norm {float(u.at_step.norm()):.4g} at the step, cosine {cosine:.3g} with ours"
+    return Bug(name, where, yours, f"norm {float(right.norm()):.4g}")
+
+
+def _bug_of_response(u: Update, name: str, where: str, weights: Tensor, right: Tensor) -> Bug | None:
+    """Return a bug with the response whose weight (n,) is furthest off; None if none is off."""
+    gap = (weights - right).nan_to_num(1e9).abs()
+    row = int(gap.argmax())
+    if float(gap[row]) < 1e-4:
+        return None
+    sample = u.samples[row]
+    shown = {
+        "question": repr(u.session.tokenizer.decode(sample.prompt_ids)),
+        "rewards of its responses": short_text([s.reward for s in u.rollout if s.prompt == sample.prompt]),
+        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
+    }
+    yours = f"its mean log-probability weighs {float(weights[row]):.4g} in the loss"
+    return Bug(name, where, yours, f"{float(right[row]):.4g}", shown)
+
+
+_ZERO = "where zero_grad is called, relative to backward and step"
+_CLIP = "the call of clip_grad_norm_: once, on the whole gradient, right before the step"
+
+
+def _wrong_steps(u: Update) -> Iterator[tuple[Kind, Tensor]]:
+    """Yield gradients at the step under mistakes of clearing and clipping."""
+    full, limit = u.full, u.options.max_grad_norm
+    yield ("the gradient is not clipped", _CLIP), full
+    stale = "gradients of two steps add up: zero_grad is missing or at the wrong place", _ZERO
+    yield stale, u.clipped(full + u.before)
+    yield stale, full + u.before
+    yield ("each entry of the gradient is clipped, not its norm", _CLIP), full.clamp(-limit, limit)
+    if any(f.learned for f in u.forwards):
+        name = (
+            "nothing reaches the optimizer: gradients are cleared before the step, or are those of a copy of the policy"
+        )
+        yield (name, f"{_ZERO}; copies of the policy (deepcopy)"), full * 0
+    if len(u.passes) < 2:
+        return
+    micro = [u.gradient_of(u.loss(NO_MISTAKE, [p])) for p in u.passes]
+    name = "only the last micro-batch reaches the optimizer: zero_grad is called between micro-batches"
+    yield (name, _ZERO), u.clipped(micro[-1])
+    total = full * 0
+    for part in micro:
+        total = u.clipped(total + part)
+    yield ("the gradient is clipped after each micro-batch, not once before the step", _CLIP), total
+
+
+def _described(u: Update) -> Kind:
+    """Describe a wrong gradient that no known mistake explains."""
+    factor = u.factor()
+    if not bool(u.at_step.isfinite().all()):
+        name = "the gradient is not finite: 0 / 0, as where advantage_eps is dropped and rewards are equal"
+        return name, "divisions by what can be 0"
+    if not bool(u.at_step.any()):
+        where = "what is detached, and whether old and new are one"
+        return "nothing is learned: every token has weight 0", where
+    if factor is not None and u.options.max_grad_norm < float(u.full.norm()):
+        return "the gradient is clipped to another norm than max_grad_norm", _CLIP
+    if factor is not None:
+        name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
+        return name, "what the loss is divided by, and what scales gradients between backward and step"
+    where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
+    return "the gradient at the optimizer step differs from ours", where
+
+
+def _bug_of_weights(u: Update) -> Bug | None:
+    """Return the bug of wrong weights of whole responses; None if the gradient is no sum of their mean log-probs."""
+    o, factor = u.options, u.factor()
+    is_sum = o.importance_reweighting_method == "none" and o.loss_normalization == "sequence" and u.at_step.any()
+    if not is_sum or factor is not None or not bool(u.at_step.isfinite().all()):
+        return None
+    means = (u.log_probs * u.mask).sum(1) / u.mask.sum(1)
+    each = torch.stack([u.gradient_of(mean) for mean in means]).double()
+    weights = torch.linalg.lstsq(each.T, u.at_step.double()[:, None]).solution[:, 0].float()
+    if not u.is_at_step(weights @ each.float()):
+        return None
+    right = -u.advantages() / u.size
+    tolerance = 2e-3 * right.abs().max()
+    groups = torch.tensor([s.prompt for s in u.samples])
+    sums = torch.stack([weights[groups == group].sum() for group in groups.unique()])
+    where = "advantages: how groups are formed, and what each response or micro-batch is divided by"
+    if bool(((weights.abs() < tolerance) | ((weights - right).abs() < tolerance)).all()):
+        name = "remainder of a batch dropped, or masked out: some responses have weight 0"
+    elif all(bool(((right - weight).abs() < tolerance).any()) for weight in weights):
+        name = "responses get one another's advantages"
+    elif bool((sums.abs() > 1e-3 * weights.abs().max()).any()):
+        name = "advantages of a group do not add up to 0, as where groups mix questions"
+    else:
+        name = "responses have other weights than they should, the same for all tokens of a response"
+    return _bug_of_response(u, name, where, weights, right)

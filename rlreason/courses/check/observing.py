@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlreason.courses.check.calling import answer_parts, call, fits, fresh, gradient, tensor
-from rlreason.courses.check.mistakes import Mistake
+from rlreason.courses.check.mistakes import Mistake, mistakes
 from rlreason.courses.check.records import (
     RAISES,
     Bug,
@@ -36,7 +36,6 @@ class Subject:
     cases: Callable[[], Sequence[Case]]
     returns: str | tuple[str, ...] | list[str]  # one result, the items of a tuple, or the keys of a dictionary
     wrong: Callable[[Inputs, Mistake], Any]  # its answer with this mistake
-    mistakes: Sequence[Mistake]
     scalar: bool = False  # it returns one number
     calls_backward: bool = False
 
@@ -235,7 +234,7 @@ def _explained(subject: Subject, function: Function, trials: list[_Trial], diffe
         return "the same inputs do not give the same answer twice", "random numbers, and what is kept between calls"
     if meaning := differing[0].case.meaning:
         return meaning
-    for mistake in subject.mistakes:
+    for mistake in mistakes():
         if all(_gives(subject, mistake, trial) for trial in trials):
             return mistake.name, mistake.where
     return _generic(differing)

@@ -15,14 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlreason.courses import cs336_2026
 from rlreason.courses.check.calling import small_model, story_tokenizer
+from rlreason.courses.check.mistakes import (
+    NO_MISTAKE,
+    Mistake,
+    log_probs_of,
+    wrong_advantages,
+    wrong_average,
+    wrong_token_loss,
+)
 from rlreason.courses.check.observing import multiple
 from rlreason.courses.check.records import Function, Inputs, options_of
 from rlreason.data.tasks import make_stories
-from rlreason.objectives.advantages import compute_group_advantages
 
-NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
 AGAIN = 100  # added to the number of a question for each time that it is asked again in a step
 OUTSIDE = -1.0  # the old log-probability that a train step is given outside the responses
 #: Responses are made of these texts; tokenized together, some neighbours would be one token.
@@ -47,7 +52,6 @@ class Scenario:
 class RecordedSample:
     """A response that was sampled, with everything that its right weight depends on."""
 
-    number: int
     place: int  # the index of its question among the prompts; -1: it is none of them
     round: int  # the number of optimizer steps before it was sampled
     prompt_ids: list[int]
@@ -57,7 +61,7 @@ class RecordedSample:
     truncated: bool
     parts: dict[str, float]  # all that reward_fn returns
     prompt: int = 0  # the number of its group: samples of one prompt are a group
-    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
+    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # log-probabilities (tokens,) of what sampled it
 
     @property
     def reward(self) -> float:
@@ -68,6 +72,12 @@ class RecordedSample:
     def ids(self) -> list[int]:
         """Return prompt and response."""
         return self.prompt_ids + self.token_ids
+
+    def scored_by(self, model: Any, temperature: float) -> Tensor:
+        """Return the log-probabilities (tokens,) of the response, without gradient."""
+        with torch.no_grad():
+            logits = model(torch.tensor([self.ids])).logits[:, len(self.prompt_ids) - 1 : -1]
+        return log_probs_of(logits, torch.tensor([self.token_ids]), temperature)[0]
 
 
 class Member(NamedTuple):
@@ -112,32 +122,19 @@ def one_row_each(samples: Sequence[RecordedSample]) -> Forward:
     return Forward(ids, members=[Member(i, s, 0) for i, s in enumerate(samples)])
 
 
-def gathered(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities (rows, places) of labels, each behind the logits at its place."""
-    return (logits[:, : labels.shape[1]] / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+def as_text(ids: Sequence[int]) -> str:
+    """Return ids as text, in which those of a part can be found."""
+    return f" {' '.join(map(str, ids))} "
 
 
-def scored(model: Any, samples: Sequence[RecordedSample], temperature: float) -> list[Tensor]:
-    """Return the log-probabilities (tokens,) of each sample, without gradient."""
-    rows = one_row_each(samples)
-    labels, mask = rows.labels(0)
-    with torch.no_grad():
-        log_probs = gathered(model(rows.ids).logits, labels, temperature)
-    return [row[own] for row, own in zip(log_probs, mask, strict=True)]
-
-
-def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
-    """Return the samples in a row of ids, which may lack their last token, and where each begins."""
-    text = f" {' '.join(map(str, ids))} "
-    matches = []
-    for sample in samples:
-        at = text.find(f" {' '.join(map(str, sample.ids[:-1]))} ")
+def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> tuple[RecordedSample, int] | None:
+    """Return the longest sample in a row of ids, which may lack its last token, and where it begins."""
+    text = as_text(ids)
+    for sample in sorted(samples, key=lambda s: -len(s.ids)):
+        at = text.find(as_text(sample.ids[:-1]))
         if at >= 0:
-            matches.append((sample, text[: at + 1].count(" ") - 1))
-    if len({start for _, start in matches}) == 1:  # samples that begin like the longest, which is in the row
-        longest = max(len(s.ids) for s, _ in matches)
-        matches = [(s, start) for s, start in matches if len(s.ids) == longest]
-    return matches
+            return sample, text[:at].count(" ")
+    return None
 
 
 class Session:
@@ -217,11 +214,10 @@ class Session:
             for k in range(n):
                 new.append(self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens))
                 self.samples.append(new[-1])
-        for s, old in zip(new, scored(self.model, new, temperature), strict=True):
-            s.old = old
-        if self.scenario.is_step:  # a little away from the model's own
-            for s, other in zip(new, scored(small_model(1, len(self.tokenizer)), new, temperature), strict=True):
-                s.old = s.old + 0.3 * (other - s.old).clamp(-2, 2)
+        other = small_model(1, len(self.tokenizer)) if self.scenario.is_step else self.model
+        for s in new:
+            s.old = s.scored_by(self.model, temperature)
+            s.old = s.old + 0.3 * (s.scored_by(other, temperature) - s.old).clamp(-2, 2)  # a little away from it
         return [
             SimpleNamespace(
                 prompt=prompts[i // n],
@@ -256,8 +252,8 @@ class Session:
         text = self.tokenizer.decode(ids, skip_special_tokens=not self.scenario.is_step)
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth = self.truths[place] if place >= 0 else ""
-        number, step, parts = len(self.samples), len(self.updates), self._reward(text, truth)
-        return RecordedSample(number, place, step, self._encode(prompt), ids, text, truth, truncated, parts, place)
+        prompt_ids, parts = self._encode(prompt), self._reward(text, truth)
+        return RecordedSample(place, len(self.updates), prompt_ids, ids, text, truth, truncated, parts, place)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -298,8 +294,7 @@ class Session:
             self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
 
     def _on_step(self) -> None:
-        with torch.enable_grad():
-            self.updates.append(Update(self))
+        self.updates.append(Update(self))
         self.forwards = []
 
     def gradient(self) -> Tensor:
@@ -316,38 +311,33 @@ class Update:
     """
 
     def __init__(self, session: Session) -> None:
-        self.session, self.options, self.tokenizer = session, session.options, session.tokenizer
+        self.session, self.settings, self.options = session, session.settings, session.options
         self.model = copy.deepcopy(session.twin)  # before the step
         self.model.load_state_dict(session.model.state_dict())
         self.at_step = session.gradient()
         self.before = session.updates[-1].at_step if session.updates else self.at_step * 0
         self.forwards = [f for f in session.forwards if f.reached]
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
-        self.rollout = [s for s in samples if s.round == max(s.round for s in samples)]
+        self.rollout = [s for s in samples if s.round == samples[-1].round]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
-                matches = find(ids, self.rollout)
-                forward.members += [Member(row, *match) for match in matches]
-                self.strangers += [] if matches else [ids]
+                if match := find(ids, self.rollout):
+                    forward.members.append(Member(row, *match))
+                else:
+                    self.strangers.append(ids)
         self.passes = [forward for forward in self.forwards if forward.members]
-        self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
+        self.samples = list(dict.fromkeys(m.sample for p in self.passes for m in p.members))
         earlier = [u for u in session.updates if u.rollout[:1] == self.rollout[:1]]
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
         self.sampler = earlier[0].model if earlier else self.model
         self.epoch_began = earlier[-batch].model if batch else self.model
         if self.samples and not all(f.head for f in self.forwards):  # as in packed rows: take the next train batch
-            if len(self.samples) != self.size:
-                self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
+            self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
             self.strangers, self.passes = [], [one_row_each(self.samples)]
         if len(self.samples) < self.size and len(self.rollout) % self.size:
             self.size = len(self.samples)
         self._logits: dict[Forward, Tensor] = {}
-
-    @property
-    def is_unclear(self) -> bool:
-        """Return whether a question was asked twice, which leaves open what its group is."""
-        return any(s.prompt >= AGAIN for s in self.rollout) and bool(self.samples) and not self.is_right
 
     @cached_property
     def own(self) -> Forward:
@@ -362,7 +352,7 @@ class Update:
     @cached_property
     def log_probs(self) -> Tensor:
         """Return the log-probabilities (n, places) of the labels of our rows before the step, with gradient."""
-        return gathered(self.logits(self.own), self.own.labels(0)[0], self.options.temperature)
+        return log_probs_of(self.logits(self.own), self.own.labels(0)[0], self.options.temperature)
 
     def old(self) -> Tensor:
         """Return the log-probabilities (n, places) of the policy that sampled, on response tokens."""
@@ -373,54 +363,80 @@ class Update:
     def logits(self, p: Forward) -> Tensor:
         """Return the logits (members, width, vocab) of rows, with what the student's call of the model was given."""
         if p not in self._logits:
-            self._logits[p] = self.model(p.ids, **p.arguments).logits[[member.row for member in p.members]]
+            with torch.enable_grad():
+                self._logits[p] = self.model(p.ids, **p.arguments).logits[[member.row for member in p.members]]
         return self._logits[p]
 
     @cached_property
     def has_other_context(self) -> bool:
-        """Return whether the logits of some response are not those behind its prompt alone."""
-        right = {s.number: row for s, row in zip(self.samples, self.logits(self.own).detach(), strict=True)}
+        """Return whether the log-probabilities of some response are not those behind its prompt alone."""
         for p in self.passes:
-            for row, (_, s, start) in zip(self.logits(p).detach(), p.members, strict=True):
-                first, n = len(s.prompt_ids) - 1, len(s.token_ids)
-                seen = row[start + first : start + first + n]
-                ours = right[s.number][first : first + len(seen)]
-                if float((seen - ours).abs().max()) > 1e-2 * float(ours.abs().max()):
-                    return True
+            labels, mask = p.labels(0, is_cut=True)
+            seen = log_probs_of(self.logits(p).detach(), labels, 1.0)[mask]
+            ours = torch.cat([member.sample.scored_by(self.model, 1.0) for member in p.members])
+            if float((seen - ours).abs().max()) > 1e-2:
+                return True
         return False
 
-    def advantages(self, groups: Sequence[int]) -> Tensor:
-        """Return the advantages (n,) of the samples, from the groups of the rollout."""
-        o, place = self.options, {s.number: i for i, s in enumerate(self.rollout)}
-        advantages = compute_group_advantages(
-            torch.tensor([s.reward for s in self.rollout]),
-            torch.tensor(groups),
-            baseline=o.baseline,
-            std_norm=NORM_OF[o.advantage_normalizer],
-            advantage_eps=o.advantage_eps,
-        )
-        return advantages[[place[s.number] for s in self.samples]]
+    def rewards(self, samples: Sequence[RecordedSample], m: Mistake) -> Tensor:
+        """Return the rewards (n,), or what is mistaken for them."""
+        return torch.tensor([m("read", s.parts) for s in samples])
 
-    def right_advantages(self) -> Tensor:
-        """Return the right advantages (n,)."""
-        return self.advantages([s.prompt for s in self.rollout])
+    def advantages(self, m: Mistake = NO_MISTAKE) -> Tensor:
+        """Return the advantages (n,) of the samples, with one mistake."""
+        groups: list[list[RecordedSample]] = m("groups", self)
+        of_one_size = len({len(group) for group in groups}) == 1
+        ranked = [s for group in groups for s in group]
+        advantages = torch.cat(
+            [
+                wrong_advantages(self.rewards(part, m), len(group), self.options, m)
+                for part, group in ([(ranked, groups[0])] if of_one_size else zip(groups, groups, strict=True))
+            ]
+        )
+        place = {s: i for i, s in enumerate(ranked)}
+        return advantages[[place[s] for s in self.samples]]
+
+    def loss(self, m: Mistake, passes: Sequence[Forward]) -> Tensor:
+        """Return the loss of these micro-batches of the update, with gradient and one mistake."""
+        o = self.options
+        weights = m("input", self.advantages(m), self.rewards(self.samples, m))
+        of_sample = dict(zip(self.samples, weights, strict=True))
+        total = torch.zeros(())
+        for p in passes:
+            log_probs, mask, old = self._laid_out(p, m)
+            a = torch.stack([of_sample[member.sample] for member in p.members])[:, None]
+            loss = wrong_token_loss(o, a, log_probs, old, mask, m) * m("max tokens", mask.sum(-1, keepdim=True))
+            share = m("share", len(mask), self) if o.loss_normalization == "sequence" else m("constant share", self)
+            total = total + share * wrong_average(loss, mask, o, m)
+        return total
+
+    def _laid_out(self, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities, mask and old log-probabilities (members, places), as the student has them."""
+        labels, mask = p.labels(self.session.tokenizer.pad_token_id, any(one.is_cut for one in self.passes))
+        log_probs: Tensor = m("score", self.logits(p), labels, self.options.temperature)
+        outside = self.options.old_outside
+        old = log_probs.detach().clone() if outside is None else torch.full_like(log_probs.detach(), outside)
+        old[mask] = torch.cat([m("old", member.sample, self) for member in p.members])
+        finished = torch.tensor([[not member.sample.truncated] for member in p.members])
+        mask = m("finished mask", mask).where(finished, mask)
+        return log_probs, m("window", mask), old
 
     def right_loss(self) -> Tensor:
-        """Return the loss of the samples by `rlreason.courses`, with gradient."""
-        o, method = self.options, self.options.importance_reweighting_method
-        loss = cs336_2026.compute_policy_gradient_loss(
-            self.right_advantages(), self.log_probs, method, self.old(), o.cliprange, self.mask
-        )[0]
-        mean = cs336_2026.aggregate_loss_across_microbatch(
-            loss, self.mask, o.loss_normalization, o.normalization_constant
-        )
-        return mean * (len(self.samples) / self.size if o.loss_normalization == "sequence" else 1)
+        """Return the loss without a mistake, on rows of our own."""
+        return self.loss(NO_MISTAKE, [self.own])
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return a loss's gradient by the model's parameters, as one vector."""
         parameters = list(self.model.parameters())
         grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])
+
+    def gives(self, m: Mistake) -> bool:
+        """Return whether the mistake gives the gradient at the step."""
+        try:
+            return self.is_at_step(self.clipped(self.gradient_of(self.loss(m, self.passes))))
+        except Exception:  # a mistake may make nonsense of an update
+            return False
 
     def clipped(self, gradient: Tensor) -> Tensor:
         """Return a gradient scaled to a norm of at most `max_grad_norm`, as torch clips."""
@@ -440,6 +456,11 @@ class Update:
     def is_right(self) -> bool:
         """Return whether the gradient at the step is the right one."""
         return self.is_at_step(self.clipped(self.full))
+
+    @property
+    def is_unclear(self) -> bool:
+        """Return whether a question was asked twice, which leaves open what its group is."""
+        return any(s.prompt >= AGAIN for s in self.rollout) and bool(self.samples) and not self.is_right
 
     @property
     def is_finite(self) -> bool:

@@ -6,7 +6,6 @@ import inspect
 import multiprocessing
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -23,7 +22,6 @@ from rlreason.runtime.streams import Answer, Parser
 
 LOOP, STEP = "train_grpo", "grpo_train_step"
 SECONDS_TO_IMPORT = 120.0  # for a module, which may bring torch and vllm with it
-WIDTH = 100
 _2025 = (
     "tokenize_prompt_and_output",
     "compute_entropy",
@@ -217,26 +215,16 @@ def report_text(figures: dict[str, Any]) -> str:
     words = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
     lines = [f"{name:<{width}}{words[state]}" for name, state in states.items()]
     if figures["missing"]:
-        lines += textwrap.wrap(f"not in the module: {', '.join(figures['missing'])}", WIDTH, subsequent_indent="  ")
+        lines.append(f"not in the module: {', '.join(figures['missing'])}")
     for finding in figures["findings"]:
-        lines += ["", f"BUG in {finding['function']}: {finding['kind']}", *_rows(finding)]
+        rows = {"where to look": finding["where"], **finding["inputs"]}
+        rows |= {"yours": finding["yours"], "ours": finding["ours"], "when": finding["note"]}
+        width = max(map(len, rows)) + 2
+        lines += ["", f"BUG in {finding['function']}: {finding['kind']}"]
+        lines += [f"  {name:<{width}}{value}" for name, value in rows.items() if value]
     for note in figures["notes"]:
-        lines += ["", *textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+        lines += ["", note]
     checked = sum(state != "not written" for state in states.values())
     bugs, seconds = figures["bugs"] or "no", figures["seconds"]
     lines += ["", f"{checked} checked as {figures['course']}, bugs found: {bugs} ({seconds:.1f} s)"]
     return "\n".join(lines)
-
-
-def _rows(finding: dict[str, Any]) -> list[str]:
-    """Return where to look for one bug, and the example that shows it."""
-    rows = {"where to look": finding["where"], **finding["inputs"]}
-    rows |= {"yours": finding["yours"], "ours": finding["ours"], "when": finding["note"]}
-    width = max(map(len, rows)) + 4
-    lines = []
-    for name, value in rows.items():
-        if value:
-            lines += textwrap.wrap(
-                f"  {name:<{width - 2}}{value}", WIDTH, subsequent_indent=" " * width, break_long_words=False
-            )
-    return lines
