@@ -46,10 +46,6 @@ def _entropy(logits: Tensor, dim: int = -1) -> Tensor:
     return _plogp(logits.softmax(dim), logits.log_softmax(dim))
 
 
-def _raw_softmax(logits: Tensor) -> Tensor:
-    return logits.exp() / logits.exp().sum(-1, keepdim=True)
-
-
 def _gather(values: Tensor, labels: Tensor) -> Tensor:
     return values.gather(-1, labels[..., None])[..., 0]
 
@@ -146,9 +142,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the sum is divided by the number of rows besides", lambda rows, join: rows.mean()),
         ("remainder of a batch dropped: the last row does not count", lambda rows, join: join(rows[:-1]))]),
     "constant": ("where the constant enters", lambda sums, counts, c: sums / c, [
-        ("the constant is ignored", lambda sums, counts, c: sums),
-        ("sums are divided by the tokens that count, not by the constant", lambda sums, counts, c: sums / counts.sum())
-    ]),
+        ("the constant is ignored", lambda sums, counts, c: sums)]),
     "sign": ("the minus sign in front of the loss", lambda loss: loss, [
         ("the loss has the opposite sign: descending it makes good responses rarer", lambda loss: -loss)]),
     # `masked_mean` and `masked_normalize`: the divisor is made of what counts in a slice, its size, and the constant.
@@ -187,10 +181,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
          lambda new, old, mean: mean(new - new).exp()),
         ("the ratio is upside down: old over new", lambda new, old, mean: mean(old - new).exp()),
         ("the log of the ratio is used as the ratio: exp is missing", lambda new, old, mean: mean(new - old)),
-        ("the quotient of the log-probabilities is used as the ratio", lambda new, old, mean: new / old),
-        ("the ratio carries no gradient (detached)", lambda new, old, mean: mean(new - old).exp().detach() + 0 * new),
-        ("the ratio is that of the whole row, not of the token",
-         lambda new, old, mean: (new - old).sum(-1, keepdim=True).exp())]),
+        ("the ratio carries no gradient (detached)", lambda new, old, mean: mean(new - old).exp().detach() + 0 * new)]),
     "sequence mean": ("the mean over the response that makes the sequence's ratio", _sequence_mean, [
         ("prompt or padding positions in the sequence's ratio", lambda gap, mask: gap.mean(-1, keepdim=True)),
         ("the sequence's log-ratio is divided by the padded width, not by its own tokens",
@@ -236,8 +227,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
          lambda z: _plogp(z.softmax(-1), z.softmax(-1))),
         ("probabilities are multiplied with raw logits, not with log-probabilities",
          lambda z: _plogp(z.softmax(-1), z)),
-        ("large logits overflow: exponentials are taken of raw logits",
-         lambda z: _plogp(_raw_softmax(z), _raw_softmax(z).log())),
         ("a logarithm is taken of the softmax: probabilities that underflow to 0 give NaN",
          lambda z: _plogp(z.softmax(-1), z.softmax(-1).log()))]),
     # Loops: the arguments are of an `Update` u. A micro-batch of n rows has a weight, its share.
@@ -247,8 +236,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         (TEMPERATURE, lambda z, labels, t: log_probs_of(z, labels, 1 / t)),
         ("shifted by one: positions learn their own token again, not the next one",
          lambda z, labels, t: log_probs_of(z, labels.roll(1, 1), t)),
-        ("shifted by one: positions learn the token after the next one",
-         lambda z, labels, t: log_probs_of(z, labels.roll(-1, 1), t)),
         ("mask shifted by one: response tokens are lost and neighbours are learned instead",
          lambda z, labels, t: log_probs_of(torch.cat([z[:, 1:], z[:, -1:]], 1), labels, t))]),
     "window": ("how the response mask is built", lambda mask: mask, [

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -210,14 +211,13 @@ class Session:
         self.calls.append(called | {"samples": new})
         if self.scenario.flat and temperature == self.options.temperature and prompts[0] in self.prompts:
             self.flat.setdefault(len(self.updates), self.truths[self.prompts.index(prompts[0])])
-        for prompt in prompts:
-            for k in range(n):
-                new.append(self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens))
-                self.samples.append(new[-1])
         other = small_model(1, len(self.tokenizer)) if self.scenario.is_step else self.model
-        for s in new:
+        for prompt, k in product(prompts, range(n)):
+            s = self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens)
             s.old = s.scored_by(self.model, temperature)
             s.old = s.old + 0.3 * (s.scored_by(other, temperature) - s.old).clamp(-2, 2)  # a little away from it
+            self.samples.append(s)
+            new.append(s)
         return [
             SimpleNamespace(
                 prompt=prompts[i // n],
@@ -232,28 +232,22 @@ class Session:
 
     def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
         """Return a response by its seed; without one, it differs from the others of its group before the last token."""
-        for attempt in range(200):
-            sample = self._draw(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
-            if self.scenario.is_step and self._encode(sample.text) != sample.token_ids:
-                continue
-            others = [s.token_ids for s in self.samples if (s.place, s.round) == (sample.place, sample.round)]
-            shorter = [max(1, min(len(ids), len(sample.token_ids)) - 1) for ids in others]
-            if seed or all(ids[:n] != sample.token_ids[:n] for ids, n in zip(others, shorter, strict=True)):
-                break
-        return sample
-
-    def _draw(self, prompt: str, rng: Random, max_tokens: int) -> RecordedSample:
-        truncated = rng.random() < 0.5
-        length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
-        ids: list[int] = []
-        while len(ids) < length:
-            ids += self._encode(rng.choice(PIECES))
-        ids = ids[:length] if truncated else [*ids[: length - 1], self.tokenizer.eos_token_id]
-        text = self.tokenizer.decode(ids, skip_special_tokens=not self.scenario.is_step)
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
-        truth = self.truths[place] if place >= 0 else ""
-        prompt_ids, parts = self._encode(prompt), self._reward(text, truth)
-        return RecordedSample(place, len(self.updates), prompt_ids, ids, text, truth, truncated, parts, place)
+        truth, step = self.truths[place] if place >= 0 else "", len(self.updates)
+        others = [s.token_ids for s in self.samples if (s.place, s.round) == (place, step)]
+        for attempt in range(200):
+            rng = Random(seed or f"{len(self.samples)}/{attempt}")
+            truncated = rng.random() < 0.5
+            length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
+            ids = [i for _ in range(length) for i in self._encode(rng.choice(PIECES))]
+            ids = ids[:length] if truncated else [*ids[: length - 1], self.tokenizer.eos_token_id]
+            text = self.tokenizer.decode(ids, skip_special_tokens=not self.scenario.is_step)
+            shorter = [max(1, min(len(other), length) - 1) for other in others]
+            is_new = all(other[:n] != ids[:n] for other, n in zip(others, shorter, strict=True))
+            if (seed or is_new) and (not self.scenario.is_step or self._encode(text) == ids):
+                break
+        parts = self._reward(text, truth)
+        return RecordedSample(place, step, self._encode(prompt), ids, text, truth, truncated, parts, place)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
