@@ -265,5 +265,5 @@ def _generic(differing: list[_Trial]) -> Kind:
     if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
         return f"its {name} is {first:.4g} times what it should be", "what it is divided by or multiplied with"
     agreeing = [n for n in trial.ours if n in trial.yours and not bool(places(trial.yours[n], trial.ours[n]).any())]
-    rest = f", while {' and '.join(agreeing)} agree" if agreeing else ""
+    rest = f", with the same {' and '.join(agreeing)}" if agreeing else ""
     return f"other {name} than ours{rest}", "the place that the example shows"
