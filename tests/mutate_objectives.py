@@ -25,8 +25,8 @@ from objective_mutants import MUTANTS
 ROOT = Path(__file__).resolve().parents[1]
 #: The test files that run on a mutant of a module; `losses` and `aggregation` guard each other.
 TESTS = {
-    "advantages": ("advantages", "opo", "terms"),
-    "losses": ("losses", "aggregation", "card", "sapo", "terms"),
+    "advantages": ("advantages", "terms"),
+    "losses": ("losses", "aggregation", "card", "terms"),
     "aggregation": ("aggregation", "losses"),
     "objective": ("rules", "card"),
     "published": ("rules", "card"),

@@ -142,7 +142,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("published", 'o.kl_estimator == "k1"', 'o.kl_estimator == "k2"'),
     ("published", 'o.zero_variance == "skip" and', 'o.zero_variance == "keep" and'),
     ("published", "cliprange_high=0.28", "cliprange_high=0.2"),
-    ("published", 'replace(REINFORCE, baseline="leave_one_out")', "REINFORCE"),
+    ("published", '"rloo",\n        baseline="leave_one_out",', '"rloo",'),
     ("losses", "{1 - cliprange_low:g}", "{1 + cliprange_low:g}"),
     ("card", 'o.std_norm == "none"', 'o.std_norm == "group_mean"'),
     ("losses", "{1 + cliprange_high:g}", "{1 + cliprange_low:g}"),

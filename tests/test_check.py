@@ -11,7 +11,7 @@ import torch
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.functions import SUBJECTS
-from rlreason.courses.check.mistakes import NO_MISTAKE
+from rlreason.courses.check.mistakes import NO_MISTAKE, mistakes
 from rlreason.courses.check.observing import first_difference
 from rlreason.courses.check.records import NotWrittenError
 from rlreason.courses.check.runner import COURSES, LOOP, course_of, findings_of, functions_of
@@ -31,44 +31,42 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def found_in(module, name):
+def found_in(module, name, notes=None):
     functions = functions_of(module)
-    return findings_of(name, functions[name], course_of(functions))
+    return findings_of(name, functions[name], course_of(functions), notes)
+
+
+def adapter_of_the_page():
+    """The adapter to a loop of one's own that docs/check.md shows, around a right loop."""
+    page = (ROOT / "docs/check.md").read_text("utf-8")
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    adapter = module_of("\n".join(line for line in shown.splitlines() if "import" not in line))
+    adapter.train = right_loop.train_grpo
+    return adapter
 
 
 @pytest.mark.parametrize(
     "module",
-    [cs336_2025, cs336_2026, right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd],
+    [
+        cs336_2025, cs336_2026, right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded,
+        right_odd, module_of((ROOT / "examples/own_loop.py").read_text("utf-8"), "own_loop"), adapter_of_the_page(),
+    ],
     ids=lambda module: module.__name__.rpartition(".")[2],
-)
+)  # fmt: skip
 def test_a_right_implementation_raises_no_alarm(module):
     for name in functions_of(module):
         assert found_in(module, name) == []
 
 
-def test_the_loop_of_the_examples_is_right():
-    assert found_in(module_of((ROOT / "examples/own_loop.py").read_text("utf-8")), LOOP) == []
-
-
-def test_the_adapter_of_the_documentation_hands_everything_on(tmp_path):
-    """The page shows an adapter to a loop of one's own, and no loop: around a right one it is right."""
-    page = (ROOT / "docs/check.md").read_text("utf-8")
-    shown = page.partition("```python\n")[2].partition("```")[0]
-    assert "backward" not in shown
-    adapter = module_of("\n".join(line for line in shown.splitlines() if "import" not in line))
-    adapter.train = right_loop.train_grpo
-    assert found_in(adapter, LOOP) == []
-
-
 @pytest.mark.parametrize("variant", RIGHT_VARIANTS, ids=lambda v: f"{v[3]}-{v[2].strip()[:30]}")
 def test_another_right_way_raises_no_alarm(variant):
     right, old, new, name, words = variant
-    functions, notes = functions_of(module_of(planted_text(right, old, new))), []
-    assert findings_of(name, functions[name], course_of(functions), notes) == []
+    notes = []
+    assert found_in(module_of(planted_text(right, old, new)), name, notes) == []
     assert not words or any(words in note for note in notes), notes
 
 
-@pytest.mark.parametrize("body", ["raise NotImplementedError", "pass", "..."])
+@pytest.mark.parametrize("body", ["raise NotImplementedError", "pass"])
 def test_what_nobody_has_written_yet_is_no_bug(body):
     text = "".join(
         f"def {name}{inspect.signature(function)}:\n    {body}\n\n"
@@ -82,16 +80,7 @@ def test_what_nobody_has_written_yet_is_no_bug(body):
 
 def test_the_library_that_an_error_came_through_is_not_the_line_that_is_named():
     module = module_of("def compute_entropy(logits):\n    return logits.view(-1).reshape(3, 1000, 7)\n")
-    finding = found_in(module, "compute_entropy")[0]
-    assert finding.yours.endswith("(planted.py, line 2)")
-
-
-def named(bug):
-    """The function and the kind that a planted bug is found as."""
-    right, old, new, function, words = bug
-    module = module_of(planted_text(right, old, new))
-    findings = found_in(module, function)
-    return [f.kind.name for f in findings if f.kind.where], words
+    assert found_in(module, "compute_entropy")[0].yours.endswith("(planted.py, line 2)")
 
 
 #: Bugs for every run, each kind of a loop once; a long test plants all of them.
@@ -99,36 +88,15 @@ SOME = list({bug[4]: bug for bug in PLANTED if bug[3] == LOOP and bug[4]}.values
 SOME += [bug for place, bug in enumerate(PLANTED) if bug[3] != LOOP and bug[4] and place % 8 == 0]
 
 
-@pytest.mark.parametrize("bug", SOME, ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}")
-def test_a_planted_bug_is_named(bug):
-    kinds, words = named(bug)
-    assert any(words in kind for kind in kinds), kinds
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}")
-def test_every_planted_bug_is_named(bug):
-    kinds, words = named(bug)
-    assert any(words in kind for kind in kinds), kinds
-
-
-ENTROPY = """
-import torch
-
-def compute_entropy(logits):
-    p = torch.softmax(logits, dim=-1)
-    return -(p * {log}).sum(-1)
-"""
-
-
 @pytest.mark.parametrize(
-    ("log", "kind"),
-    [("p.log()", "of the softmax"), ("torch.log(p)", "of the softmax"), ("logits", "raw logits"), ("p", "is missing")],
+    "bug",
+    [*SOME, *(pytest.param(bug, marks=pytest.mark.long) for bug in PLANTED if bug not in SOME)],
+    ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}",
 )
-def test_a_wrong_entropy_is_called_what_it_is(log, kind):
-    """The logarithm of a softmax was "raw logits": both are not finite far from 0, one NaN and the other inf."""
-    (finding,) = {finding.kind.name for finding in found_in(module_of(ENTROPY.format(log=log)), "compute_entropy")}
-    assert kind in finding
+def test_a_planted_bug_is_named(bug):
+    right, old, new, function, words = bug
+    names = [found.name for found in found_in(module_of(planted_text(right, old, new)), function) if found.where]
+    assert any(words in name for name in names), names
 
 
 def test_there_are_planted_bugs_for_every_function_and_the_loop():
@@ -137,14 +105,18 @@ def test_there_are_planted_bugs_for_every_function_and_the_loop():
     assert len(PLANTED) >= 150
 
 
+#: Steps of a computation that no function of a handout has: planted bugs show their mistakes.
+OF_LOOPS = ("score", "window", "finished mask", "share", "constant share", "old", "groups", "max tokens")
+
+
 def test_the_steps_without_a_mistake_are_right_and_every_mistake_shows_somewhere():
     shown = set()
-    for subject in [subject for subject in SUBJECTS if subject.mistakes]:
+    for subject in SUBJECTS:
         for case in subject.cases():
             right = subject.right(case.inputs)
             assert first_difference(subject.mistaken(case.inputs, NO_MISTAKE), right) is None
-            shown |= {mistake for mistake in subject.mistakes if _differs(subject, case, mistake, right)}
-    hidden = {mistake.kind.name for subject in SUBJECTS for mistake in subject.mistakes if mistake not in shown}
+            shown |= {mistake for mistake in mistakes() if _differs(subject, case, mistake, right)}
+    hidden = {mistake.name for mistake in mistakes() if mistake not in shown and mistake.step not in OF_LOOPS}
     assert not hidden
 
 
@@ -163,11 +135,6 @@ def check(*words, cwd=ROOT):
     return done, json.loads(done.stdout) if done.stdout else {}
 
 
-def error_lines(done):
-    """The lines on stderr, without what a wait on a slow machine prints."""
-    return [line for line in done.stderr.strip().splitlines() if not line.startswith("checking ")]
-
-
 HOSTILE = """
 import os, time
 
@@ -179,18 +146,11 @@ def masked_mean(tensor, mask, dim=None):
     while True:
         try:
             time.sleep(0.1)
-        except Exception:
+        except BaseException:
             pass
 
 def masked_normalize(tensor, mask, normalize_constant, dim=None):
     raise NotImplementedError
-
-def compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange):
-    while True:
-        try:
-            time.sleep(0.1)
-        except BaseException:
-            pass
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs):
     print("more noise")
@@ -201,17 +161,15 @@ def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_pro
 @pytest.mark.long
 def test_exits_hangs_and_noise_are_findings_and_the_rest_is_checked(tmp_path):
     (tmp_path / "hostile.py").write_text(HOSTILE)
-    done, figures = check(tmp_path / "hostile.py", "--timeout", "1")
+    done, figures = check(tmp_path / "hostile.py", "--timeout", "5")
     assert done.returncode == 1, done.stderr
     kinds = {finding["function"]: finding["kind"] for finding in figures["findings"]}
     assert "exit code 7" in kinds["compute_entropy"]
     assert "does not end" in kinds["masked_mean"]
-    assert "does not end" in kinds["compute_grpo_clip_loss"]  # it catches the limit: the process is ended
     assert figures["functions"] == {
         "compute_entropy": "bug",
         "masked_normalize": "not written",
         "compute_naive_policy_gradient_loss": "ok",
-        "compute_grpo_clip_loss": "bug",
         "masked_mean": "bug",
     }
     assert json.loads(done.stdout) == figures  # what the functions print is not among it
@@ -220,9 +178,7 @@ def test_exits_hangs_and_noise_are_findings_and_the_rest_is_checked(tmp_path):
 def test_adapters_and_relative_files_are_found(tmp_path):
     (tmp_path / "mine.py").write_text((ROOT / "tests/right_functions_2025.py").read_text())
     (tmp_path / "tests").mkdir()
-    adapters = (
-        "import mine\n\ndef run_masked_mean(tensor, mask, dim=None):\n    return mine.masked_mean(tensor, mask, dim)\n"
-    )
+    adapters = "import mine\n\ndef run_masked_mean(*given):\n    return mine.masked_mean(*given)\n"
     (tmp_path / "tests/adapters.py").write_text(adapters)
     done, figures = check("tests/adapters.py", cwd=tmp_path)
     assert (done.returncode, figures["functions"]) == (0, {"masked_mean": "ok"}), done.stderr
@@ -231,29 +187,23 @@ def test_adapters_and_relative_files_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nosuchmodule"], "there is no module nosuchmodule"),
+        (["nosuchmodule"], "No module named 'nosuchmodule'"),
+        (["no/such/file.py"], "FileNotFoundError"),
         (["json"], "tokenize_prompt_and_output"),
-        (["tests"], "is a folder: give a file of it"),
         (["json", "--course", "cs224n"], "--course"),
         (["json", "--timeout", "0"], "--timeout"),
-        (["rlreason.courses.cs336_2026", "--course", "cs336_2025"], "leave --course"),
+        (["1 / 0"], "ZeroDivisionError"),
+        (["import os; os._exit(3)"], "exit code 3"),
+        (["def f(:"], "SyntaxError"),
     ],
 )
-def test_a_mistake_of_the_user_is_one_line(words, says):
+def test_a_mistake_of_the_user_is_one_line(words, says, tmp_path):
+    """Of the command, or in the text of a module that is imported."""
+    if " " in words[0]:
+        (tmp_path / "broken.py").write_text(words[0])
+        words = [tmp_path / "broken.py"]
     done, _ = check(*words)
     assert done.returncode == 2
     assert says in done.stderr
-    assert len(error_lines(done)) == 1
-
-
-def test_a_module_that_breaks_on_import_is_one_line(tmp_path):
-    for text, says in (
-        ("1 / 0", "ZeroDivisionError"),
-        ("import os; os._exit(3)", "exit code 3"),
-        ("def f(:", "SyntaxError"),
-    ):
-        (tmp_path / "broken.py").write_text(text)
-        done, _ = check(tmp_path / "broken.py")
-        assert done.returncode == 2
-        assert says in done.stderr
-        assert len(error_lines(done)) == 1
+    lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("checking ")]  # on a slow machine
+    assert len(lines) == 1

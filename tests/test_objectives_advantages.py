@@ -6,10 +6,11 @@ import statistics
 import pytest
 import torch
 
-from rlreason.objectives.advantages import BASELINES, STD_NORMS, compute_group_advantages
+from rlreason.objectives.advantages import BASELINES, STD_NORMS, assign_advantages, compute_group_advantages
+from rlreason.objectives.objective import Objective
 
 
-def loop_reference(rewards, ids, baseline, std_norm, eps):
+def loop_reference(rewards, ids, lengths, baseline, std_norm, eps):
     """The definition, one sample at a time, in Python floats."""
 
     def std(values):
@@ -17,12 +18,14 @@ def loop_reference(rewards, ids, baseline, std_norm, eps):
 
     result = []
     for i, (reward, own) in enumerate(zip(rewards, ids, strict=True)):
-        group = [r for r, g in zip(rewards, ids, strict=True) if g == own]
-        others = [r for j, (r, g) in enumerate(zip(rewards, ids, strict=True)) if g == own and j != i]
+        members = [j for j, group in enumerate(ids) if group == own]
+        group, others = [rewards[j] for j in members], [rewards[j] for j in members if j != i]
+        weighted, tokens = sum(lengths[j] * rewards[j] for j in members), sum(lengths[j] for j in members)
         above = {
             "mean": reward - statistics.fmean(group),
             "none": reward,
             "leave_one_out": reward - statistics.fmean(others) if others else 0.0,
+            "opo": reward - weighted / tokens,
         }[baseline]
         below = {
             "group_std": std(group) + eps,
@@ -35,22 +38,20 @@ def loop_reference(rewards, ids, baseline, std_norm, eps):
 
 
 @pytest.mark.parametrize("std_norm", STD_NORMS)
-@pytest.mark.parametrize("baseline", ["mean", "none", "leave_one_out"])
-def test_equals_the_definition_on_ragged_interleaved_groups(baseline, std_norm):
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_equals_the_definition_on_ragged_interleaved_groups_and_in_any_order(baseline, std_norm):
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
         n = int(torch.randint(2, 20, (), generator=generator))
         rewards = torch.rand(n, generator=generator, dtype=torch.float64)
-        ids = torch.randint(-3, 3, (n,), generator=generator)
-        eps = 0.03  # large, so that a misplaced eps is visible
-        options = {"baseline": baseline, "std_norm": std_norm, "advantage_eps": eps}
-        expected = loop_reference(rewards.tolist(), ids.tolist(), baseline, std_norm, eps)
-        torch.testing.assert_close(
-            compute_group_advantages(rewards, ids, **options),
-            torch.tensor(expected, dtype=torch.float64),
-            rtol=1e-10,
-            atol=1e-12,
-        )
+        ids, lengths = (torch.randint(low, high, (n,), generator=generator) for low, high in ((-3, 3), (1, 60)))
+        options = {"baseline": baseline, "std_norm": std_norm, "advantage_eps": 0.03}  # a misplaced eps is visible
+        expected = loop_reference(rewards.tolist(), ids.tolist(), lengths.tolist(), *options.values())
+        found = compute_group_advantages(rewards, ids, lengths=lengths, **options)
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+        order = torch.randperm(n, generator=generator)
+        shuffled = compute_group_advantages(rewards[order], ids[order] * 1000 - 7, lengths=lengths[order], **options)
+        torch.testing.assert_close(shuffled, found[order], rtol=1e-12, atol=1e-12)
 
 
 def test_default_is_grpo_with_unbiased_std_and_eps_1e_6():
@@ -60,31 +61,16 @@ def test_default_is_grpo_with_unbiased_std_and_eps_1e_6():
     torch.testing.assert_close(advantages, torch.tensor([expected, -expected], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("std_norm", STD_NORMS)
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_advantages_follow_the_id_through_any_order(baseline, std_norm):
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.rand(24, generator=generator, dtype=torch.float64)
-    blocked = torch.arange(24) // 8
-    order = torch.randperm(24, generator=generator)
-    lengths = torch.randint(0, 50, (24,), generator=generator)
-    options = {"baseline": baseline, "std_norm": std_norm}
-    straight = compute_group_advantages(rewards, blocked, lengths=lengths, **options)
-    shuffled = compute_group_advantages(rewards[order], blocked[order] * 1000 - 7, lengths=lengths[order], **options)
-    torch.testing.assert_close(shuffled, straight[order], rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("std_norm", STD_NORMS)
-@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "opo"])
 def test_equal_rewards_give_exactly_zero(baseline, std_norm, dtype):
+    """Also in a group of one, and in one without a token."""
     for value in (0.0, 1.0, 0.1, 1 / 3, 1e-8, 12345.678):
         for size in (1, 2, 3, 7, 8):
-            rewards = torch.full((size,), value, dtype=dtype)
-            ids = torch.full((size,), 5)
-            advantages = compute_group_advantages(
-                rewards, ids, baseline=baseline, std_norm=std_norm, advantage_eps=1e-12
-            )
+            rewards, lengths = torch.full((size,), value, dtype=dtype), torch.arange(size)
+            options = {"baseline": baseline, "std_norm": std_norm, "advantage_eps": 1e-12, "lengths": lengths}
+            advantages = compute_group_advantages(rewards, torch.full((size,), 5), **options)
             assert advantages.tolist() == [0.0] * size, (value, size)
 
 
@@ -95,47 +81,34 @@ def test_differences_of_one_rounding_step_stay_small():
     assert 0 < advantages.abs().max() < 0.05
 
 
-@pytest.mark.parametrize("std_norm", STD_NORMS)
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_single_sample_groups_are_finite(baseline, std_norm):
-    rewards = torch.tensor([1.0, 0.0, 1.0])
-    options = {"baseline": baseline, "std_norm": std_norm, "lengths": torch.tensor([3, 0, 5])}
-    advantages = compute_group_advantages(rewards, torch.arange(3), **options)
-    assert advantages.isfinite().all()
-    if baseline != "none":
-        assert advantages.tolist() == [0.0] * 3
-
-
-def test_leave_one_out_is_the_mean_form_scaled_once():
-    rewards = torch.rand(6, dtype=torch.float64)
-    ids = torch.zeros(6, dtype=torch.int64)
-    by_mean = compute_group_advantages(rewards, ids, baseline="mean", std_norm="none")
-    by_others = compute_group_advantages(rewards, ids, baseline="leave_one_out", std_norm="none")
-    torch.testing.assert_close(by_others, by_mean * 6 / 5, rtol=1e-12, atol=1e-12)
-
-
-def test_maxrl_divides_by_the_success_rate_and_survives_a_group_without_success():
+def test_a_group_without_success_or_without_tokens_is_finite():
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     ids = torch.tensor([0, 0, 0, 0, 1, 1])
     advantages = compute_group_advantages(rewards, ids, std_norm="group_mean", advantage_eps=1e-9)
     expected = torch.tensor([3.0, -1.0, -1.0, -1.0, 0.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(advantages, expected, rtol=1e-7, atol=0)
+    no_tokens = compute_group_advantages(rewards[:2], ids[:2], baseline="opo", lengths=torch.zeros(2).long())
+    assert no_tokens.isfinite().all()
 
 
-def test_raw_rewards_pass_through_unchanged():
-    rewards = torch.tensor([0.3, 0.7, 1.0])
-    ids = torch.tensor([1, 1, 2])
-    assert torch.equal(compute_group_advantages(rewards, ids, baseline="none", std_norm="none"), rewards)
+def test_advantages_of_opo_are_assigned_by_length_and_add_up_to_zero_over_tokens():
+    rewards, ids = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    lengths = torch.tensor([10, 30, 40, 20])
+    o = Objective(baseline="opo", std_norm="none")
+    found, kept, _ = assign_advantages(rewards, ids, lengths, torch.zeros(4).bool(), o)
+    assert found.tolist() == pytest.approx([0.7, -0.3, -0.3, 0.7])  # the long responses are wrong: a low baseline
+    assert (found * lengths).sum().item() == pytest.approx(0.0, abs=1e-12)
+    assert kept.all()
 
 
 def test_integer_rewards_and_an_empty_batch_are_accepted():
-    assert compute_group_advantages(torch.tensor([1, 0]), torch.tensor([3, 3]), std_norm="none").tolist() == [
-        0.5,
-        -0.5,
-    ]
+    advantages = compute_group_advantages(torch.tensor([1, 0]), torch.tensor([3, 3]), std_norm="none")
+    assert advantages.tolist() == [0.5, -0.5]
     assert compute_group_advantages(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
-def test_shapes_that_do_not_fit_are_refused():
+def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"rewards \(4, 1\) and group_ids \(4,\)"):
         compute_group_advantages(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="baseline=opo"):
+        compute_group_advantages(torch.ones(2), torch.zeros(2).long(), baseline="opo")

@@ -6,7 +6,7 @@ import pytest
 from test_objectives_rules import changed
 
 from rlreason.objectives.card import objective_card
-from rlreason.objectives.published import NAMED
+from rlreason.objectives.published import NAMED, OF_LOSSES
 
 GRPO = NAMED["grpo"]
 REINFORCE = NAMED["reinforce"]
@@ -80,6 +80,10 @@ def test_card_names_every_term_that_is_switched_on():
         assert phrase in card.markdown, phrase
 
 
+def test_the_card_of_sapo_has_both_temperatures():
+    assert "tau = 1 if A > 0 else 1.05" in " ".join(objective_card(OF_LOSSES["sapo"]).text.split())
+
+
 def test_card_orders_a_reward_term_before_the_advantage_and_weighs_only_the_policy_term():
     settings = changed(GRPO, {"kl_placement": "reward", "kl_coef": 0.1, "kl_estimator": "k1"})
     text = objective_card(settings).text
@@ -105,21 +109,16 @@ def test_card_orders_a_reward_term_before_the_advantage_and_weighs_only_the_poli
         (changed(REINFORCE, {"epochs_per_rollout": 2}), "its gradient is biased"),
         (GRPO, "no clip or cap acts"),
         (changed(GRPO, {"zero_variance": "skip"}), "the gradient grows by all / live"),
+        (NAMED["dapo"], "not replaced"),
+        (changed(NAMED["dapo"], {"max_resampling_rounds": 3}), "replaced too, in at most max_resampling_rounds"),
+        (OF_LOSSES["sapo"], "SAPO (arXiv 2511.20347)"),
+        (changed(OF_LOSSES["sapo"], {"tau_neg": 2.0}), "SAPO (arXiv 2511.20347) with other numbers"),
     ],
 )
 def test_card_says_where_a_shared_name_differs(settings, phrase):
     card = objective_card(settings)
     assert phrase in " ".join(card.text.split())
     assert phrase in card.markdown
-
-
-def test_the_note_on_dapo_knows_whether_groups_without_variance_are_replaced():
-    def note(**more):
-        return " ".join(objective_card(changed(NAMED["dapo"], more)).text.split())
-
-    assert "not replaced" in note()
-    assert "not replaced" not in note(max_resampling_rounds=3)
-    assert "replaced too, in at most max_resampling_rounds further rounds" in note(max_resampling_rounds=3)
 
 
 def test_clip_higher_is_not_called_grpo():

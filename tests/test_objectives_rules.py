@@ -94,35 +94,15 @@ VIOLATIONS = [
     (GRPO, {"cliprange_low": 1.2}, "loss.cliprange_low=1.2", "at most 1"),
     (GRPO, {"cliprange_high": -0.2}, "loss.cliprange_high=-0.2", "above 0"),
     (GRPO, {"dual_clip": 1.2}, "loss.dual_clip=1.2", "3.0"),
-    (
-        NAMED["rft"],
-        {"baseline": "mean"},
-        "loss_type=no_baseline with baseline=mean",
-        "baseline=none",
-    ),
+    (NAMED["rft"], {"baseline": "mean"}, "loss_type=no_baseline with baseline=mean", "baseline=none"),
     (NAMED["rft"], {"std_norm": "group_mean"}, "loss_type=no_baseline with", "std_norm=none"),
     (REINFORCE, {"baseline": "none"}, "baseline=none: loss_type=reinforce_with_baseline", "no_baseline"),
     (GRPO, {"baseline": "none"}, "std_norm=group_std with baseline=none", "baseline=mean"),
-    (
-        GRPO,
-        {"baseline": "none", "std_norm": "batch_std"},
-        "std_norm=batch_std with baseline=none",
-        "std_norm=none",
-    ),
+    (GRPO, {"baseline": "none", "std_norm": "batch_std"}, "std_norm=batch_std with baseline=none", "std_norm=none"),
     (NAMED["maxrl"], {"overlong": "penalty"}, "std_norm=group_mean with overlong=penalty", "none"),
-    (
-        NAMED["maxrl"],
-        {"kl_placement": "reward", "kl_coef": 0.1},
-        "std_norm=group_mean with kl_placement=reward",
-        "group_std",
-    ),
+    (NAMED["maxrl"], {"kl_placement": "reward", "kl_coef": 0.1}, "std_norm=group_mean with kl_placement=", "group_std"),
     (GRPO, {"advantage_eps": 0.0}, "advantage_eps=0.0", "1e-6"),
-    (
-        NAMED["gspo"],
-        {"length_norm": "token"},
-        "length_norm=token with loss_type=gspo",
-        "masked_mean",
-    ),
+    (NAMED["gspo"], {"length_norm": "token"}, "length_norm=token with loss_type=gspo", "masked_mean"),
     (GRPO, {"kl_coef": 0.04}, "kl_coef=0.04: kl_placement=none", "kl_placement=loss"),
     (GRPO, {"kl_placement": "loss"}, "kl_coef=0.0: kl_placement=loss", "kl_placement=none"),
     (GRPO, {"kl_placement": "reward", "kl_coef": -1}, "kl_coef=-1: kl_placement=reward", "above 0"),
@@ -130,7 +110,7 @@ VIOLATIONS = [
     (NAMED["rft"], {"zero_variance": "skip"}, "zero_variance=skip with baseline=none", "keep"),
     (GRPO, {"mismatch_cap": 2.0}, "mismatch_cap=2.0: mismatch=none", "mismatch=truncate"),
     (GRPO, {"mismatch": "truncate"}, "mismatch_cap=None: mismatch=truncate", "2.0"),
-]
+]  # fmt: skip
 
 
 def changed(objective, changes):

@@ -4,7 +4,7 @@ A combination that cannot work is refused before anything runs. An objective equ
 same gradient, given the same samples.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -119,14 +119,21 @@ class Published(NamedTuple):
     exact: bool = False  # its title applies with its numbers only
 
 
-GRPO = Objective(loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.2))
 CONSTANT, TOKEN = LengthNormConfig("constant"), LengthNormConfig("token")
+GRPO = Objective(loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.2))
 REINFORCE = Objective(length_norm=CONSTANT, std_norm="none")
+DAPO_CLIP = LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.28)
+GSPO, CISPO = LossConfig("gspo", cliprange_low=3e-4, cliprange_high=4e-4), LossConfig("cispo", ratio_cap=5.0)
+BY_CONSTANT = "its sum over tokens divided by a constant"
 #: The entries that compare samples, each with its axis and its name.
 _COMPARISONS: list[tuple[str, Comparison, str]] = [
     *(("baseline", entry, name) for name, entry in BASELINES.items()),
     *(("std_norm", entry, name) for name, entry in STD_NORMS.items()),
 ]
+
+
+def _like(base: Objective, title: str, name: str = "", **axes: Any) -> Published:
+    return Published(title, replace(base, **axes), name)
 
 
 def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
@@ -138,72 +145,48 @@ def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
     return replace(GRPO, loss=replace(LossConfig(name) if name in LOSSES else own_loss_config(name), **numbers), **axes)
 
 
+def _titled(name: str) -> list[Published]:
+    """Return the objectives that a loss was published in."""
+    published = loss_named(name).published
+    return [Published(title, _of_loss(name, settings), exact=True) for title, settings in published.items()]
+
+
 PUBLISHED: tuple[Published, ...] = (
-    Published(
-        "GRPO with its KL term (DeepSeekMath, arXiv 2402.03300; there kl_coef=0.04)",
-        replace(GRPO, kl_placement="loss", kl_coef=0.04),
+    _like(
+        GRPO, "GRPO with its KL term (DeepSeekMath, arXiv 2402.03300; there kl_coef=0.04)", kl_placement="loss",
+        kl_coef=0.04,
     ),
-    Published("GRPO without KL (CS336's GRPO)", GRPO, "grpo"),
+    _like(GRPO, "GRPO without KL (CS336's GRPO)", "grpo"),
     Published(
         "CS336's default, loss_type=reinforce_with_baseline: on policy, the gradient of GRPO without KL", Objective()
     ),
-    Published("CS336's GRPO with constant length normalisation", replace(GRPO, length_norm=CONSTANT), "grpo_constant"),
+    _like(GRPO, "CS336's GRPO with constant length normalisation", "grpo_constant", length_norm=CONSTANT),
     Published("CS336's GRPO-No-Clip", Objective(loss=LossConfig("grpo_no_clip"))),
-    Published("Dr. GRPO (arXiv 2503.20783)", replace(GRPO, length_norm=CONSTANT, std_norm="none"), "dr_grpo"),
-    Published(
-        "RLOO (arXiv 2402.14740) without its KL in the reward, its sum over tokens divided by a constant",
-        replace(REINFORCE, baseline="leave_one_out"),
-        "rloo",
+    _like(GRPO, "Dr. GRPO (arXiv 2503.20783)", "dr_grpo", length_norm=CONSTANT, std_norm="none"),
+    _like(
+        REINFORCE, f"RLOO (arXiv 2402.14740) without its KL in the reward, {BY_CONSTANT}", "rloo",
+        baseline="leave_one_out",
     ),
-    Published(
-        "RFT: with rewards 0 and 1, maximum likelihood on the correct samples",
-        replace(REINFORCE, loss=LossConfig("no_baseline"), baseline="none"),
-        "rft",
+    _like(
+        REINFORCE, "RFT: with rewards 0 and 1, maximum likelihood on the correct samples", "rft",
+        loss=LossConfig("no_baseline"), baseline="none",
     ),
-    Published(
-        "MaxRL (arXiv 2602.02710), its sum over tokens divided by a constant",
-        replace(REINFORCE, std_norm="group_mean"),
-        "maxrl",
-    ),
-    Published(
-        "",
-        replace(
-            GRPO,
-            loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.28),
-            length_norm=TOKEN,
-            overlong="penalty",
-            zero_variance="skip",
-        ),
-        "dapo",
-    ),
-    Published(
-        "GSPO (arXiv 2507.18071)",
-        replace(GRPO, loss=LossConfig("gspo", cliprange_low=3e-4, cliprange_high=4e-4)),
-        "gspo",
-    ),
-    Published(
-        "CISPO (arXiv 2506.13585)",
-        replace(GRPO, loss=LossConfig("cispo", ratio_cap=5.0), length_norm=TOKEN),
-        "cispo",
-    ),
-    Published("REINFORCE with the group's mean reward as baseline (Williams 1992)", REINFORCE, "reinforce"),
+    _like(REINFORCE, f"MaxRL (arXiv 2602.02710), {BY_CONSTANT}", "maxrl", std_norm="group_mean"),
+    _like(GRPO, "", "dapo", loss=DAPO_CLIP, length_norm=TOKEN, overlong="penalty", zero_variance="skip"),
+    _like(GRPO, "GSPO (arXiv 2507.18071)", "gspo", loss=GSPO),
+    _like(GRPO, "CISPO (arXiv 2506.13585)", "cispo", loss=CISPO, length_norm=TOKEN),
+    _like(REINFORCE, "REINFORCE with the group's mean reward as baseline (Williams 1992)", "reinforce"),
+    *(published for name in LOSSES for published in _titled(name)),
     *(
-        Published(title, _of_loss(name, settings), exact=True)
-        for name, loss in LOSSES.items()
-        for title, settings in loss.published.items()
-    ),
-    *(
-        Published(title, replace(REINFORCE, **{axis: name, **axes}))
+        _like(REINFORCE, title, **{axis: name, **axes})
         for axis, entry, name in _COMPARISONS
         for title, axes in entry.published.items()
     ),
-)
+)  # fmt: skip
 #: The objectives with an option file, by its name.
 NAMED: dict[str, Objective] = {p.name: p.objective for p in PUBLISHED if p.name}
 #: The objectives that losses were published in, by the loss.
-OF_LOSSES: dict[str, Objective] = {
-    name: _of_loss(name, settings) for name, loss in LOSSES.items() for settings in loss.published.values()
-}
+OF_LOSSES: dict[str, Objective] = {name: p.objective for name in LOSSES for p in _titled(name)}
 
 
 def with_axes_of(objective: AnyObjective, other: Objective) -> AnyObjective:
@@ -222,10 +205,11 @@ def _axes(o: Objective) -> tuple[Any, ...]:
 
 def equal_objectives(o: Objective) -> list[str]:
     """Return `objective=NAME` if all its numbers hold too, and the titles of those whose axes all hold."""
-    alike = [p for p in (*PUBLISHED, *_of_own(o)) if _axes(p.objective) == _axes(o)]
+    own = [] if o.loss.loss_type in LOSSES else _titled(o.loss.loss_type)
+    alike = [p for p in (*PUBLISHED, *own) if _axes(p.objective) == _axes(o)]
     numbers = o.loss.numbers()
     named = [f"objective={p.name}" for p in alike if p.name and p.objective.loss.numbers() == numbers]
-    uneven = _clips(o) and numbers["cliprange_low"] != numbers["cliprange_high"]
+    uneven = o.loss.loss_type == "grpo_clip" and numbers["cliprange_low"] != numbers["cliprange_high"]
     if uneven or "dual_clip" in numbers or o.has_mismatch_weights:
         return named  # the titled objectives that clip tokens do so symmetrically
     titled = [p for p in alike if p.title]
@@ -234,86 +218,65 @@ def equal_objectives(o: Objective) -> list[str]:
     ]
 
 
-def _of_own(o: Objective) -> list[Published]:
-    """Return the titles given to the user's own loss."""
-    name = o.loss.loss_type
-    titles = {} if name in LOSSES else loss_named(name).published
-    return [Published(title, _of_loss(name, settings), exact=True) for title, settings in titles.items()]
-
-
-def _clips(o: Objective) -> bool:
-    return o.loss.loss_type == "grpo_clip"
-
-
-#: (when it applies, a note for readers who know a paper or library of that name)
-_DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
-    (
-        lambda o: _clips(o) and o.std_norm == "none" and o.length_norm.kind == "constant",
-        "Dr. GRPO: the paper drops both the std and the length of each sequence, as here. TRL's "
-        'loss_type="dr_grpo" changes only the length norm: the std stays unless scale_rewards says '
-        "otherwise. The constant here is fixed; dividing by the padded width of a batch is another "
-        "objective.",
-    ),
-    (
-        lambda o: _clips(o) and o.std_norm == "none" and o.length_norm.kind != "constant",
-        "Dr. GRPO drops the std, as here, and the length of each sequence too, which stays here: "
-        "length_norm=constant for all of it.",
-    ),
-    (
-        lambda o: _clips(o) and o.std_norm == "group_std" and o.length_norm.kind == "constant",
-        'Dr. GRPO drops the std as well. TRL\'s loss_type="dr_grpo" under its default reward scaling '
-        "keeps it, as here.",
-    ),
-    (
-        lambda o: _clips(o) and o.std_norm == "group_std" and o.length_norm.kind == "masked_mean",
-        "GRPO: the paper adds a KL term to the loss (k3, coefficient 0.04). Libraries of that name "
-        "may average over all tokens instead of sequences (DAPO's norm is TRL's default) and use "
-        "another eps (TRL 1e-4).",
-    ),
-    (
-        lambda o: _clips(o) and o.length_norm.kind == "token" and not o.max_resampling_rounds,
-        "DAPO: the paper samples further prompts until the rewards of every group differ; here groups with zero "
-        "reward variance are kept or skipped, not replaced: max_resampling_rounds replaces them.",
-    ),
-    (
-        lambda o: _clips(o) and o.length_norm.kind == "token" and o.max_resampling_rounds > 0,
-        "DAPO: the paper samples further prompts until the rewards of every group differ; here groups with zero "
-        "reward variance are replaced too, in at most max_resampling_rounds further rounds. Those that are left "
-        "after these are kept or skipped as zero_variance says.",
-    ),
-    (
-        lambda o: _clips(o) and o.length_norm.kind == "token",
-        "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: next to rewards of 0 and 1 the same "
-        "length penalty weighs twice as much.",
-    ),
-    *(
-        (lambda o, axis=axis, name=name: getattr(o, axis) == name, note)
-        for axis, entry, name in _COMPARISONS
-        for note in entry.notes
-    ),
-    (
-        lambda o: o.baseline == "leave_one_out" and o.std_norm != "none",
-        "RLOO does not divide by a normaliser; here std_norm does.",
-    ),
-    (
-        lambda o: o.loss.loss_type == "gspo" and o.length_norm.kind == "constant",
-        "GSPO averages over sequences; under length_norm=constant a sequence weighs by its length.",
-    ),
-    (
-        lambda o: o.updates_per_rollout > 1 and not o.has_ratio,
-        "The samples may be of an older policy and this loss has no ratio to correct for it: its gradient is biased.",
-    ),
-    (
-        lambda o: o.updates_per_rollout == 1 and o.has_ratio,
-        "With one optimizer step per rollout batch the ratio is 1, so no clip or cap acts: the "
-        "gradient is that of -A log pi.",
-    ),
-)
-
-
 def differences(o: Objective) -> Iterator[str]:
     """Yield sentences on how these settings differ from a paper or library that shares their name."""
-    for applies, sentence in _DIFFERENCES:
-        if applies(o):
-            yield sentence
+    if o.loss.loss_type == "grpo_clip":
+        yield from _differences_of_grpo(o)
+    for axis, entry, name in _COMPARISONS:
+        if getattr(o, axis) == name:
+            yield from entry.notes
+    if o.baseline == "leave_one_out" and o.std_norm != "none":
+        yield "RLOO does not divide by a normaliser; here std_norm does."
+    if o.loss.loss_type == "gspo" and o.length_norm.kind == "constant":
+        yield "GSPO averages over sequences; under length_norm=constant a sequence weighs by its length."
+    if o.updates_per_rollout > 1 and not o.has_ratio:
+        yield (
+            "The samples may be of an older policy and this loss has no ratio to correct for it: its gradient is "
+            "biased."
+        )
+    if o.updates_per_rollout == 1 and o.has_ratio:
+        yield (
+            "With one optimizer step per rollout batch the ratio is 1, so no clip or cap acts: the gradient is that of "
+            "-A log pi."
+        )
     yield from loss_named(o.loss.loss_type).notes
+
+
+def _differences_of_grpo(o: Objective) -> Iterator[str]:
+    kind = o.length_norm.kind
+    if o.std_norm == "none" and kind == "constant":
+        yield (
+            "Dr. GRPO: the paper drops both the std and the length of each sequence, as here. TRL's "
+            'loss_type="dr_grpo" changes only the length norm: the std stays unless scale_rewards says otherwise. The '
+            "constant here is fixed; dividing by the padded width of a batch is another objective."
+        )
+    elif o.std_norm == "none":
+        yield (
+            "Dr. GRPO drops the std, as here, and the length of each sequence too, which stays here: "
+            "length_norm=constant for all of it."
+        )
+    if o.std_norm == "group_std" and kind == "constant":
+        yield (
+            'Dr. GRPO drops the std as well. TRL\'s loss_type="dr_grpo" under its default reward scaling keeps it, as '
+            "here."
+        )
+    if o.std_norm == "group_std" and kind == "masked_mean":
+        yield (
+            "GRPO: the paper adds a KL term to the loss (k3, coefficient 0.04). Libraries of that name may average "
+            "over all tokens instead of sequences (DAPO's norm is TRL's default) and use another eps (TRL 1e-4)."
+        )
+    if kind == "token":
+        what = "kept or skipped, not replaced: max_resampling_rounds replaces them."
+        if o.max_resampling_rounds:
+            what = (
+                "replaced too, in at most max_resampling_rounds further rounds. Those that are left after these are "
+                "kept or skipped as zero_variance says."
+            )
+        yield (
+            "DAPO: the paper samples further prompts until the rewards of every group differ; here groups with zero "
+            f"reward variance are {what}"
+        )
+        yield (
+            "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: next to rewards of 0 and 1 the same "
+            "length penalty weighs twice as much."
+        )

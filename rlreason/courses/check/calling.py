@@ -1,27 +1,15 @@
 """Call the user's functions by the handout's names, and make the models, tokenizers and numbers of trial calls."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import processors
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
-from rlreason.courses.check.records import (
-    RAISES,
-    Fault,
-    Function,
-    Inputs,
-    Kind,
-    NotWrittenError,
-    TimeUpError,
-    short_text,
-    their_error,
-)
+from rlreason.courses.check.records import RAISES, Fault, Function, Inputs, NotWrittenError, short_text, their_error
 from rlreason.data.tasks import make_stories
 
 _RETURN = "the return line"
@@ -30,24 +18,22 @@ _RETURN = "the return line"
 def call(function: Function, inputs: Inputs) -> Any:
     """Return what the user's function returns; `Fault` if it raises, returns nothing or changes its inputs."""
     arguments = _arguments(function, inputs)
-    before = {name: _copy(value) for name, value in inputs.items()}
-    flags = {name: value.requires_grad for name, value in inputs.items() if isinstance(value, Tensor)}
+    before = {name: _copy(value) for name, value in inputs.items() if isinstance(value, Tensor | list)}
+    constants = [name for name, value in inputs.items() if isinstance(value, Tensor) and not value.requires_grad]
     try:
         answer = function(*arguments.args, **arguments.kwargs)
-    except TimeUpError:
-        raise
     except BaseException as error:  # also SystemExit: whatever a stranger's function does
         if isinstance(error, NotImplementedError) and "aten" not in str(error):  # torch raises it with aten
             raise NotWrittenError from error
-        raise Fault(RAISES, their_error(error), "an answer") from error
-    for name, value in inputs.items():
-        if not _same(value, before[name]):
+        raise Fault(*RAISES, their_error(error), "an answer") from error
+    for name, value in before.items():
+        if not _same(inputs[name], value):
             where = f"operations on {name} that end in an underscore or assign into it"
-            kind = Kind(f"it changes its input {name} in place", where)
-            raise Fault(kind, short_text(value), short_text(before[name]))
-        if name in flags and value.requires_grad and not flags[name]:
+            raise Fault(f"it changes its input {name} in place", where, short_text(inputs[name]), short_text(value))
+    for name in constants:
+        if inputs[name].requires_grad:
             fault = f"it turns on a gradient through its input {name}, which has to stay a constant"
-            raise Fault(Kind(fault, "what is done to it before it is used"))
+            raise Fault(fault, "what is done to it before it is used")
     if answer is None:
         raise NotWrittenError
     return answer
@@ -55,18 +41,15 @@ def call(function: Function, inputs: Inputs) -> Any:
 
 def _arguments(function: Function, inputs: Inputs) -> inspect.BoundArguments:
     """Bind the inputs to the function's parameters by name, or by position if it has other names."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin
-        signature = inspect.Signature([inspect.Parameter("named", inspect.Parameter.VAR_KEYWORD)])
+    signature = inspect.signature(function)
     try:
         return signature.bind(**inputs)
     except TypeError as by_name:
         try:
             return signature.bind(*inputs.values())
         except TypeError:
-            kind = Kind(f"its parameters do not fit the handout: {by_name}", "the def line")
-            raise Fault(kind, f"takes {signature}", f"takes ({', '.join(inputs)})") from None
+            name = f"its parameters do not fit the handout: {by_name}"
+            raise Fault(name, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})") from None
 
 
 def fits(function: Function, inputs: Inputs) -> bool:
@@ -81,18 +64,16 @@ def fits(function: Function, inputs: Inputs) -> bool:
 def _same(value: Any, before: Any) -> bool:
     if isinstance(value, Tensor):
         return value.shape == before.shape and torch.equal(value.detach().nan_to_num(), before.nan_to_num())
-    return not isinstance(value, list) or bool(value == before)
+    return bool(value == before)
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return list(value) if isinstance(value, list) else value
+    return value.detach().clone() if isinstance(value, Tensor) else list(value)
 
 
 def fresh(inputs: Inputs, leaf: str) -> Inputs:
     """Copy the inputs, the one named `leaf` as a tensor that collects a gradient."""
-    copies = {name: _copy(value) for name, value in inputs.items()}
+    copies = {name: _copy(value) if isinstance(value, Tensor | list) else value for name, value in inputs.items()}
     if leaf:
         copies[leaf].requires_grad_()
     if "reward_fn" in copies:
@@ -105,7 +86,7 @@ def answer_parts(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
     if isinstance(answer, tuple | list) and len(answer) == len(names):
         return tuple(answer)
     got = f"a tuple of {len(answer)}" if isinstance(answer, tuple | list) else type(answer).__name__
-    raise Fault(Kind("it returns something else than the handout asks for", _RETURN), got, f"({', '.join(names)})")
+    raise Fault("it returns something else than the handout asks for", _RETURN, got, f"({', '.join(names)})")
 
 
 def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
@@ -113,19 +94,10 @@ def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
     if scalar and isinstance(value, int | float):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        raise Fault(Kind(f"it returns no tensor as {what}", _RETURN), type(value).__name__, "a tensor")
+        raise Fault(f"it returns no tensor as {what}", _RETURN, type(value).__name__, "a tensor")
     if what in ("input_ids", "labels") and value.is_floating_point():
-        raise Fault(Kind(f"its {what} are no whole numbers", "the dtype of what is returned"), str(value.dtype))
+        raise Fault(f"its {what} are no whole numbers", "the dtype of what is returned", str(value.dtype))
     return value.detach().reshape(()) if scalar and value.numel() == 1 else value.detach()
-
-
-def numbers(row: Any) -> dict[str, float]:
-    """Return the numbers in a dictionary of metrics."""
-    out = {}
-    for name, value in row.items() if isinstance(row, Mapping) else ():
-        with suppress(TypeError, ValueError, RuntimeError):
-            out[str(name)] = float(value)
-    return out
 
 
 def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor:
@@ -137,43 +109,32 @@ def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor
         return torch.zeros_like(leaf)
     weights = 0.5 + torch.rand(value.shape, generator=random(9)).to(value.dtype)
     weighed = weights * (value if where is None else value * where.to(value.dtype))
-    (grad,) = torch.autograd.grad(weighed.sum(), leaf, allow_unused=True)
-    return torch.zeros_like(leaf) if grad is None else grad.detach()
-
-
-WORDS = [
-    "<pad>", "<eos>", "<bos>", "what", "is", "two", "plus", "three", "?", "four", "five", "six", "so", ".", "seven",
-    "minus", "one", "nine",
-]  # fmt: skip
+    return torch.autograd.grad(weighed.sum(), leaf, allow_unused=True, materialize_grads=True)[0].detach()
 
 
 @cache
-def word_tokenizer(pad: str = "<pad>", adds_begin: bool = False) -> Any:
-    """Return a tokenizer of one token per word; `adds_begin` makes it put <bos> first when special tokens are added."""
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    if adds_begin:
-        begin = ("<bos>", WORDS.index("<bos>"))
-        core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[begin])  # type: ignore[assignment]
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad, eos_token="<eos>", bos_token="<bos>")
-    tokenizer.description = f"one token per word, ids <pad> 0, <eos> 1, <bos> 2; pad_token {pad}"
-    return tokenizer
+def story_tokenizer(pad: str = "", begin: str = "") -> Any:
+    """Return a byte-pair tokenizer trained on the built-in stories; ids of two texts need not be the joined text's.
 
-
-@cache
-def story_tokenizer() -> Any:
-    """Return a byte-pair tokenizer trained on the built-in stories; ids of two texts need not be the joined text's."""
-    from rlreason.model.parameters import build_tokenizer
+    `pad` is the padding in place of its own; `begin` is put first where special tokens are added.
+    """
+    from rlreason.model.parameters import build_tokenizer  # here, because transformers' models take a second to import
 
     texts = [f"{story.question} {story.solution}" for story in make_stories(60, 0)]
     tokenizer: Any = build_tokenizer(texts, vocab_size=330)
-    tokenizer.description = "byte pairs, as real models have them"
+    tokenizer.pad_token = pad or tokenizer.pad_token
+    if begin:
+        special = [(begin, tokenizer.convert_tokens_to_ids(begin))]
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            f"{begin} $A", special_tokens=special
+        )
+    tokenizer.description = f"byte pairs, as real models have them; pad_token {tokenizer.pad_token}"
     return tokenizer
 
 
-def small_model(seed: int = 0, vocab: int = len(WORDS)) -> Any:
+def small_model(seed: int = 0, vocab: int = 18) -> Any:
     """Return a random Llama of one layer over `vocab` tokens."""
-    from rlreason.model.parameters import build_model  # here, because transformers' models take a second to import
+    from rlreason.model.parameters import build_model
 
     model = build_model(vocab, width=16, layers=1, heads=2, init_scale=0.5, seed=seed).eval()
     model.description = "a small random Llama"

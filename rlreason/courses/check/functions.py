@@ -1,8 +1,7 @@
 """The functions of both handouts: the cases that each is tried on, and the mistakes that are known of it."""
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,10 +9,10 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check import mistakes as known
-from rlreason.courses.check.calling import TextReward, call, random, small_model, story_tokenizer, word_tokenizer
-from rlreason.courses.check.mistakes import Mistake, mistakes_in
-from rlreason.courses.check.observing import Subject, places
-from rlreason.courses.check.records import Case, Function, Inputs, Kind, Options
+from rlreason.courses.check.calling import TextReward, random, small_model, story_tokenizer
+from rlreason.courses.check.mistakes import Mistake
+from rlreason.courses.check.observing import Subject
+from rlreason.courses.check.records import METHOD_OF, Case, Function, Inputs, options_of
 
 _REWARDS = (
     [1.0, 0.0, 0.5, 0.25],
@@ -21,14 +20,12 @@ _REWARDS = (
     [0.0, 0.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0, 2.0, 2.0, 1.5, 2.0],
 )
 _SIZES = ((0, 2, 0.5), (1, 3, 0.25), (2, 3, 0.5), (2, 4, 1e-3), (2, 6, 0.125))  # rewards, group_size, advantage_eps
-_BY_ANSWER = Kind(
+_BY_ANSWER = (
     "groups mix questions: those that have the same ground truth are taken for one group",
     "how responses are gathered into groups: by their place, never by their ground truth",
 )
-_FLAT = Kind("equal rewards give NaN, or advantages other than 0", "the division where the standard deviation is 0")
-_DEFAULTS = Kind(
-    "with its options left out, it takes other defaults than the handout's", "the defaults in the def line"
-)
+_FLAT = ("equal rewards give NaN, or advantages other than 0", "the division where the standard deviation is 0")
+_DEFAULTS = ("with its options left out, it takes other defaults than the handout's", "the defaults in the def line")
 
 
 def _inputs_2025(values: list[float], size: int, eps: float, by_std: bool = True) -> Inputs:
@@ -66,7 +63,7 @@ def _reward_cases() -> list[Case]:
 
 def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
     rewards = known.wrong_rewards(i, m)
-    advantages = known.wrong_advantages(rewards, i["group_size"], _options(i), m)
+    advantages = known.wrong_advantages(rewards, i["group_size"], options_of(i), m)
     return (*m("returned", advantages, rewards), {})
 
 
@@ -92,30 +89,13 @@ def _advantage_cases_2026() -> list[Case]:
 
 
 def _wrong_advantages_2026(i: Inputs, m: Mistake) -> Any:
-    return known.wrong_advantages(i["raw_rewards"], i["group_size"], _options(i), m), {}
-
-
-def _mixing(function: Function, inputs_of: Callable[[list[float]], Inputs]) -> Kind | None:
-    """Return the bug of mixed groups if one group's advantages change with another group's rewards.
-
-    `inputs_of` makes the inputs of six rewards in groups of 3.
-    """
-    rewards = ([0.0, 1.0, 0.5, 1.0, 0.25, 0.0], [2.0, 0.0, 1.0, 1.0, 0.25, 0.0])  # only the first group differs
-    try:
-        before, after = (call(function, inputs_of(r))[0] for r in rewards)
-    except Exception:  # the function may refuse this
-        return None
-    if before.shape == after.shape == (6,) and bool(places(after[3:], before[3:]).any()):
-        where = "the reshape or loop that forms the groups, and the dim of mean and std"
-        return Kind("groups mix questions: one group's advantages change with another group's rewards", where)
-    return None
+    return known.wrong_advantages(i["raw_rewards"], i["group_size"], options_of(i), m), {}
 
 
 # Log-ratios inside, near and far outside the clip range.
 GAPS = torch.tensor([0.0, 0.93, 0.7, 0.12, 0.13, 0.35, 1.4, 1.6, 0.3, 0.05, 0.06, 0.22])
 SPANS = ((2, 5), (2, 6), (1, 3), (3, 6))  # of the response in each row of 7 positions
 SHAPES = (*[(1, 1)] * 5, (2, 2), (2, 7), (3, 7), (4, 7))  # the single tokens have advantages and gaps of all signs
-METHOD_OF = {"no_baseline": "none", "reinforce_with_baseline": "none", "grpo_clip": "grpo"}
 
 
 def _arguments(rows: int, width: int, seed: int) -> Inputs:
@@ -160,20 +140,6 @@ def _loss_cases(ours: Function, option: str = "", choices: Iterable[str] = ("",)
     return cases
 
 
-def _options(i: Inputs) -> Options:
-    """Return the options of a call, by the names of 2026."""
-    options = {field.name: i[field.name] for field in fields(Options) if field.name in i}
-    if "normalize_by_std" in i:
-        options["advantage_normalizer"] = "std" if i["normalize_by_std"] else "none"
-    if "normalize_constant" in i:
-        options |= {"loss_normalization": "constant_mean", "normalization_constant": i["normalize_constant"]}
-    if "loss_type" in i:
-        options["importance_reweighting_method"] = METHOD_OF[i["loss_type"]]
-    elif "advantages" in i:
-        options["importance_reweighting_method"] = "grpo"
-    return Options(**options)
-
-
 def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
     policy = i["policy_log_probs"]
     if "loss_type" in i:
@@ -182,12 +148,12 @@ def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
     else:
         a = i["advantages" if "advantages" in i else "raw_rewards_or_advantages"].reshape(-1, 1)
     old, mask = i.get("old_log_probs", policy.detach()), i.get("response_mask", torch.ones_like(policy))
-    return known.wrong_token_loss(_options(i), a, policy, old, mask, m)
+    return known.wrong_token_loss(options_of(i), a, policy, old, mask, m)
 
 
 def _wrong_microbatch(i: Inputs, m: Mistake) -> Any:
     loss = _wrong_token_loss(i, m) if "loss_type" in i else -i["policy_log_probs"]
-    average = known.wrong_average(loss, i["response_mask"], _options(i), m)
+    average = known.wrong_average(loss, i["response_mask"], options_of(i), m)
     return known.wrong_step(average, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
 
 
@@ -202,36 +168,44 @@ def _slice_cases(extra: Inputs) -> list[Case]:
 
 
 def _token_cases() -> list[Case]:
-    prompts, outputs = ["so ?", "what is two plus three ?"], ["so four plus two is six . <eos>", "five . <eos>"]
-    jointly = "prompt and output are tokenized as one text: tokens merge across the border"
-    special = "special tokens are added to the output: a begin token lies before it"
-    stripped = "white space at the ends of the texts is stripped"
-    pairs = (["How m", "Lea ha", "ban"], ["any apples", "s 3 app", "anas 数é 😀"])
-    spaced = (["the apples ", "so\n"], [" are red\n", " 7+3=10 "])
+    """Return cases without a meaning, and those that show a bug of the handling of text."""
+    end = story_tokenizer().eos_token
+    prompts, outputs = ["so ?", "is 3 ?"], [f"so 14 = 7 .{end}", f"5{end}"]
     trials: list[tuple[list[str], list[str], Any, str]] = [
-        (prompts, outputs, word_tokenizer(), ""),
-        ([*prompts, "what is six ?"], [*outputs, "."], word_tokenizer(), ""),
-        (prompts[1:], outputs[1:], word_tokenizer(), ""),
-        (["so"], ["two plus"], word_tokenizer("<eos>"), ""),
-        (prompts, outputs, word_tokenizer("<eos>"), known.BY_VALUE),
-        (prompts, outputs, word_tokenizer(adds_begin=True), special),
-        (*pairs, story_tokenizer(), jointly),
-        (*spaced, story_tokenizer(), stripped),
-    ]
+        (prompts, outputs, story_tokenizer(), ""),
+        ([*prompts, "6 ?"], [*outputs, "."], story_tokenizer(), ""),
+        (prompts[1:], outputs[1:], story_tokenizer(), ""),
+        (["so"], ["2 plus"], story_tokenizer(pad=end), ""),
+        (
+            prompts, outputs, story_tokenizer(pad=end),
+            "the mask comes from the value of the token: an end token equal to the pad is lost",
+        ),
+        (
+            prompts, outputs, story_tokenizer(begin="<think>"),
+            "special tokens are added to the output: a begin token lies before it",
+        ),
+        (
+            ["How m", "Lea ha", "ban"], ["any apples", "s 3 app", "anas 数é 😀"], story_tokenizer(),
+            "prompt and output are tokenized as one text: tokens merge across the border",
+        ),
+        (
+            ["the apples ", "so\n"], [" are red\n", " 7+3=10 "], story_tokenizer(),
+            "white space at the ends of the texts is stripped",
+        ),
+    ]  # fmt: skip
     cases = []
     for prompts, outputs, tokenizer, name in trials:
         inputs = {"prompt_strs": prompts, "output_strs": outputs, "tokenizer": tokenizer}
-        meaning = Kind(name, "the calls of the tokenizer, and how response_mask is made") if name else None
-        begun = {**inputs, "prompt_strs": [f"<bos> {p}" for p in prompts]}  # an engine puts the begin token there
-        cases.append(Case(inputs, name, meaning, begun if name == special else None))
+        meaning = (name, "the calls of the tokenizer, and how response_mask is made") if name else None
+        begun = {**inputs, "prompt_strs": [f"<think>{p}" for p in prompts]}  # an engine puts the begin token there
+        cases.append(Case(inputs, name, meaning, begun if name.startswith("special") else None))
     return cases
 
 
 def _wrong_tokens(i: Inputs, m: Mistake) -> Any:
     right = cs336_2026.tokenize_prompt_and_output(**i)
-    ids, pad = right["input_ids"], i["tokenizer"].pad_token_id
-    labels, mask = m("tokens", right["labels"], right["response_mask"], ids, pad)
-    return {"input_ids": ids, "labels": labels, "response_mask": mask}
+    labels = m("tokens", right["labels"], right["input_ids"])
+    return {**right, "labels": labels, "response_mask": m("mask", right["response_mask"])}
 
 
 def _entropy_cases() -> list[Case]:
@@ -253,74 +227,68 @@ def _log_prob_cases() -> list[Case]:
     return cases
 
 
-_LOSS, _ADVANTAGES = ("loss", "metadata"), mistakes_in(*known.ADVANTAGES)
-_TOKEN_LOSS = mistakes_in("sign", *known.LOSSES)
-_SLICES = mistakes_in("mask", "slices", "dim")
-_MICROBATCH = mistakes_in(*known.AVERAGES, "backward", "earlier gradient", *known.LOSSES)
+_LOSS = ("loss", "metadata")
 
 
-def _loss_subject(ours: Function, *options: Any, is_tensor: bool = False) -> Subject:
+def _losses(ours: Function, *options: Any, returns: str | tuple[str, ...] = _LOSS) -> Subject:
     """Return a loss per token, which returns (loss, metadata) or the loss alone."""
 
     def wrong(i: Inputs, m: Mistake) -> Any:
         loss = m("sign", _wrong_token_loss(i, m))
-        return loss if is_tensor else (loss, {})
+        return (loss, {}) if returns is _LOSS else loss
 
-    return Subject(ours, lambda: _loss_cases(ours, *options), "loss" if is_tensor else _LOSS, wrong, _TOKEN_LOSS)
+    return Subject(ours, lambda: _loss_cases(ours, *options), returns, wrong)
 
 
-def _microbatch_subject(ours: Function, *options: Any) -> Subject:
+def _microbatches(ours: Function, *options: Any) -> Subject:
     """Return a micro-batch's train step, which calls backward."""
     cases = lambda: _loss_cases(ours, *options)  # noqa: E731
-    return Subject(ours, cases, _LOSS, _wrong_microbatch, _MICROBATCH, scalar=True, calls_backward=True)
+    return Subject(ours, cases, _LOSS, _wrong_microbatch, scalar=True, calls_backward=True)
 
 
 SUBJECTS: tuple[Subject, ...] = (
     Subject(
-        cs336_2025.compute_group_normalized_rewards, _advantage_cases_2025, ("advantages", "raw_rewards", "metadata"),
-        _wrong_advantages_2025, [*_ADVANTAGES, *mistakes_in("read", "returned")],
-        hint=lambda f: _mixing(f, lambda rewards: _inputs_2025(rewards, 3, 1e-3)),
+        cs336_2025.compute_group_normalized_rewards,
+        _advantage_cases_2025,
+        ("advantages", "raw_rewards", "metadata"),
+        _wrong_advantages_2025,
     ),
     Subject(
-        cs336_2026.compute_group_normalized_rewards, _advantage_cases_2026, ("advantages", "metadata"),
-        _wrong_advantages_2026, _ADVANTAGES,
-        hint=lambda f: _mixing(f, lambda rewards: _inputs_2026(rewards, 3, "mean", 1e-3, "std")),
+        cs336_2026.compute_group_normalized_rewards,
+        _advantage_cases_2026,
+        ("advantages", "metadata"),
+        _wrong_advantages_2026,
     ),
     Subject(
-        cs336_2026.compute_rollout_rewards, _reward_cases, ("raw_rewards", "metadata"),
-        lambda i, m: (known.wrong_rewards(i, m), {}), mistakes_in("read"),
+        cs336_2026.compute_rollout_rewards,
+        _reward_cases,
+        ("raw_rewards", "metadata"),
+        lambda i, m: (known.wrong_rewards(i, m), {}),
     ),
-    _loss_subject(cs336_2025.compute_naive_policy_gradient_loss, is_tensor=True),
-    _loss_subject(cs336_2025.compute_grpo_clip_loss),
-    _loss_subject(cs336_2025.compute_policy_gradient_loss, "loss_type", METHOD_OF),
-    _loss_subject(
+    _losses(cs336_2025.compute_naive_policy_gradient_loss, returns="loss"),
+    _losses(cs336_2025.compute_grpo_clip_loss),
+    _losses(cs336_2025.compute_policy_gradient_loss, "loss_type", METHOD_OF),
+    _losses(
         cs336_2026.compute_policy_gradient_loss, "importance_reweighting_method", ("none", "noclip", "grpo", "gspo")
     ),
     Subject(
-        cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result",
-        known.wrong_slices, _SLICES,
+        cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result", known.wrong_slices
     ),
-    Subject(cs336_2025.masked_mean, lambda: _slice_cases({}), "result", known.wrong_slices, _SLICES),
+    Subject(cs336_2025.masked_mean, lambda: _slice_cases({}), "result", known.wrong_slices),
     Subject(
         cs336_2026.aggregate_loss_across_microbatch,
         lambda: _loss_cases(
             cs336_2026.aggregate_loss_across_microbatch, "loss_normalization", ("sequence", "constant")
         ),
-        "loss", lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], _options(i), m),
-        mistakes_in(*known.AVERAGES), scalar=True,
+        "loss",
+        lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], options_of(i), m),
+        scalar=True,
     ),
-    _microbatch_subject(cs336_2025.sft_microbatch_train_step),
-    _microbatch_subject(cs336_2025.grpo_microbatch_train_step, "loss_type", METHOD_OF),
+    _microbatches(cs336_2025.sft_microbatch_train_step),
+    _microbatches(cs336_2025.grpo_microbatch_train_step, "loss_type", METHOD_OF),
     Subject(
-        cs336_2026.tokenize_prompt_and_output, _token_cases, ["input_ids", "labels", "response_mask"],
-        _wrong_tokens, mistakes_in("tokens"),
+        cs336_2026.tokenize_prompt_and_output, _token_cases, ["input_ids", "labels", "response_mask"], _wrong_tokens
     ),
-    Subject(
-        cs336_2026.compute_entropy, _entropy_cases, "entropies",
-        lambda i, m: m("entropy", i["logits"]), mistakes_in("entropy"),
-    ),
-    Subject(
-        cs336_2026.get_response_log_probs, _log_prob_cases, ["log_probs", "token_entropy"],
-        known.wrong_log_probs, mistakes_in("gather", "log", "result", "entropy"),
-    ),
-)  # fmt: skip
+    Subject(cs336_2026.compute_entropy, _entropy_cases, "entropies", lambda i, m: m("entropy", i["logits"])),
+    Subject(cs336_2026.get_response_log_probs, _log_prob_cases, ["log_probs", "token_entropy"], known.wrong_log_probs),
+)

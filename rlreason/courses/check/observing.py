@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlreason.courses.check.calling import answer_parts, call, fits, fresh, gradient, tensor
-from rlreason.courses.check.mistakes import Mistake
+from rlreason.courses.check.mistakes import Mistake, mistakes
 from rlreason.courses.check.records import (
     RAISES,
     Bug,
@@ -35,11 +35,9 @@ class Subject:
     ours: Function
     cases: Callable[[], Sequence[Case]]
     returns: str | tuple[str, ...] | list[str]  # one result, the items of a tuple, or the keys of a dictionary
-    wrong: Callable[[Inputs, Mistake], Any] = lambda inputs, mistake: None  # its answer with this mistake
-    mistakes: Sequence[Mistake] = ()
+    wrong: Callable[[Inputs, Mistake], Any]  # its answer with this mistake
     scalar: bool = False  # it returns one number
     calls_backward: bool = False
-    hint: Callable[[Function], Kind | None] = lambda function: None  # where no known mistake fits
 
     @property
     def name(self) -> str:
@@ -58,11 +56,9 @@ class Subject:
 def places(yours: Tensor, ours: Tensor, relative: float = RELATIVE) -> Tensor:
     """Return where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
     a, b = yours.detach().double(), ours.detach().double()
-    finite = b[b.isfinite()].abs()
-    largest = finite.max() if len(finite) else b.new_zeros(())
+    largest = b.abs().where(b.isfinite(), 0.0).max()
     allowed = ABSOLUTE + relative * b.abs() + OF_LARGEST * largest
-    same = ((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan())
-    return ~same
+    return ~(((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan()))
 
 
 def first_difference(yours: Observed, ours: Observed, relative: float = RELATIVE) -> str | None:
@@ -95,7 +91,7 @@ def observe(subject: Subject, function: Callable[[Inputs], Any], inputs: Inputs)
     if "reward_fn" in inputs:
         pairs = list(zip(inputs["rollout_responses"], inputs["repeated_ground_truths"], strict=True))
         if bug := misjudged(pairs, arguments["reward_fn"].calls, inputs["repeated_ground_truths"]):
-            raise Fault(*bug)
+            raise Fault(bug.name, bug.where, bug.yours, bug.ours)
     observed = {name: tensor(value, name, subject.scalar) for name, value in results.items()}
     name, value = next(iter(results.items()))
     if subject.calls_backward:
@@ -126,17 +122,15 @@ def _results(subject: Subject, answer: Any, inputs: Inputs) -> dict[str, Any]:
         parts = zip(subject.returns, answer_parts(answer, subject.returns), strict=True)
         return dict(reversed([(name, part) for name, part in parts if name != "metadata"]))  # rewards before advantages
     names = [name for name in subject.returns if name != "token_entropy" or inputs["return_token_entropy"]]
-    if hasattr(answer, "keys") and set(names) <= set(answer.keys()):
-        return {name: answer[name] for name in names}
-    got = list(answer.keys()) if hasattr(answer, "keys") else type(answer).__name__
-    kind = Kind("it returns something else than the handout asks for", "the dictionary that is returned")
-    raise Fault(kind, str(got), f"a dictionary with {', '.join(names)}")
+    keys = list(answer.keys()) if hasattr(answer, "keys") else type(answer).__name__
+    if not set(names) <= set(keys):
+        name, where = "it returns something else than the handout asks for", "the dictionary that is returned"
+        raise Fault(name, where, str(keys), f"a dictionary with {', '.join(names)}")
+    return {name: answer[name] for name in names}
 
 
-def misjudged(
-    pairs: Sequence[tuple[str, str]], calls: Sequence[tuple[str, str]], truths: Sequence[str]
-) -> tuple[Kind, str, str] | None:
-    """Return what is wrong with the first (response, its ground truth) that reward_fn was never called with, and how.
+def misjudged(pairs: Sequence[tuple[str, str]], calls: Sequence[tuple[str, str]], truths: Sequence[str]) -> Bug | None:
+    """Return the bug of the first (response, its ground truth) that reward_fn was never called with.
 
     `truths` are the ground truths of all questions.
     """
@@ -146,48 +140,46 @@ def misjudged(
         return None
     text, truth = missing
     with_truth = [other for other, its_truth in calls if its_truth == truth]
-    yours = f"judged text {next(iter(with_truth), 'nothing')!r}"
     others = [its_truth for other, its_truth in calls if other == text]
+    yours = f"judged by {others[0]!r}" if others else f"judged text {next(iter(with_truth), 'nothing')!r}"
     if any(its_truth == text for _, its_truth in calls):
         name = "reward_fn gets ground truth and response in swapped places"
     elif others and others[0] in truths:
         name = "answers are misaligned: a response is judged by another question's ground truth"
-        yours = f"judged by {others[0]!r}"
     elif others:
-        name, yours = "reward_fn gets something else than the question's ground truth", f"judged by {others[0]!r}"
+        name = "reward_fn gets something else than the question's ground truth"
     else:
         name = "the reward is not asked for the text that was sampled"
         if any(other.endswith(text) for other in with_truth):
             name += ": prompt and response are handed over together"
-    kind = Kind(name, "the call of reward_fn: what is handed to it as response and as ground truth")
-    return kind, yours, f"response {text!r} judged by {truth!r}"
+    where = "the call of reward_fn: what is handed to it as response and as ground truth"
+    return Bug(name, where, yours, f"response {text!r} judged by {truth!r}")
 
 
+@dataclass
 class _Trial:
     """One case: our results, and the user's results or fault."""
 
-    def __init__(self, subject: Subject, function: Function, case: Case) -> None:
-        self.case = case
-        self.ours = subject.right(case.inputs)
-        self.yours: Observed = {}
-        self.fault: Bug | None = None
-        self.is_unwritten = False
-        try:
-            self.yours = observe(subject, lambda inputs: call(function, inputs), case.inputs)
-        except Fault as fault:
-            self.fault = fault.bug
-        except NotWrittenError:
-            self.fault, self.is_unwritten = Bug(RAISES, "NotImplementedError, or None"), True
-        rights = [self.ours] + [subject.right(inputs) for inputs in (case.as_well,) if inputs]
-        self.differs = all(first_difference(self.yours, right) is not None for right in rights)
+    case: Case
+    ours: Observed
+    yours: Observed = field(default_factory=dict)
+    fault: Bug | None = None
+    is_unwritten: bool = False
+    differs: bool = False
 
-    def is_given_by(self, subject: Subject, mistake: Mistake) -> bool:
-        """Return whether the function with this mistake gives the user's results."""
-        try:
-            guess = subject.mistaken(self.case.inputs, mistake)
-        except Exception:  # a mistake may make nonsense of some case
-            return False
-        return guess.keys() == self.yours.keys() and first_difference(guess, self.yours) is None
+
+def _tried(subject: Subject, function: Function, case: Case) -> _Trial:
+    trial = _Trial(case, subject.right(case.inputs))
+    try:
+        trial.yours = observe(subject, lambda inputs: call(function, inputs), case.inputs)
+    except Fault as fault:
+        trial.fault = fault.bug
+    except NotWrittenError:
+        trial.fault, trial.is_unwritten = Bug(*RAISES, "NotImplementedError, or None"), True
+    else:
+        rights = [trial.ours, *([subject.right(case.as_well)] if case.as_well else [])]
+        trial.differs = all(first_difference(trial.yours, right) for right in rights)
+    return trial
 
 
 def examine(subject: Subject, function: Function) -> list[Bug]:
@@ -197,16 +189,16 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
     """
     cases = sorted(subject.cases(), key=lambda case: (case.meaning is not None, _size(case.inputs)))
     cases = [case for case in cases if fits(function, case.inputs)] or cases[:1]
-    trials = [_Trial(subject, function, case) for case in cases]
+    trials = [_tried(subject, function, case) for case in cases]
     if all(trial.is_unwritten for trial in trials):
         raise NotWrittenError
-    bugs: dict[Kind, Bug] = {}
+    bugs: dict[str, Bug] = {}
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
         if bugs and of_branch[0].case.meaning:
             continue  # it would show the same bugs again
         for bug in _bugs_of_branch(subject, function, of_branch):
-            bugs.setdefault(bug.kind, bug)
+            bugs.setdefault(bug.name, bug)
     return list(bugs.values())
 
 
@@ -218,39 +210,43 @@ def _size(inputs: Inputs) -> int:
 
 def _bugs_of_branch(subject: Subject, function: Function, trials: Sequence[_Trial]) -> Iterator[Bug]:
     """Yield at most two bugs: of the cases that fail, and of those that differ."""
-    faulty = [(trial.fault, trial.case) for trial in trials if trial.fault]
-    for fault, case in faulty[:1]:
-        yield fault.with_inputs(_as_text(case.inputs))
-    comparable = [trial for trial in trials if trial.fault is None]
-    differing = [trial for trial in comparable if trial.differs]
+    faulty = [trial.fault.with_inputs(_as_text(trial.case.inputs)) for trial in trials if trial.fault]
+    yield from faulty[:1]
+    differing = [trial for trial in trials if trial.differs]
     if not differing:
         return
-    kind = _explained(subject, function, comparable, differing)
+    kind = _explained(subject, function, [trial for trial in trials if not trial.fault], differing)
     trial = next((t for t in differing if first_difference(t.yours, t.ours, CLEARLY)), differing[0])
     name = first_difference(trial.yours, trial.ours) or next(iter(trial.ours))
     got = f"{name} {short_text(trial.yours[name])}" if name in trial.yours else f"no {name}"
     note = f"it shows with {trial.case.branch}" if trial.case.branch and not trial.case.meaning else ""
-    yield Bug(kind, got, f"{name} {short_text(trial.ours[name])}", _as_text(trial.case.inputs), note)
+    yield Bug(*kind, got, f"{name} {short_text(trial.ours[name])}", _as_text(trial.case.inputs), note)
 
 
 def _as_text(inputs: Inputs) -> dict[str, str]:
     return {name: short_text(value) for name, value in inputs.items() if value is not None}
 
 
-def _explained(subject: Subject, function: Function, comparable: list[_Trial], differing: list[_Trial]) -> Kind:
+def _explained(subject: Subject, function: Function, trials: list[_Trial], differing: list[_Trial]) -> Kind:
     """Return the kind of bug: the known mistake that gives the user's results on every trial, if there is one."""
-    again = _Trial(subject, function, differing[0].case)
-    if again.fault is None and first_difference(again.yours, differing[0].yours) is not None:
-        return Kind(
-            "the same inputs do not give the same answer twice", "random numbers, and what is kept between calls"
-        )
+    again = _tried(subject, function, differing[0].case)
+    if not again.fault and first_difference(again.yours, differing[0].yours):
+        return "the same inputs do not give the same answer twice", "random numbers, and what is kept between calls"
     if meaning := differing[0].case.meaning:
         return meaning
-    trials = differing + [trial for trial in comparable if not trial.differs]
-    for mistake in subject.mistakes:
-        if all(trial.is_given_by(subject, mistake) for trial in trials):
-            return mistake.kind
-    return subject.hint(function) or _generic(differing)
+    for mistake in mistakes():
+        if all(_gives(subject, mistake, trial) for trial in trials):
+            return mistake.name, mistake.where
+    return _generic(differing)
+
+
+def _gives(subject: Subject, mistake: Mistake, trial: _Trial) -> bool:
+    """Return whether the function with this mistake gives the user's results."""
+    try:
+        guess = subject.mistaken(trial.case.inputs, mistake)
+    except Exception:  # a mistake may make nonsense of some case
+        return False
+    return guess.keys() == trial.yours.keys() and first_difference(guess, trial.yours) is None
 
 
 def _generic(differing: list[_Trial]) -> Kind:
@@ -260,15 +256,14 @@ def _generic(differing: list[_Trial]) -> Kind:
     got, right = trial.yours.get(name), trial.ours[name]
     if got is None or got.shape != right.shape:
         shape = "nothing" if got is None else f"shape {tuple(got.shape)}"
-        return Kind(f"its {name} has {shape} where the handout asks for {tuple(right.shape)}", "the return line")
+        return f"its {name} has {shape} where the handout asks for {tuple(right.shape)}", "the return line"
     if not bool(got.isfinite().all()) and bool(right.isfinite().all()):
         where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
-        return Kind(f"its {name} is not finite (NaN or inf)", where)
+        return f"its {name} is not finite (NaN or inf)", where
     factors = [multiple(t.yours[name], t.ours[name]) for t in differing if name in t.yours]
     first = factors[0]
     if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
-        where = "what it is divided by or multiplied with"
-        return Kind(f"its {name} is a multiple of what it should be ({first:.4g} times)", where)
+        return f"its {name} is {first:.4g} times what it should be", "what it is divided by or multiplied with"
     agreeing = [n for n in trial.ours if n in trial.yours and not bool(places(trial.yours[n], trial.ours[n]).any())]
-    rest = f", while {' and '.join(agreeing)} {'agrees' if len(agreeing) == 1 else 'agree'}" if agreeing else ""
-    return Kind(f"other {name} than ours{rest}", "the place that the example shows")
+    rest = f", with the same {' and '.join(agreeing)}" if agreeing else ""
+    return f"other {name} than ours{rest}", "the place that the example shows"

@@ -1,33 +1,59 @@
-"""Record the model's calls and the optimizer steps of a loop or train step, and compute each step's right gradient."""
+"""Record what a train loop samples, judges and learns from, and compute the right gradient of each optimizer step."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
+from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.calling import small_model
+from rlreason.courses.check.calling import small_model, story_tokenizer
+from rlreason.courses.check.mistakes import (
+    NO_MISTAKE,
+    Mistake,
+    log_probs_of,
+    wrong_advantages,
+    wrong_average,
+    wrong_token_loss,
+)
 from rlreason.courses.check.observing import multiple
-from rlreason.courses.check.records import Options
-from rlreason.objectives.advantages import compute_group_advantages
-from rlreason.objectives.aggregation import aggregate_loss
-from rlreason.objectives.losses import LOSSES
+from rlreason.courses.check.records import Function, Inputs, options_of
+from rlreason.data.tasks import make_stories
 
-LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
-NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
+AGAIN = 100  # added to the number of a question for each time that it is asked again in a step
+OUTSIDE = -1.0  # the old log-probability that a train step is given outside the responses
+#: Responses are made of these texts; tokenized together, some neighbours would be one token.
+PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run of a loop, or of 2026's train step as a loop of one step."""
+
+    about: str
+    settings: Inputs  # by the handout's names
+    learning_rate: float = 0.3
+    may_be_refused: bool = False  # handouts leave it open
+    any_divisor: bool = False  # what an uneven batch is divided by is left open, but not how its rows compare
+    answers: int = 18  # the number of different ground truths of the 18 questions
+    flat: bool = False  # all responses to the first question of a step earn the same reward
+    is_step: bool = False  # its texts are tokenized again, and its samples are of another policy
 
 
 @dataclass(eq=False)
 class RecordedSample:
-    """A response that was sampled or given, with everything that its right weight depends on."""
+    """A response that was sampled, with everything that its right weight depends on."""
 
-    number: int
-    prompt: int  # the number of its group: samples of one prompt are a group
+    place: int  # the index of its question among the prompts; -1: it is none of them
     round: int  # the number of optimizer steps before it was sampled
     prompt_ids: list[int]
     token_ids: list[int]
@@ -35,9 +61,8 @@ class RecordedSample:
     truth: str
     truncated: bool
     parts: dict[str, float]  # all that reward_fn returns
-    place: int = 0  # the index of its question among the prompts
-    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
-    old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
+    prompt: int = 0  # the number of its group: samples of one prompt are a group
+    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # log-probabilities (tokens,) of what sampled it
 
     @property
     def reward(self) -> float:
@@ -48,6 +73,12 @@ class RecordedSample:
     def ids(self) -> list[int]:
         """Return prompt and response."""
         return self.prompt_ids + self.token_ids
+
+    def scored_by(self, model: Any, temperature: float) -> Tensor:
+        """Return the log-probabilities (tokens,) of the response, without gradient."""
+        with torch.no_grad():
+            logits = model(torch.tensor([self.ids])).logits[:, len(self.prompt_ids) - 1 : -1]
+        return log_probs_of(logits, torch.tensor([self.token_ids]), temperature)[0]
 
 
 class Member(NamedTuple):
@@ -68,7 +99,6 @@ class Forward:
     learned: bool = False  # with a gradient other than 0
     head: bool = False  # the output head was called
     half: bool = False  # computed in bfloat16 or float16
-    foreign: bool = False  # it is of a copy of the policy
     members: list[Member] = field(default_factory=list)
 
     @property
@@ -89,92 +119,161 @@ class Forward:
 
 def one_row_each(samples: Sequence[RecordedSample]) -> Forward:
     """Return the samples in a row for each, padded on the right."""
-    rows = [torch.tensor(s.ids) for s in samples]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(s.ids) for s in samples], batch_first=True)
     return Forward(ids, members=[Member(i, s, 0) for i, s in enumerate(samples)])
 
 
-def gathered(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities (rows, places) of labels, each behind the logits at its place."""
-    return (logits[:, : labels.shape[1]] / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+def as_text(ids: Sequence[int]) -> str:
+    """Return ids as text, in which those of a part can be found."""
+    return f" {' '.join(map(str, ids))} "
 
 
-def scored(model: Any, samples: Sequence[RecordedSample], temperature: float) -> list[Tensor]:
-    """Return the log-probabilities (tokens,) of each sample, without gradient."""
-    rows = one_row_each(samples)
-    labels, mask = rows.labels(0)
-    with torch.no_grad():
-        log_probs = gathered(model(rows.ids).logits, labels, temperature)
-    return [row[own] for row, own in zip(log_probs, mask, strict=True)]
-
-
-def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
-    """Return the samples in a row of ids, which may lack their last token, and where each begins."""
-    text = f" {' '.join(map(str, ids))} "
-    matches = []
-    for sample in samples:
-        at = text.find(f" {' '.join(map(str, sample.ids[:-1]))} ")
+def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> tuple[RecordedSample, int] | None:
+    """Return the longest sample in a row of ids, which may lack its last token, and where it begins."""
+    text = as_text(ids)
+    for sample in sorted(samples, key=lambda s: -len(s.ids)):
+        at = text.find(as_text(sample.ids[:-1]))
         if at >= 0:
-            matches.append((sample, text[: at + 1].count(" ") - 1))
-    if len({start for _, start in matches}) == 1:  # samples that begin like the longest, which is in the row
-        longest = max(len(s.ids) for s, _ in matches)
-        matches = [(s, start) for s, start in matches if len(s.ids) == longest]
-    return matches
+            return sample, text[:at].count(" ")
+    return None
 
 
-def made_up_reward(text: str, truth: str) -> dict[str, float]:
-    """Return a reward between 0 and 2 that any change of text or truth changes, with parts that differ from it."""
+class Session:
+    """One run of a loop: a model, its optimizer, `generate` and `reward_fn`, which record their use."""
 
-    def number(text: str, truth: str) -> float:
-        letters = f"{text.strip()}\n{truth.strip()}"
-        return sum((place + 3) * ord(letter) for place, letter in enumerate(letters)) % 97 / 48
-
-    return {
-        "reward": number(text, truth),
-        "format_reward": number(text, "format"),
-        "answer_reward": number(truth, text),
-    }
-
-
-class Recording:
-    """A model, its optimizer and a reward function, which record their use."""
-
-    def __init__(self, tokenizer: Any, options: Options, learning_rate: float) -> None:
-        self.tokenizer, self.options = tokenizer, options
-        self.model = small_model(vocab=len(tokenizer))
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.settings = scenario, scenario.settings
+        self.options = options_of(self.settings | ({"old_outside": OUTSIDE} if scenario.is_step else {}))
+        self.tokenizer = story_tokenizer()
+        self.model = small_model(vocab=len(self.tokenizer))
         self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
         self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
+        self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
+        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
+        stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
+        self.prompts = [story.question for story in stories]
+        kinds = [place % scenario.answers for place in range(len(stories))]
+        self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
+        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same reward
         self.samples: list[RecordedSample] = []
+        self.calls: list[dict[str, Any]] = []  # of generate
         self.reward_calls: list[tuple[str, str]] = []
         self.forwards: list[Forward] = []  # since the last optimizer step
         self.updates: list[Update] = []
-        self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
-        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
 
-    def __deepcopy__(self, memo: Any) -> Recording:
+    def __deepcopy__(self, memo: Any) -> Session:
         return self  # the hooks of a copied policy, such as a reference model, record here too
 
-    def reward(self, text: str, truth: str) -> dict[str, float]:
-        """Return the reward of a response with its parts."""
-        return made_up_reward(text, truth)
-
-    def update(self) -> Update:
-        """Return the update of the step that is about to be taken."""
-        raise NotImplementedError
+    def run(self, function: Function) -> Any:
+        """Return the loop's metrics; it gets the seven parts and those settings that it takes."""
+        own = inspect.signature(function).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        return function(
+            policy=self.model,
+            tokenizer=self.tokenizer,
+            prompts=list(self.prompts),
+            ground_truths=list(self.truths),
+            reward_fn=self.reward_fn,
+            generate=self.generate,
+            optimizer=self.optimizer,
+            **{name: value for name, value in self.settings.items() if takes_all or name in own},
+        )
 
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return the reward of a response with its parts, and record the call."""
         self.reward_calls.append((str(response), str(ground_truth)))
-        return self.reward(str(response), str(ground_truth))
+        return self._reward(str(response), str(ground_truth))
+
+    def _reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return a reward between 0 and 2 that any change of text or truth changes, with parts that differ from it."""
+
+        def number(text: str, truth: str) -> float:
+            letters = f"{text.strip()}\n{truth.strip()}"
+            return sum((place + 3) * ord(letter) for place, letter in enumerate(letters)) % 97 / 48
+
+        total = 1.0 if truth in self.flat.values() else number(text, truth)
+        return {"reward": total, "format_reward": number(text, "format"), "answer_reward": number(truth, text)}
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_tokens: int = 16,
+        seed: int | None = None,
+    ) -> list[SimpleNamespace]:
+        """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        new: list[RecordedSample] = []
+        called = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        self.calls.append(called | {"samples": new})
+        if self.scenario.flat and temperature == self.options.temperature and prompts[0] in self.prompts:
+            self.flat.setdefault(len(self.updates), self.truths[self.prompts.index(prompts[0])])
+        other = small_model(1, len(self.tokenizer)) if self.scenario.is_step else self.model
+        for prompt, k in product(prompts, range(n)):
+            s = self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens)
+            s.old = s.scored_by(self.model, temperature)
+            s.old = s.old + 0.3 * (s.scored_by(other, temperature) - s.old).clamp(-2, 2)  # a little away from it
+            self.samples.append(s)
+            new.append(s)
+        return [
+            SimpleNamespace(
+                prompt=prompts[i // n],
+                prompt_ids=list(s.prompt_ids),
+                token_ids=list(s.token_ids),
+                text=s.text,
+                log_probs=s.old.tolist(),
+                truncated=s.truncated,
+            )
+            for i, s in enumerate(new)
+        ]
+
+    def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
+        """Return a response by its seed; without one, it differs from the others of its group before the last token."""
+        place = self.prompts.index(prompt) if prompt in self.prompts else -1
+        truth, step = self.truths[place] if place >= 0 else "", len(self.updates)
+        others = [s.token_ids for s in self.samples if (s.place, s.round) == (place, step)]
+        for attempt in range(200):
+            rng = Random(seed or f"{len(self.samples)}/{attempt}")
+            truncated = rng.random() < 0.5
+            length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
+            ids = [i for _ in range(length) for i in self._encode(rng.choice(PIECES))]
+            ids = ids[:length] if truncated else [*ids[: length - 1], self.tokenizer.eos_token_id]
+            text = self.tokenizer.decode(ids, skip_special_tokens=not self.scenario.is_step)
+            shorter = [max(1, min(len(other), length) - 1) for other in others]
+            is_new = all(other[:n] != ids[:n] for other, n in zip(others, shorter, strict=True))
+            if (seed or is_new) and (not self.scenario.is_step or self._encode(text) == ids):
+                break
+        parts = self._reward(text, truth)
+        return RecordedSample(place, step, self._encode(prompt), ids, text, truth, truncated, parts, place)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def training_calls(self) -> list[dict[str, Any]]:
+        """Return the calls of `generate` that are not of an evaluation, which has another temperature or no groups."""
+        calls = [c for c in self.calls if c["temperature"] == self.options.temperature] or self.calls
+        return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
+
+    def training(self) -> list[RecordedSample]:
+        """Return the samples to learn from; a question that is asked twice in a step gets two groups."""
+        samples = [s for c in self.training_calls() for s in c["samples"]]
+        count: Counter[tuple[int, int]] = Counter()
+        for s in samples:
+            if s.place >= 0:
+                s.prompt = s.place + AGAIN * (count[s.round, s.place] // self.settings["group_size"])
+                count[s.round, s.place] += 1
+        return samples
 
     def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         ids = named.get("input_ids", arguments[0] if arguments else None)
         if ids is None or not output[0].requires_grad:
             return
         read = ("attention_mask", "position_ids")
-        tensors = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
-        forward = Forward(ids.detach().clone(), tensors, foreign=module is not self.model.base_model)
+        forward = Forward(ids.clone(), {n: named[n].clone() for n in read if isinstance(named.get(n), Tensor)})
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
@@ -189,8 +288,7 @@ class Recording:
             self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
 
     def _on_step(self) -> None:
-        with torch.enable_grad():
-            self.updates.append(self.update())
+        self.updates.append(Update(self))
         self.forwards = []
 
     def gradient(self) -> Tensor:
@@ -200,33 +298,39 @@ class Recording:
         )
 
 
-@dataclass
 class Update:
-    """One optimizer step: what the model was called with, and everything that its right gradient depends on."""
+    """One optimizer step: what the model was called with, and everything that its right gradient depends on.
 
-    recording: Recording
-    rollout: list[RecordedSample]  # all samples of its rollout, in order
-    size: int  # the number of sequences that the loss is a mean over
-    accumulation: int
-    before: Tensor  # the gradient at the step before
-    epoch_began: Any = None  # a copy of the model when this pass over the rollout began
-    unclear: bool = False  # a question was asked twice, which leaves open what its group is
+    A loop learns from its latest samples, a train batch after another.
+    """
 
-    def __post_init__(self) -> None:
-        self.options, self.tokenizer = self.recording.options, self.recording.tokenizer
-        self.model = copy.deepcopy(self.recording.twin)  # before the step
-        self.model.load_state_dict(self.recording.model.state_dict())
-        self.at_step = self.recording.gradient()
-        self.forwards = [f for f in self.recording.forwards if f.reached]
+    def __init__(self, session: Session) -> None:
+        self.session, self.settings, self.options = session, session.settings, session.options
+        self.model = copy.deepcopy(session.twin)  # before the step
+        self.model.load_state_dict(session.model.state_dict())
+        self.at_step = session.gradient()
+        self.before = session.updates[-1].at_step if session.updates else self.at_step * 0
+        self.forwards = [f for f in session.forwards if f.reached]
+        samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
+        self.rollout = [s for s in samples if s.round == samples[-1].round]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
-                matches = find(ids, self.rollout)
-                if not matches:
+                if match := find(ids, self.rollout):
+                    forward.members.append(Member(row, *match))
+                else:
                     self.strangers.append(ids)
-                forward.members += [Member(row, *match) for match in matches]
         self.passes = [forward for forward in self.forwards if forward.members]
-        self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
+        self.samples = list(dict.fromkeys(m.sample for p in self.passes for m in p.members))
+        earlier = [u for u in session.updates if u.rollout[:1] == self.rollout[:1]]
+        batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
+        self.sampler = earlier[0].model if earlier else self.model
+        self.epoch_began = earlier[-batch].model if batch else self.model
+        if self.samples and not all(f.head for f in self.forwards):  # as in packed rows: take the next train batch
+            self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
+            self.strangers, self.passes = [], [one_row_each(self.samples)]
+        if len(self.samples) < self.size and len(self.rollout) % self.size:
+            self.size = len(self.samples)
         self._logits: dict[Forward, Tensor] = {}
 
     @cached_property
@@ -242,7 +346,7 @@ class Update:
     @cached_property
     def log_probs(self) -> Tensor:
         """Return the log-probabilities (n, places) of the labels of our rows before the step, with gradient."""
-        return gathered(self.logits(self.own), self.own.labels(0)[0], self.options.temperature)
+        return log_probs_of(self.logits(self.own), self.own.labels(0)[0], self.options.temperature)
 
     def old(self) -> Tensor:
         """Return the log-probabilities (n, places) of the policy that sampled, on response tokens."""
@@ -253,58 +357,80 @@ class Update:
     def logits(self, p: Forward) -> Tensor:
         """Return the logits (members, width, vocab) of rows, with what the student's call of the model was given."""
         if p not in self._logits:
-            rows = [member.row for member in p.members]
-            self._logits[p] = self.model(p.ids, **p.arguments).logits[rows]
+            with torch.enable_grad():
+                self._logits[p] = self.model(p.ids, **p.arguments).logits[[member.row for member in p.members]]
         return self._logits[p]
 
     @cached_property
     def has_other_context(self) -> bool:
-        """Return whether the logits of some response are not those behind its prompt alone."""
-        right = {s.number: row for s, row in zip(self.samples, self.logits(self.own).detach(), strict=True)}
+        """Return whether the log-probabilities of some response are not those behind its prompt alone."""
         for p in self.passes:
-            for row, (_, s, start) in zip(self.logits(p).detach(), p.members, strict=True):
-                first, n = len(s.prompt_ids) - 1, len(s.token_ids)
-                seen = row[start + first : start + first + n]
-                ours = right[s.number][first : first + len(seen)]
-                if float((seen - ours).abs().max()) > 1e-2 * float(ours.abs().max()):
-                    return True
+            labels, mask = p.labels(0, is_cut=True)
+            seen = log_probs_of(self.logits(p).detach(), labels, 1.0)[mask]
+            ours = torch.cat([member.sample.scored_by(self.model, 1.0) for member in p.members])
+            if float((seen - ours).abs().max()) > 1e-2:
+                return True
         return False
 
-    def advantages(self, rewards: Sequence[float], groups: Sequence[int]) -> Tensor:
-        """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
-        o, place = self.options, {s.number: i for i, s in enumerate(self.rollout)}
-        advantages = compute_group_advantages(
-            torch.tensor(rewards),
-            torch.tensor(groups),
-            baseline=o.baseline,
-            std_norm=NORM_OF[o.advantage_normalizer],
-            advantage_eps=o.advantage_eps,
-        )
-        return advantages[[place[s.number] for s in self.samples]]
+    def rewards(self, samples: Sequence[RecordedSample], m: Mistake) -> Tensor:
+        """Return the rewards (n,), or what is mistaken for them."""
+        return torch.tensor([m("read", s.parts) for s in samples])
 
-    def right_advantages(self) -> Tensor:
-        """Return the right advantages (n,)."""
-        return self.advantages([s.reward for s in self.rollout], [s.prompt for s in self.rollout])
+    def advantages(self, m: Mistake = NO_MISTAKE) -> Tensor:
+        """Return the advantages (n,) of the samples, with one mistake."""
+        groups: list[list[RecordedSample]] = m("groups", self)
+        of_one_size = len({len(group) for group in groups}) == 1
+        ranked = [s for group in groups for s in group]
+        advantages = torch.cat(
+            [
+                wrong_advantages(self.rewards(part, m), len(group), self.options, m)
+                for part, group in ([(ranked, groups[0])] if of_one_size else zip(groups, groups, strict=True))
+            ]
+        )
+        place = {s: i for i, s in enumerate(ranked)}
+        return advantages[[place[s] for s in self.samples]]
+
+    def loss(self, m: Mistake, passes: Sequence[Forward]) -> Tensor:
+        """Return the loss of these micro-batches of the update, with gradient and one mistake."""
+        o = self.options
+        weights = m("input", self.advantages(m), self.rewards(self.samples, m))
+        of_sample = dict(zip(self.samples, weights, strict=True))
+        total = torch.zeros(())
+        for p in passes:
+            log_probs, mask, old = self._laid_out(p, m)
+            a = torch.stack([of_sample[member.sample] for member in p.members])[:, None]
+            loss = wrong_token_loss(o, a, log_probs, old, mask, m) * m("max tokens", mask.sum(-1, keepdim=True))
+            share = m("share", len(mask), self) if o.loss_normalization == "sequence" else m("constant share", self)
+            total = total + share * wrong_average(loss, mask, o, m)
+        return total
+
+    def _laid_out(self, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities, mask and old log-probabilities (members, places), as the student has them."""
+        labels, mask = p.labels(self.session.tokenizer.pad_token_id, any(one.is_cut for one in self.passes))
+        log_probs: Tensor = m("score", self.logits(p), labels, self.options.temperature)
+        outside = self.options.old_outside
+        old = log_probs.detach().clone() if outside is None else torch.full_like(log_probs.detach(), outside)
+        old[mask] = torch.cat([m("old", member.sample, self) for member in p.members])
+        finished = torch.tensor([[not member.sample.truncated] for member in p.members])
+        mask = m("finished mask", mask).where(finished, mask)
+        return log_probs, m("window", mask), old
 
     def right_loss(self) -> Tensor:
-        """Return the loss of the samples by `rlreason.objectives`, with gradient."""
-        o, mask = self.options, self.mask
-        clip = (
-            {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange}
-            if o.importance_reweighting_method in ("grpo", "gspo")
-            else {}
-        )
-        loss = LOSSES[LOSS_OF[o.importance_reweighting_method]](
-            self.right_advantages()[:, None], self.log_probs, self.old(), mask, **clip
-        )[0]
-        how, n = ("masked_mean", self.size) if o.loss_normalization == "sequence" else ("constant", 1)
-        return aggregate_loss(loss, mask, how, n_sequences=n, n_tokens=0, constant=o.normalization_constant)
+        """Return the loss without a mistake, on rows of our own."""
+        return self.loss(NO_MISTAKE, [self.own])
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return a loss's gradient by the model's parameters, as one vector."""
         parameters = list(self.model.parameters())
         grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])
+
+    def gives(self, m: Mistake) -> bool:
+        """Return whether the mistake gives the gradient at the step."""
+        try:
+            return self.is_at_step(self.clipped(self.gradient_of(self.loss(m, self.passes))))
+        except Exception:  # a mistake may make nonsense of an update
+            return False
 
     def clipped(self, gradient: Tensor) -> Tensor:
         """Return a gradient scaled to a norm of at most `max_grad_norm`, as torch clips."""
@@ -324,6 +450,11 @@ class Update:
     def is_right(self) -> bool:
         """Return whether the gradient at the step is the right one."""
         return self.is_at_step(self.clipped(self.full))
+
+    @property
+    def is_unclear(self) -> bool:
+        """Return whether a question was asked twice, which leaves open what its group is."""
+        return any(s.prompt >= AGAIN for s in self.rollout) and bool(self.samples) and not self.is_right
 
     @property
     def is_finite(self) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,23 +15,17 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 Inputs = dict[str, Any]
 Observed = dict[str, "Tensor"]  # results and gradients of one call, by name
+Kind = tuple[str, str]  # of a bug: what is wrong, and where to look; neither gives the solution away
 
-
-class Kind(NamedTuple):
-    """A kind of bug: what is wrong, and where to look. Neither gives the solution away."""
-
-    name: str
-    where: str
-
-
-RAISES = Kind("it raises an error", "the line that is named")
+RAISES: Kind = ("it raises an error", "the line that is named")
 
 
 @dataclass(frozen=True)
 class Bug:
     """One bug with the inputs that show it, as it is reported."""
 
-    kind: Kind
+    name: str
+    where: str
     yours: str = ""
     ours: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
@@ -45,47 +37,20 @@ class Bug:
 
     def row(self, function: str) -> dict[str, Any]:
         """Return it as a bug of this function, for --json."""
-        name, where = self.kind
         shown = {"inputs": self.inputs, "yours": self.yours, "ours": self.ours, "note": self.note}
-        return {"function": function, "kind": name, "where": where, **shown}
+        return {"function": function, "kind": self.name, "where": self.where, **shown}
 
 
 class Fault(Exception):  # noqa: N818  # it is a result, not an error of ours
     """The user's function raised, returned another type, or changed its inputs."""
 
-    def __init__(self, kind: Kind, yours: str = "", ours: str = "") -> None:
-        super().__init__(kind.name)
-        self.bug = Bug(kind, yours, ours)
+    def __init__(self, name: str, where: str, yours: str = "", ours: str = "") -> None:
+        super().__init__(name)
+        self.bug = Bug(name, where, yours, ours)
 
 
 class NotWrittenError(Exception):
     """The user's function raised NotImplementedError or returned None: it is not written yet."""
-
-
-class TimeUpError(BaseException):
-    """The time limit of a function has passed. Not an `Exception`, so that user code does not catch it."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeUpError` in the block after so many seconds of the processor, or twice as many by the clock.
-
-    So a busy machine does not make a right function look like one that hangs.
-    """
-
-    def up(number: int, frame: object) -> NoReturn:
-        raise TimeUpError
-
-    before = [signal.signal(number, up) for number in (signal.SIGALRM, signal.SIGPROF)]
-    try:
-        signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)  # again and again, for code that catches everything
-        signal.setitimer(signal.ITIMER_REAL, 2 * seconds, 0.2)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), before, strict=True):
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -112,6 +77,24 @@ class Options:
     max_grad_norm: float = 1e6
     temperature: float = 1.0
     old_outside: float | None = None  # the old log-probability that was given outside the responses
+
+
+METHOD_OF = {"no_baseline": "none", "reinforce_with_baseline": "none", "grpo_clip": "grpo"}  # by the name of 2025
+
+
+def options_of(named: Inputs) -> Options:
+    """Return the options among the arguments of a function, or the settings of a loop, of either year."""
+    options = {field.name: named[field.name] for field in fields(Options) if field.name in named}
+    for name in ("normalize_by_std", "use_std_normalization"):
+        if name in named:
+            options["advantage_normalizer"] = "std" if named[name] else "none"
+    if "normalize_constant" in named:
+        options |= {"loss_normalization": "constant_mean", "normalization_constant": named["normalize_constant"]}
+    if "loss_type" in named:
+        options["importance_reweighting_method"] = METHOD_OF[named["loss_type"]]
+    elif "advantages" in named:
+        options["importance_reweighting_method"] = "grpo"
+    return Options(**options, temperature=named.get("sampling_temperature", 1.0))
 
 
 LONGEST = 400
@@ -142,8 +125,6 @@ def their_error(error: BaseException) -> str:
     >>> their_error(ValueError("no sum"))
     'ValueError: no sum'
     """
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
     return text + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")

@@ -6,7 +6,6 @@ import inspect
 import multiprocessing
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,15 +15,13 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from rlreason.courses.check.records import Bug, Kind, NotWrittenError, TimeUpError, their_error, time_limit
+from rlreason.courses.check.records import Bug, NotWrittenError, their_error
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser
 
 LOOP, STEP = "train_grpo", "grpo_train_step"
-SECONDS_TO_IMPORT = 30.0  # of the processor, for a module, which may bring torch and vllm with it
-GRACE = 2.0  # beyond the worker's own limit, for code that cannot be interrupted from within
-WIDTH = 100
+SECONDS_TO_IMPORT = 120.0  # for a module, which may bring torch and vllm with it
 _2025 = (
     "tokenize_prompt_and_output",
     "compute_entropy",
@@ -63,12 +60,11 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the year of these functions, by names that only one year has and by parameters; 2025 by default."""
-    of_2026 = any((name in _2026 and name not in _2025) or is_of_2026(name, f) for name, f in functions.items())
+    of_2026 = any((name in _2026 and name not in _2025) or _is_of_2026(name, f) for name, f in functions.items())
     return "cs336_2026" if of_2026 else "cs336_2025"
 
 
-def is_of_2026(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether a function has a parameter that only 2026's of its name has."""
+def _is_of_2026(name: str, function: Callable[..., Any]) -> bool:
     return name in _OF_2026 and _OF_2026[name] in inspect.signature(function).parameters
 
 
@@ -79,13 +75,12 @@ def findings_of(name: str, function: Callable[..., Any], course: str, notes: lis
     """
     from rlreason.courses import cs336_2025, cs336_2026
     from rlreason.courses.check.functions import SUBJECTS
+    from rlreason.courses.check.loop import check_loop, check_step
     from rlreason.courses.check.observing import examine
 
     if name in (LOOP, STEP):
-        from rlreason.courses.check.loop import check_loop, check_step
-
         return (check_loop if name == LOOP else check_step)(function, [] if notes is None else notes)
-    year = cs336_2026 if course == "cs336_2026" or is_of_2026(name, function) else cs336_2025
+    year = cs336_2026 if course == "cs336_2026" or _is_of_2026(name, function) else cs336_2025
     same_name = [subject for subject in SUBJECTS if subject.name == name]
     subject = next((s for s in same_name if s.ours is getattr(year, name, None)), same_name[0])
     return examine(subject, function)
@@ -101,18 +96,18 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     results: dict[str, dict[str, Any]] = {}  # function -> state, findings, notes
     with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
         report("importing it")
-        names, course = _load(pool, module, course)
+        try:
+            names, course = pool.schedule(load, (module, course), timeout=SECONDS_TO_IMPORT).result()
+        except (ProcessExpired, TimeoutError) as error:
+            raise ConfigError(f"MODULE={module}: importing it {_end(error, SECONDS_TO_IMPORT)}: mend that") from None
         for name in names:
             report(f"checking {name}")
-            _load(pool, module, course)  # in a new process after one that ended; else it is loaded already
-            future = pool.schedule(check_function, (module, name, course, seconds), timeout=2 * seconds + GRACE)
+            future = pool.schedule(check_function, (module, name, course), timeout=seconds)
             try:
                 results[name] = future.result()
-            except ProcessExpired as death:
-                where = "exit, os._exit and what is done to memory"
-                results[name] = _ended(name, f"it ends the whole process ({_code(death)})", where)
-            except TimeoutError:
-                results[name] = _late(name, seconds)
+            except (ProcessExpired, TimeoutError) as error:
+                bug = Bug(f"it {_end(error, seconds)}", "exit, os._exit, and loops whose end is never reached")
+                results[name] = {"state": "bug", "findings": [bug.row(name)], "notes": []}
     findings = [finding for result in results.values() for finding in result["findings"]]
     return {
         "module": module,
@@ -126,104 +121,67 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     }
 
 
-def _load(pool: ProcessPool, module: str, course: str) -> tuple[list[str], str]:
-    """Import the module in the worker; return the functions that are checked, and the course."""
-    given, late = f"MODULE={module}: importing it", f"takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
-    try:
-        return pool.schedule(load, (module, course), timeout=4 * SECONDS_TO_IMPORT).result()
-    except ProcessExpired as death:
-        raise ConfigError(f"{given} ends the whole process ({_code(death)}): do not exit there") from None
-    except TimeoutError:
-        raise ConfigError(f"{given} {late}") from None
-
-
-def _code(death: ProcessExpired) -> str:
-    return f"signal {-death.exitcode}" if death.exitcode < 0 else f"exit code {death.exitcode}"
-
-
-def _ended(name: str, kind: str, where: str) -> dict[str, Any]:
-    return {"state": "bug", "findings": [Bug(Kind(kind, where)).row(name)], "notes": []}
-
-
-def _late(name: str, seconds: float) -> dict[str, Any]:
-    return _ended(name, f"it does not end: stopped after {seconds:g} s", "loops whose end is never reached")
+def _end(error: Exception, seconds: float) -> str:
+    if isinstance(error, ProcessExpired):
+        return f"ends the whole process (exit code {error.exitcode})"
+    return f"does not end: stopped after {seconds:g} s"
 
 
 def _start_worker() -> None:
-    """Keep what the user's code prints out of the answer, and its threads few."""
+    """Keep what the user's code prints out of the answer, and its threads few; import what takes seconds."""
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         os.dup2(os.open(os.devnull, mode), number)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    import torch
+
+    import rlreason.courses.check.functions
+    import rlreason.courses.check.loop
+    import rlreason.model.parameters  # noqa: F401
+
+    torch.set_num_threads(1)
 
 
 def load(module: str, course: str) -> tuple[list[str], str]:
     """Import a module; return the functions that are checked, and the course; `ConfigError` for a user's mistake."""
     functions = _functions(module)
-    if misfit := next(
-        (name for name, f in functions.items() if course in ("cs336_2025", "pku_hw3") and is_of_2026(name, f)), ""
-    ):
-        raise ConfigError(f"--course {course}: {misfit} has the parameters of cs336_2026: leave --course out")
-    import torch
-
-    import rlreason.courses.check.functions
-    import rlreason.courses.check.loop
-    import rlreason.model.parameters  # noqa: F401  # it takes seconds, which must not count for the first function
-
-    torch.set_num_threads(1)
     return list(functions), course or course_of(functions)
 
 
 @cache
 def _functions(module: str) -> dict[str, Callable[..., Any]]:
-    try:
-        with time_limit(SECONDS_TO_IMPORT):
-            functions = functions_of(_import(module))
-    except TimeUpError:
-        raise TimeoutError from None
+    functions = functions_of(_import(module))
     if not functions:
         names = ", ".join(CHECKED_NAMES)
-        raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}")
+        raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}: give another")
     return functions
 
 
 def _import(path_or_name: str) -> ModuleType:
     """Import `package.module`, or the module of a file `path/to/module.py`; `ConfigError` if that fails."""
-    path, given = Path(path_or_name), f"MODULE={path_or_name}:"
-    if path.is_dir():
-        raise ConfigError(f"{given} is a folder: give a file of it")
     sys.path.insert(0, str(Path.cwd()))
     name = path_or_name
-    if name.endswith(".py"):
-        if not path.is_file():
-            raise ConfigError(f"{given} is no file: give the path of a .py file, or the dotted name of a module")
-        path = path.resolve()
-        root = path.parent
-        while (root / "__init__.py").is_file():  # a file of a package may import its neighbours with a dot
-            root = root.parent
-        sys.path[:0] = [str(root), str(path.parent), str(path.parent.parent)]
-        name = ".".join(path.relative_to(root).with_suffix("").parts)
-        sys.modules.pop(name, None)  # of Python's own, or of another file
     try:
+        if name.endswith(".py"):
+            path = Path(name).resolve(strict=True)
+            root = path.parent
+            while (root / "__init__.py").is_file():  # a file of a package may import its neighbours with a dot
+                root = root.parent
+            sys.path[:0] = [str(root), str(path.parent), str(path.parent.parent)]
+            name = ".".join(path.relative_to(root).with_suffix("").parts)
+            sys.modules.pop(name, None)  # of Python's own, or of another file
         return importlib.import_module(name)
-    except TimeUpError:
-        raise
     except BaseException as error:  # also what ends a process, such as SystemExit
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            where = f"{given} there is no module {error.name} in {Path.cwd()} or among the installed packages"
-            raise ConfigError(f"{where}: fix the name, or give the path of a .py file") from None
-        raise ConfigError(f"{given} importing it fails: {their_error(error)}: fix that") from None
+        cure = "mend it, or give package.module or the path of a .py file"
+        raise ConfigError(f"MODULE={path_or_name}: importing it fails: {their_error(error)}: {cure}") from None
 
 
-def check_function(module: str, name: str, course: str, seconds: float) -> dict[str, Any]:
+def check_function(module: str, name: str, course: str) -> dict[str, Any]:
     """Return the state, findings and notes of one function."""
     notes: list[str] = []
     try:
-        with time_limit(seconds):
-            bugs = findings_of(name, _functions(module)[name], course, notes)
+        bugs = findings_of(name, _functions(module)[name], course, notes)
     except NotWrittenError:
         return {"state": "not written", "findings": [], "notes": []}
-    except TimeUpError:
-        return _late(name, seconds)
     return {"state": "bug" if bugs else "ok", "findings": [bug.row(name) for bug in bugs], "notes": notes}
 
 
@@ -235,9 +193,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="YEAR",
         help=f"{', '.join(COURSES)}: the handout whose functions these are (told from their parameters)",
     )
-    parser.add_argument(
-        "--timeout", type=float, default=6.0, metavar="SECONDS", help="of the processor, for each function (6)"
-    )
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each function (30)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
@@ -259,27 +215,16 @@ def report_text(figures: dict[str, Any]) -> str:
     words = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
     lines = [f"{name:<{width}}{words[state]}" for name, state in states.items()]
     if figures["missing"]:
-        lines += textwrap.wrap(f"not in the module: {', '.join(figures['missing'])}", WIDTH, subsequent_indent="  ")
+        lines.append(f"not in the module: {', '.join(figures['missing'])}")
     for finding in figures["findings"]:
-        lines += ["", f"BUG in {finding['function']}: {finding['kind']}", *_rows(finding)]
+        rows = {"where to look": finding["where"], **finding["inputs"]}
+        rows |= {"yours": finding["yours"], "ours": finding["ours"], "when": finding["note"]}
+        width = max(map(len, rows)) + 2
+        lines += ["", f"BUG in {finding['function']}: {finding['kind']}"]
+        lines += [f"  {name:<{width}}{value}" for name, value in rows.items() if value]
     for note in figures["notes"]:
-        lines += ["", *textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+        lines += ["", note]
     checked = sum(state != "not written" for state in states.values())
     bugs, seconds = figures["bugs"] or "no", figures["seconds"]
     lines += ["", f"{checked} checked as {figures['course']}, bugs found: {bugs} ({seconds:.1f} s)"]
     return "\n".join(lines)
-
-
-def _rows(finding: dict[str, Any]) -> list[str]:
-    """Return where to look for one bug, and the example that shows it."""
-    rows = {"where to look": finding["where"], **finding["inputs"]}
-    rows |= {"yours": finding["yours"], "ours": finding["ours"], "when": finding["note"]}
-    width = max(map(len, rows)) + 4
-    lines = []
-    for name, value in rows.items():
-        if value:
-            indent = f"  {name:<{width - 2}}", " " * width
-            lines += textwrap.wrap(
-                value, WIDTH, initial_indent=indent[0], subsequent_indent=indent[1], break_long_words=False
-            )
-    return lines

@@ -1,0 +1,300 @@
+"""The handouts' functions: tokenizing, scores, the train step of 2026 against a loop, and what is refused.
+
+`test_check.py` holds the other functions of both years to plain implementations, on all cases of the check.
+"""
+
+import json
+import math
+import statistics
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rlreason.courses import cs336_2025, cs336_2026, pku_hw3
+
+WORDS = [
+    "<pad>", "<eos>", "<bos>", "what", "is", "two", "plus", "three", "?", "four", "five", "six", "so", ".",
+]  # fmt: skip
+
+
+def word_tokenizer(pad_token="<pad>", adds_bos=False):
+    """One token per word; with `adds_bos` it puts a begin token before every text unless told not to."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if adds_bos:
+        bos = ("<bos>", WORDS.index("<bos>"))
+        tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad_token, eos_token="<eos>")
+
+
+def tiny_model(seed=0, dtype=torch.float32):
+    """A random Qwen2 of two layers over the words above."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.1,  # two seeds differ
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).to(dtype).eval()
+
+
+PROMPTS = ["what is two plus three ?", "so ?", "what is six ?"]
+OUTPUTS = ["five . <eos>", "so four plus two is six . <eos>", "."]
+
+
+def expected_rows(prompts, outputs):
+    """Token ids and output flags of every row, not yet padded or shifted."""
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = [WORDS.index(word) for word in f"{prompt} {output}".split()]
+        yield ids, [False] * len(prompt.split()) + [True] * len(output.split())
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("pad_token", ["<pad>", "<eos>", None])
+def test_tokenize_pads_right_shifts_once_and_masks_by_length(pad_token, adds_bos):
+    """Also an end token that is the pad: it is in the mask."""
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer(pad_token, adds_bos))
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    assert batch["response_mask"].dtype == torch.bool
+    rows = list(expected_rows(PROMPTS, OUTPUTS))
+    width = max(len(ids) for ids, _ in rows)
+    pad = WORDS.index(pad_token or "<eos>")
+    for row, (ids, flags) in enumerate(rows):
+        full = ids + [pad] * (width - len(ids))
+        assert batch["input_ids"][row].tolist() == full[:-1]
+        assert batch["labels"][row].tolist() == full[1:]
+        assert batch["response_mask"][row].tolist() == (flags + [False] * (width - len(flags)))[1:]
+
+
+def test_log_probs_and_entropy_of_a_model_equal_a_loop_without_padding():
+    model = tiny_model()
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
+    scored = cs336_2025.get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
+    for row, (ids, _) in enumerate(expected_rows(PROMPTS, OUTPUTS)):
+        log_probs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        for t in range(len(ids) - 1):
+            entropy = -(log_probs[t].exp() * log_probs[t]).sum().item()
+            assert scored["log_probs"][row, t].item() == pytest.approx(log_probs[t, ids[t + 1]].item(), abs=1e-5)
+            assert scored["token_entropy"][row, t].item() == pytest.approx(entropy, abs=1e-5)
+
+
+def test_scores_are_float32_for_a_bfloat16_model_and_carry_a_gradient():
+    model = tiny_model(dtype=torch.bfloat16)
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
+    scored = cs336_2025.get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
+    assert scored["log_probs"].dtype == scored["token_entropy"].dtype == torch.float32
+    assert scored["log_probs"].requires_grad
+
+
+def contains_truth(response, truth):
+    correct = float(truth in response.split())
+    return {"reward": correct, "format_reward": 1.0, "answer_reward": correct}
+
+
+def test_generations_are_logged_with_their_entropy_and_lengths():
+    """A prompt's tokens or padding in a response's entropy or length, or right and wrong lengths exchanged."""
+    model, truths = tiny_model(), ["five", "two", "six"]
+    rows, metadata = cs336_2025.log_generations(model, word_tokenizer(), contains_truth, PROMPTS, OUTPUTS, truths)
+    assert [row["length"] for row in rows] == [len(output.split()) for output in OUTPUTS]
+    assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0]
+    assert (metadata["mean_length_correct"], metadata["mean_length_incorrect"]) == (5.5, 1.0)
+    assert metadata["mean_format_reward"] == 1.0
+    for row, (ids, flags) in zip(rows, expected_rows(PROMPTS, OUTPUTS), strict=True):
+        log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        entropies = -(log_probs.exp() * log_probs).sum(-1)
+        of_response = [entropies[place - 1].item() for place in range(1, len(ids)) if flags[place]]
+        assert row["token_entropy"] == pytest.approx(statistics.fmean(of_response), rel=1e-5)
+
+
+def test_an_evaluation_is_on_disk_with_every_row(tmp_path):
+    """A row lost, or graded by another row's ground truth."""
+    replies = dict(zip(PROMPTS, OUTPUTS, strict=True))
+
+    class Model:
+        def generate(self, prompts, params):
+            return [SimpleNamespace(outputs=[SimpleNamespace(text=replies[prompt])]) for prompt in prompts]
+
+    truths, path = ["five", "three", "."], tmp_path / "rows.jsonl"
+    means = cs336_2025.evaluate_vllm(Model(), contains_truth, PROMPTS, None, truths, path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [(row["prompt"], row["response"], row["ground_truth"]) for row in rows]
+    assert found == list(zip(PROMPTS, OUTPUTS, truths, strict=True))
+    assert [row["answer_reward"] for row in rows] == [1.0, 0.0, 1.0]
+    assert means["mean_reward"] == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="zip"):
+        cs336_2025.evaluate_vllm(Model(), contains_truth, PROMPTS, None, truths[:2], path)
+
+
+def test_a_mean_over_nothing_is_nan_in_the_course():
+    values, mask = torch.ones(2, 3), torch.tensor([[True, False, False], [True, False, True]])
+    assert cs336_2025.masked_mean(tensor=values, mask=mask, dim=0).isnan().tolist() == [False, True, False]
+
+
+ONES, MASK = torch.ones(2, 3), torch.ones(2, 3).bool()
+OF_2025 = {"raw_rewards": ONES[:, :1], "advantages": ONES[:, :1], "old_log_probs": ONES, "cliprange": 0.2}
+OF_2026 = {"old_log_probs": ONES, "cliprange": 0.2, "response_mask": MASK}
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        *(
+            (
+                lambda kind=kind, missing=missing: cs336_2025.compute_policy_gradient_loss(
+                    ONES, kind, **{**OF_2025, missing: None}
+                ),
+                f"{missing}=None",
+            )
+            for kind, missing in [
+                ("no_baseline", "raw_rewards"), ("reinforce_with_baseline", "advantages"),
+                ("grpo_no_clip", "old_log_probs"), ("grpo_clip", "cliprange"),
+            ]
+        ),
+        *(
+            (
+                lambda kind=kind, missing=missing: cs336_2026.compute_policy_gradient_loss(
+                    ONES[:, 0], ONES, kind, **{**OF_2026, missing: None}
+                ),
+                f"{missing}=None: '{kind}'",
+            )
+            for kind, missing in [
+                ("noclip", "old_log_probs"), ("grpo", "cliprange"), ("gspo", "response_mask"), ("gspo", "cliprange"),
+            ]
+        ),
+        (lambda: cs336_2025.compute_policy_gradient_loss(ONES, "ppo", **OF_2025), "choose one of"),
+        (lambda: cs336_2026.compute_policy_gradient_loss(ONES[:, 0], ONES, "ppo", **OF_2026), "choose one of"),
+        (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "constant"), "normalization_constant=None"),
+        (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "token"), "choose one of"),
+        (lambda: cs336_2026.compute_group_normalized_rewards(torch.ones(3), 2), "group_size=2"),
+        (lambda: cs336_2026.compute_rollout_rewards(contains_truth, ["a"] * 3, ["b"] * 2), "3 responses and 2 ground"),
+        (
+            lambda: cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS[:2], word_tokenizer()),
+            "3 prompts and 2 outputs",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_does_not_fit_is_named(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+def test_the_unclipped_loss_of_2025_and_the_metadata_of_both_years():
+    old, advantages = ONES - torch.tensor([[0.5, -0.5, 0.0]]), torch.tensor([[2.0], [-1.0]])
+    given = {"advantages": advantages, "old_log_probs": old}
+    loss, _ = cs336_2025.compute_policy_gradient_loss(ONES, "grpo_no_clip", **given)
+    torch.testing.assert_close(loss, -advantages * (ONES - old).exp())
+    _, clipped = cs336_2025.compute_grpo_clip_loss(advantages, ONES, old, 0.2)
+    assert clipped["clipped"].tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    rewards, means = cs336_2026.compute_rollout_rewards(contains_truth, ["a b", "c"], ["a", "a"])
+    assert (rewards.tolist(), means["mean_reward"], means["mean_format_reward"]) == ([1.0, 0.0], 0.5, 1.0)
+
+
+def test_pku_homework_has_the_same_functions():
+    assert pku_hw3.__all__ == cs336_2025.__all__
+    assert all(getattr(pku_hw3, name) is getattr(cs336_2025, name) for name in pku_hw3.__all__)
+
+
+ASKED = ["what is two plus three ?"] * 2 + ["so is four plus two six ?"] * 2 + ["what ?"] * 2
+ANSWERED = ["five .", "so four plus two is six . <eos>", ". <eos>", "so", "two two", "six five four ."]
+TRUTHS = ["five", "five", "so", "so", "none", "none"]
+REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]  # the last group has no variance
+OPTIONS = {
+    "standard": {},
+    "dr_grpo": {"advantage_normalizer": "none", "loss_normalization": "constant", "normalization_constant": 60},
+    "rft": {"baseline": "none", "advantage_normalizer": "none"},
+    "maxrl": {"advantage_normalizer": "mean", "advantage_eps": 0.1},
+    "noclip": {"importance_reweighting_method": "noclip"},
+    "grpo": {"importance_reweighting_method": "grpo", "cliprange": 0.1},
+    "gspo": {"importance_reweighting_method": "gspo", "cliprange": 0.02},
+}
+
+
+def old_log_probs():
+    """Log-probs of a slightly different model, as wide as the whole batch."""
+    batch = cs336_2026.tokenize_prompt_and_output(ASKED, ANSWERED, word_tokenizer())
+    with torch.no_grad():
+        return cs336_2026.get_response_log_probs(tiny_model(seed=1), batch["input_ids"], batch["labels"])["log_probs"]
+
+
+def train_step(name, accumulation, max_grad_norm=None, responses=ANSWERED):
+    """One step with plain SGD; returns the model, the loss and the metadata."""
+    model = tiny_model()
+    options = dict(OPTIONS[name])
+    if "importance_reweighting_method" in options:
+        options["old_log_probs"] = old_log_probs()
+    loss, metadata = cs336_2026.grpo_train_step(
+        model, word_tokenizer(), torch.optim.SGD(model.parameters(), lr=0.5), accumulation, max_grad_norm,
+        contains_truth, ASKED, responses, TRUTHS, group_size=2, **options,
+    )  # fmt: skip
+    return model, loss, metadata
+
+
+def reference_step(name):
+    """The same loss and gradient from the whole batch at once, no row skipped, written out."""
+    options = {"baseline": "mean", "advantage_normalizer": "std", "advantage_eps": 1e-6, **OPTIONS[name]}
+    model, method = tiny_model(), options.get("importance_reweighting_method", "none")
+    batch = cs336_2026.tokenize_prompt_and_output(ASKED, ANSWERED, word_tokenizer())
+    logits = model(batch["input_ids"]).logits
+    log_probs = logits.log_softmax(-1).gather(-1, batch["labels"][..., None])[..., 0]
+    groups = torch.tensor(REWARDS).reshape(3, 2)
+    mean = groups.mean(-1, keepdim=True)
+    divisor = {"std": groups.std(-1, keepdim=True), "mean": mean, "none": None}[options["advantage_normalizer"]]
+    advantages = groups - mean if options["baseline"] == "mean" else groups
+    advantages = advantages if divisor is None else advantages / (divisor + options["advantage_eps"])
+    advantages, mask = advantages.reshape(6, 1), batch["response_mask"]
+    if method == "none":
+        loss = -advantages * log_probs
+    else:
+        gap = log_probs - old_log_probs()
+        if method == "gspo":
+            gap = ((gap * mask).sum(-1) / mask.sum(-1))[:, None].expand_as(gap)
+        clip = options.get("cliprange", 1e9)
+        loss = -torch.minimum(gap.exp() * advantages, gap.exp().clamp(1 - clip, 1 + clip) * advantages)
+    rows = (loss * mask).sum(-1)
+    if options.get("loss_normalization") == "constant":
+        total = rows.sum() / options["normalization_constant"]
+    else:
+        total = (rows / mask.sum(-1)).mean()
+    total.backward()
+    return model, total.detach()
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_train_step_equals_the_whole_batch_at_once_for_any_accumulation(name, accumulation):
+    expected_model, expected_loss = reference_step(name)
+    model, loss, metadata = train_step(name, accumulation)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in expected_model.parameters()))
+    assert metadata["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert norm > 0.01
+    for after, before in zip(model.parameters(), expected_model.parameters(), strict=True):
+        torch.testing.assert_close(after, before - 0.5 * before.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_train_step_clips_the_whole_gradient_before_the_step_and_leaves_none_behind():
+    model, _, metadata = train_step("standard", accumulation=3, max_grad_norm=0.01)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
+    moved = math.sqrt(sum((after - before).square().sum().item() for after, before in squares))
+    assert moved == pytest.approx(0.5 * 0.01, rel=1e-2)
+    assert metadata["grad_norm"] > 0.01  # reported as it was before the clip
+
+
+def test_train_step_reports_what_the_handout_asks_for():
+    _, loss, metadata = train_step("grpo", accumulation=2)
+    assert metadata["loss"] == pytest.approx(loss.item())
+    assert metadata["mean_reward"] == pytest.approx(2 / 6)
+    assert metadata["nonzero_advantage_share"] == pytest.approx(4 / 6)
+    assert 0 < metadata["token_entropy"] <= math.log(14) + 1e-6
+    assert 0 < metadata["clipped"] < 1
+    assert 0.5 < metadata["ratio"] < 2
+
+
+def test_train_step_without_any_learning_signal_changes_nothing():
+    model, loss, metadata = train_step("standard", accumulation=2, responses=["."] * 6)
+    assert (loss.item(), metadata["grad_norm"]) == (0.0, 0.0)
+    for after, before in zip(model.parameters(), tiny_model().parameters(), strict=True):
+        assert torch.equal(after, before)
