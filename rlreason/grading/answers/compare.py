@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlreason.grading.answers import lexer, structures, vocabulary
-from rlreason.grading.answers.equality import as_reals, counts, order, points, ratio, same
-from rlreason.grading.answers.evaluate import Calculator, UndefinedError, exact, precision
+from rlreason.grading.answers.equality import as_reals, order, ratio, same
+from rlreason.grading.answers.evaluate import UndefinedError, exact
 from rlreason.grading.answers.lexer import RefusedError, UnreadableError, clean, plain
 from rlreason.grading.answers.parser import Node, number, symbols
 from rlreason.grading.answers.values import (
@@ -194,15 +194,10 @@ def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bo
 def _sets_of_reals(answer: Value, reference: Value) -> bool:
     first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
-        return (
-            vocabulary.agree(first.name, second.name)
-            and len(first.pieces) == len(second.pieces)
-            and all(
-                order(a.node, b.node) == 0 and a.closed == b.closed
-                for piece, other in zip(first.pieces, second.pieces, strict=True)
-                for a, b in zip(piece, other, strict=True)
-            )
-        )
+        if not vocabulary.agree(first.name, second.name) or len(first.points) != len(second.points):
+            return False
+        same_points = all(order(a, b) == 0 for a, b in zip(first.points, second.points, strict=True))
+        return same_points and first.inside == second.inside
     match answer, reference:
         case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
             return any(
@@ -359,59 +354,3 @@ def _quick(match: re.Match[str]) -> Fraction:
 
 def _verdict(equal: bool, path: str) -> Decision:
     return Decision("correct" if equal else "wrong", path)
-
-
-SLACK = 1e-9  # relative; numbers closer than this are left to the rules
-NOTHING = 1e-30  # relative to the largest term of a sum: anything smaller may be rounding
-
-
-class Sketch(NamedTuple):
-    """A summary of an answer, for a quick comparison."""
-
-    spelled: str  # equal ones are the same answer, whatever their value
-    plain_number: bool  # two of these have their own quick comparison
-    names: tuple[str, ...]  # of its symbols
-    unit: str
-    value: complex  # at the first of the fixed points for its symbols
-    floor: float  # a value below it may be zero
-
-
-@lru_cache(maxsize=8192)
-def sketch(text: str) -> Sketch | None:
-    """Return the sketch of an answer; None where it has none, such as a tuple, an equation or words."""
-    text = text.strip()
-    if not text or len(text) > MAX_CHARS:
-        return None
-    cleaned = clean(text)
-    read = value_of(cleaned) if cleaned else None
-    if not isinstance(read, Quantity) or read.percent or counts(read.node):
-        return None
-    names = tuple(sorted(symbols(read.node)))
-    try:
-        evaluator = Calculator(points(list(names))[0] if names else {}, precision(read.node))
-        approximated: Any = evaluator.approximate(read.node)
-        if names and evaluator.left_the_reals:
-            return None
-        value, floor = complex(approximated), float(evaluator.largest) * NOTHING
-    except (UndefinedError, RefusedError, OverflowError, ArithmeticError, ValueError, TypeError):
-        return None
-    if not abs(value) < float("inf"):
-        return None
-    return Sketch(plain(cleaned), _QUICK.fullmatch(text) is not None, names, read.unit, value, floor)
-
-
-def apart(first: Sketch | None, second: Sketch | None, rel_tol: float) -> bool:
-    """Whether two answers surely differ; `rel_tol`: see `ComparisonSettings`.
-
-    >>> one, other, same = map(sketch, (r"\\frac{1}{3}", "0.5", r"\\frac{2}{6}"))
-    >>> apart(one, other, 1e-3), apart(one, same, 1e-3)
-    (True, False)
-    """
-    if first is None or second is None or first.names != second.names or first.unit != second.unit:
-        return False
-    if first.spelled == second.spelled or (first.plain_number and second.plain_number):
-        return False
-    largest = max(abs(first.value), abs(second.value))
-    if not largest > max(first.floor, second.floor):
-        return False
-    return abs(first.value - second.value) > (2 * rel_tol + SLACK) * largest
