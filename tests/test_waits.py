@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.errors import WaitError
 from rlreason.grading import Grader
 from rlreason.runtime.files import holder
 from rlreason.training.preflight import unusable
