@@ -101,7 +101,7 @@ def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
     finished(tmp_path / "learning_rate=1,seed=0", 0.6)
     finished(tmp_path / "learning_rate=1,seed=1", None, status="diverged:weights", reason="no numbers")
     state = new_state(grid, 1, "processes", "", [])
-    text = closing(state, tmp_path)
+    text = closing(state, tmp_path, {})
     assert " 0.300 " in text
     assert "diverged:weights (no numbers; without a figure of its own, it counts as accuracy 0)" in text
     assert state.code == 0
@@ -144,13 +144,13 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
 
     low, high = [run("1e-4", 0, 0.5), run("1e-4", 1, 0.6)], [run("1e-3", 0, 0.8), run("1e-3", 1, None, "failed", "x")]
     state = state_of(*low, *high, run("1", 0, None, "waiting"), reference={"lr": "1e-4"})
-    head, first, second, third = settings_table(state).splitlines()
+    head, first, second, third = settings_table(state, {}).splitlines()
     assert head.split() == ["lr", "seeds", "accuracy", "95%,", "over", "seeds", "length", "status"]
     assert first.split() == ["1e-3", "1", "of", "2", "0.800", "-", "8.0", "1", "finished,", "1", "failed"]
     assert second.split()[:3] == ["1e-4", "2", "0.550"]
     assert second.endswith("finished (reference)")
     assert third.split() == ["1", "0", "of", "1", "-", "-", "8.0", "waiting"]
-    text = closing(state, Path("nowhere"))
+    text = closing(state, Path("nowhere"), {})
     assert "! lr=1e-3,seed=1: failed (x)" in text
     assert "left: 2 of 5 runs; type the sweep again" in text
     assert "a setting with one seed has no interval over seeds" in text
@@ -159,7 +159,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     (tmp_path / "lr=1e-3,seed=0/compliance.md").write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
     card = tmp_path / "lr=1e-3,seed=0/compliance.md"
     said = f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}"
-    assert closing(state, tmp_path).endswith(said)
+    assert closing(state, tmp_path, {}).endswith(said)
     alone = state_of(run("1", 0, 0.5), run("2", 0, 0.6))
     alone.runs[0].shared_machine = True
     text = closing(alone, Path("nowhere"), {run.key: JudgedSetting((0.6, 0.5, 0.7), "better") for run in alone.runs})

@@ -5,7 +5,6 @@ Equal pairs are graded once; failures of the workers are logged, and `grading_me
 
 import hashlib
 import json
-import math
 import os
 import statistics
 import threading
@@ -53,7 +52,7 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
         if isinstance(member, str):
             texts.append(member)
         elif isinstance(member, int | float) and not isinstance(member, bool):
-            if math.isnan(member):
+            if member != member:  # not a number
                 return None
             try:
                 texts.append(str(member))
