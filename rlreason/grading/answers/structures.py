@@ -3,6 +3,7 @@
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from itertools import pairwise
 
@@ -68,7 +69,10 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
         values = [inner(piece) for piece in rest]
         if not occurs_in(pieces[at], values[-1]):
             check_chain(values)
-            return Equation(label, values[-1], _gap(pieces[at], rest[-1]) if len(pieces) == 2 else None)
+            gap = None
+            with suppress(UnreadableError):
+                gap = minus(parse(pieces[at]), parse(rest[-1])) if len(pieces) == 2 else None
+            return Equation(label, values[-1], gap)
     values = [inner(piece) for piece in pieces]
     if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
         check_chain(values)
@@ -97,13 +101,6 @@ def check_chain(values: Sequence[Value]) -> None:
     for value in values[:-1]:
         if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
             raise UnreadableError("a chain of values that are not equal")
-
-
-def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
-    try:
-        return minus(parse(left), parse(right))
-    except UnreadableError:
-        return None
 
 
 def minus(left: Node, right: Node) -> Node:
