@@ -266,7 +266,7 @@ def _outside(value: Inequality) -> Reals | None:
     ]
     if sides[0] is None or sides[1] is None or symbols(gap.args[0]):
         return None
-    return combined(*sides, operator.or_)
+    return combined(sides[0], sides[1], operator.or_)
 
 
 def _without_bars(gaps: Sequence[tuple[Node, bool]]) -> list[tuple[Node, bool]]:

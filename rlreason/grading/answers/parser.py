@@ -99,14 +99,16 @@ class ExpressionParser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise RefusedError("nested deeper than 25")
-        node, sign = None, self.sign(*_SIGNS) or "+"
-        while sign:
-            term, op = self.product(), _SIGNS[sign]
-            term = Node(op, (term,)) if op else term
-            node = Node("add", (node, term)) if node else term
-            sign = self.sign(*_SIGNS)
+        node = self.term(self.sign(*_SIGNS))
+        while sign := self.sign(*_SIGNS):
+            node = Node("add", (node, self.term(sign)))
         self.depth -= 1
         return node
+
+    def term(self, sign: str | None) -> Node:
+        """A product with the sign that was taken before it."""
+        node, op = self.product(), _SIGNS.get(sign or "+")
+        return Node(op, (node,)) if op else node
 
     def product(self) -> Node:
         """Factors joined by signs or side by side, from left to right: `1/2x` is `(1/2)x`."""
