@@ -1,36 +1,32 @@
-"""Slurm's commands as far as submitit uses them, on this machine: `sbatch`, `srun`, `sacct` and `scancel`.
+"""Slurm's commands as far as submitit uses them, on this machine: `sbatch`, `srun` and `sacct`.
 
     python fake_slurm.py COMMAND ARGUMENTS        as the scripts do that `installed` writes
 
-Jobs wait until one of `FAKE_SLURM_NODES` places is free, run in a session of their own, see the GPUs that they asked
-for, and are sent SIGTERM and then SIGKILL when they are cancelled. What is
+Jobs wait until one of two places is free, run in a session of their own, and see the GPUs that they asked for. What is
 known of a job lies in a file of its own.
 """
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-FOLDER, NODES = "FAKE_SLURM", "FAKE_SLURM_NODES"
-GRACE_S = 20.0  # between SIGTERM and SIGKILL
+FOLDER, NODES = "FAKE_SLURM", 2
 PARTITIONS = ("course",)
 
 
-def installed(place: Path, nodes: int = 2) -> dict[str, str]:
+def installed(place: Path) -> dict[str, str]:
     """Make the commands in a folder; the environment in which they are found."""
     (place / "bin").mkdir(parents=True)
     (place / "jobs").mkdir()
-    for name in ("sbatch", "srun", "sacct", "scancel"):
+    for name in ("sbatch", "srun", "sacct"):
         path = place / "bin" / name
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" {name} "$@"\n')
         path.chmod(0o755)
-    return {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", FOLDER: str(place), NODES: str(nodes)}
+    return {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", FOLDER: str(place)}
 
 
 def jobs() -> Path:
@@ -47,7 +43,7 @@ def sbatch(script: str) -> None:
     tasks = range(1 + int(given["array"].split("%")[0].split("-")[1])) if "array" in given else [None]
     names = [str(number) if task is None else f"{number}_{task}" for task in tasks]
     for name in names:
-        (jobs() / f"{name}.job").write_text(json.dumps({"state": "PENDING", "given": given}))
+        (jobs() / f"{name}.job").write_text("PENDING")
     argv = [sys.executable, __file__, "node", script, given.get("gpus-per-node", "0"), *names]
     quiet = subprocess.DEVNULL
     subprocess.Popen(argv, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
@@ -58,12 +54,10 @@ def node(script: str, gpus: str, *names: str) -> None:
     """Run jobs as places become free, until all have ended."""
     waiting, running = list(names), {}
     while waiting or running:
-        waiting = [name for name in waiting if (jobs() / f"{name}.job").exists()]  # the others were cancelled
-        while waiting and len(running) < int(os.environ[NODES]):
+        while waiting and len(running) < NODES:
             name = waiting.pop(0)
-            path = jobs() / f"{name}.job"
-            running[name] = process = _started(script, gpus, name)
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"state": "RUNNING", "pid": process.pid}))
+            running[name] = _started(script, gpus, name)
+            (jobs() / f"{name}.job").write_text("RUNNING")
         for name, process in list(running.items()):
             if process.poll() is not None:
                 del running[name]
@@ -101,24 +95,8 @@ def sacct(*_: str) -> None:
     """Name all jobs with their states."""
     print("JobID|State|NodeList")
     for path in sorted(jobs().iterdir()):
-        with suppress(OSError, ValueError):
-            state = {".done": "COMPLETED", ".cancelled": "CANCELLED"}.get(path.suffix)
-            print(path.stem, state or json.loads(path.read_text())["state"], "here", sep="|")
-
-
-def scancel(*names: str) -> None:
-    """Take jobs off the queue, and end those under way."""
-    for name in names:
-        with suppress(OSError, ValueError):
-            told = json.loads((jobs() / f"{name}.job").read_text())
-            if told["state"] == "PENDING":
-                (jobs() / f"{name}.job").rename(jobs() / f"{name}.cancelled")
-            elif not os.fork():
-                os.setsid()
-                for number in (signal.SIGTERM, signal.SIGKILL):
-                    os.killpg(told["pid"], number)
-                    time.sleep(GRACE_S)
-                os._exit(0)
+        with suppress(OSError):
+            print(path.stem, "COMPLETED" if path.suffix == ".done" else path.read_text(), "here", sep="|")
 
 
 if __name__ == "__main__":

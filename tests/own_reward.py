@@ -26,6 +26,21 @@ def partial_credit(response: str, gold: str) -> float:
     return 1.0 if response == gold else 0.1
 
 
+def by_length(response: str, gold: str) -> object:
+    """Right where both are as long; fails in every way on request."""
+    if response == "hang":
+        while True:
+            pass
+    if response == "raise":
+        raise RuntimeError("no")
+    if response == "exit":
+        os._exit(3)
+    if response == "memory":
+        return len(bytearray(10**10))
+    values = {"None": None, "nan": float("nan"), "text": "1.0", "dict": {"reward": 0.5}}
+    return values.get(response, len(response) == len(gold))
+
+
 def breaks_its_folder(response: str, truth: str) -> float:
     """A reward of a run that fails in the middle: it takes the place of the folder for responses."""
     folder = Path(os.environ["FOLDER_TO_BREAK"])

@@ -12,8 +12,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
-from rlreason.sweeps.state import DOMINATED, SweepState, read_state, write_state
-from tests.sweep_folders import PROTOCOL, Answers, answers, sweep
+from rlreason.sweeps.state import DOMINATED, SweepState, new_state, read_state, write_state
+from tests.sweep_folders import PROTOCOL, Answers, answers, designed, sweep
 
 LR = {"learning_rate": "1e-4"}
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -26,6 +26,12 @@ def by_chance(value: str, seed: int) -> list[bool]:
 def rates(folder: Path, of: Answers = by_chance, **more: Any) -> SweepState:
     """A sweep over learning rates whose runs have all ended."""
     return sweep(folder, "learning_rate", list(CHANCE), of, **{"reference": LR, **more})
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        carry(folder)
+    return str(caught.value)
 
 
 def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
@@ -45,56 +51,33 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
     rates(tmp_path / "tiny")
     words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
     asked = check_command_line([*words, "seed=0,1"], note=str)
-    assert asked.design is not None
     assert "learning_rate=1e-3" in asked.design.runs[0].overrides
     with pytest.raises(ConfigError) as caught:
         check_command_line([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
-    said = str(caught.value)
-    assert f"local ({tmp_path})" in said
-    assert "(learning_rate=1e-3)" in said
+    assert f"local ({tmp_path})" in str(caught.value)
+    assert "(learning_rate=1e-3)" in str(caught.value)
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
+    sweep(tmp_path / "s", "loss", ["a", "b"], lambda v, s: answers(s + 50 * (v == "b"), 0.5), reference={"loss": "a"})
+    rates(tmp_path / "best", reference={"learning_rate": "1e-3"})
+    rates(tmp_path / "one", seeds=(0,))
 
-    def of(value: str, seed: int) -> list[bool]:
-        return answers(seed + 50 * (value == "b"), 0.5)
+    def apart(value: str, seed: int) -> list[bool]:  # b is right on every problem kept apart and on none of the others
+        halves = [half_of(f"What is {k} + 1?") for k in range(120)]
+        assert set(halves) == {CHOOSING, COMPARING}
+        return [k % 3 == seed % 3 if value == "a" else half == COMPARING for k, half in enumerate(halves)]
 
-    sweep(tmp_path, "loss", ["a", "b"], of, reference={"loss": "a"})
-    found = carry(tmp_path)
-    assert (found.words, found.kept_default) == ([], True)
-    assert "keeps the default loss=a" in found.sentence
-    if found.difference is not None:  # the other one had the larger mean
-        assert "cannot tell" in found.sentence
-        assert "would settle" in found.sentence
-
-
-def test_a_default_that_is_best_stays(tmp_path):
-    rates(tmp_path, reference={"learning_rate": "1e-3"})
-    found = carry(tmp_path)
-    assert found.kept_default
-    assert found.words == []
-    assert "no other setting" in found.sentence
-
-
-def test_one_seed_never_carries(tmp_path):
-    rates(tmp_path, seeds=(0,))
-    found = carry(tmp_path)
-    assert (found.words, found.kept_default) == ([], True)
-    assert "these two trained models" in found.sentence
-    assert "seeds would settle" in found.sentence
-
-
-def test_the_half_that_chooses_is_the_only_one_that_decides(tmp_path):
-    """b is right on every problem kept apart and on none of the others."""
-
-    def of(value: str, seed: int) -> list[bool]:
-        if value == "a":
-            return [k % 3 == seed % 3 for k in range(120)]
-        return [half_of(f"What is {k} + 1?") == COMPARING for k in range(120)]
-
-    sweep(tmp_path, "loss", ["a", "b"], of, reference={"loss": "a"})
-    assert carry(tmp_path).kept_default
-    assert {half_of(f"What is {k} + 1?") for k in range(120)} == {CHOOSING, COMPARING}
+    sweep(tmp_path / "halves", "loss", ["a", "b"], apart, reference={"loss": "a"})
+    for name, words in (
+        ("s", ["keeps the default loss=a"]),
+        ("best", ["no other setting"]),
+        ("one", ["these two trained models", "seeds would settle"]),
+        ("halves", []),
+    ):
+        found = carry(tmp_path / name)
+        assert (found.words, found.kept_default) == ([], True), name
+        assert all(word in found.sentence for word in words), name
 
 
 def test_a_diverged_run_counts_as_wrong_on_every_problem(tmp_path):
@@ -116,53 +99,56 @@ def test_the_final_evaluation_of_a_run_that_an_evaluation_ended_is_the_whole_one
     assert carry(tmp_path).kept_default
 
 
-def test_a_sweep_that_is_not_whole_is_refused_by_the_names_of_its_runs(tmp_path):
-    state = rates(tmp_path)
-    (tmp_path / "learning_rate=1e-3,seed=1" / "summary.json").unlink()
+def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
+    state = rates(tmp_path / "unfinished")
+    failed = tmp_path / "unfinished/learning_rate=1e-3,seed=1"
+    (failed / "summary.json").unlink()
+    (failed / "status.json").write_text(json.dumps({"status": "failed", "reason": "exit code 1", "time": "now"}))
     state.runs[5].status, state.runs[5].reason = "failed", "exit code 1"
-    (tmp_path / "learning_rate=1e-3,seed=1" / "status.json").write_text(
-        json.dumps({"status": "failed", "reason": "exit code 1", "time": "now"})
-    )
-    write_state(tmp_path, state)
-    with pytest.raises(ConfigError, match=r"1 of its 12 runs .*learning_rate=1e-3,seed=1: failed"):
-        carry(tmp_path)
-
-
-def test_a_sweep_without_a_reference_is_refused_with_the_cure(tmp_path):
-    rates(tmp_path, reference=None)
-    with pytest.raises(ConfigError, match=r"`reference: \[key=value\]`"):
-        carry(tmp_path)
-    other = tmp_path / "other"
-    sweep(other, "learning_rate", ["1e-3", "1e-2"], by_chance, reference=LR)
-    with pytest.raises(ConfigError, match="reference learning_rate=1e-4"):
-        carry(other)
-
-
-def test_settings_that_were_measured_otherwise_are_refused(tmp_path):
-    cooler = PROTOCOL | {"sampling.temperature": 0.5, "hash": "bb"}
-    rates(tmp_path / "lr", protocols={"1e-3": cooler})
-    with pytest.raises(ConfigError, match=r"sampling.temperature: 1.0 and 0.5"):
-        carry(tmp_path / "lr")
-    hot = {"eval.sampling.temperature": "1e-4"}
-    sweep(
-        tmp_path / "t", "eval.sampling.temperature", list(CHANCE), by_chance, reference=hot, protocols={"1e-3": cooler}
-    )
+    write_state(tmp_path / "unfinished", state)
+    rates(tmp_path / "none", reference=None)
+    sweep(tmp_path / "other", "learning_rate", ["1e-3", "1e-2"], by_chance, reference=LR)
+    rates(tmp_path / "problems", lambda v, s: by_chance(v, s)[: 200 - (v == "1e-3")])
+    cooler = {"1e-3": PROTOCOL | {"sampling.temperature": 0.5, "hash": "bb"}}
+    rates(tmp_path / "cooler", protocols=cooler)
+    for name, says in (
+        ("unfinished", "1 of its 12 runs did not come to their end (learning_rate=1e-3,seed=1: failed"),
+        ("none", "`reference: [key=value]`"),
+        ("other", "reference learning_rate=1e-4"),
+        ("problems", "(p199)"),
+        ("cooler", "sampling.temperature: 1.0 and 0.5"),
+    ):
+        assert says in refusal(tmp_path / name)
+    hot = "eval.sampling.temperature"
+    sweep(tmp_path / "t", hot, list(CHANCE), by_chance, reference={hot: "1e-4"}, protocols=cooler)
     assert "sampling.temperature on purpose" in carry(tmp_path / "t").sentence
     assert purposes(["eval.prompt.stop", "prompt"]) == ("prompt", "chat.", "reward", "stop")
 
 
-def test_other_problems_are_refused(tmp_path):
-    rates(tmp_path, lambda v, s: by_chance(v, s)[: 200 - (v == "1e-3")])
-    with pytest.raises(ConfigError, match=r"\(p199\)"):
-        carry(tmp_path)
+def test_runs_that_the_clock_ended_side_by_side_are_not_compared(tmp_path):
+    state = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
+    for run in state.runs:
+        run.shared_machine = True
+    write_state(tmp_path, state)
+    carry(tmp_path)  # every step was done: nothing depends on the clock
+    for run in state.runs:
+        summary = tmp_path / run.name / "summary.json"
+        by_clock = {"status": "budget", "reason": "budget.hours=1: 0 s are left"}
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | by_clock))
+    assert "budget.hours" in refusal(tmp_path)
 
 
-def test_a_name_that_no_sweep_has_is_answered_with_the_nearest(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/sweeps/grpo_baselines").mkdir(parents=True)
-    assert sweep_folder("grpo_baselines").is_dir()
-    with pytest.raises(ConfigError, match=r"carry=grpo_baseline .*carry=grpo_baselines"):
-        sweep_folder("grpo_baseline")
+def test_other_seeds_typed_later_leave_those_before_in_the_state(tmp_path):
+    before = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
+    before.runs[0].shared_machine = True
+    write_state(tmp_path, before)
+    grid = designed("learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}")
+    now = new_state(grid, 1, "processes", "", [])
+    assert {run.seed for run in now.runs} == {0, 1, 2, 3, 4, 5}
+    assert next(run for run in now.runs if run.name == before.runs[0].name).shared_machine
+    assert {run.status for run in now.runs if run.seed < 4} == {"finished"}
+    write_state(tmp_path, now)
+    assert len(read_state(tmp_path).runs) == 12
 
 
 def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_another(tmp_path, monkeypatch):
@@ -175,12 +161,15 @@ def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_anoth
         write_state(place / name, state)
     for run in (place / "mine").glob("*seed=*"):
         (run / "config.yaml").write_text("algorithm: grpo\nmodel: {name: big, path: null}\ndata: {name: math}\n")
-    found = {of: sweep_folder("grpo_learning_rate", *of).name for of in (("tiny", "stories_long"), ("big", "math"))}
-    assert list(found.values()) == ["grpo_learning_rate,experiment=x", "mine"]
+    tiny, big = ("tiny", "stories_long"), ("big", "math")
+    assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate,experiment=x"
+    assert sweep_folder("grpo_learning_rate", *big).name == "mine"
     sweep(place / "grpo_learning_rate", "learning_rate", ["1e-4"], by_chance, reference=LR)
-    assert sweep_folder("grpo_learning_rate", "big", "math").name == "mine"
-    assert sweep_folder("grpo_learning_rate", "tiny", "stories_long").name == "grpo_learning_rate"
+    assert sweep_folder("grpo_learning_rate", *big).name == "mine"
+    assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate"
     assert sweep_folder("typed").name == "typed"
+    with pytest.raises(ConfigError, match=r"carry=grpo_learning_rat .*carry=grpo_learning_rate"):
+        sweep_folder("grpo_learning_rat")
 
 
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
@@ -208,12 +197,10 @@ def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
 
 
 def test_settings_that_cannot_be_compared_stop_nothing_and_say_so(tmp_path):
-    said: list[str] = []
-    stops = {"1e-2": PROTOCOL | {"stop": ["x"]}}
-    rates(tmp_path, protocols=stops)
-    assert not why_dominated(tmp_path / "learning_rate=1e-2,seed=3", said.append)
-    assert len(said) == 1
-    assert "stops nothing" in said[0]
+    messages: list[str] = []
+    rates(tmp_path, protocols={"1e-2": PROTOCOL | {"stop": ["x"]}})
+    assert not why_dominated(tmp_path / "learning_rate=1e-2,seed=3", messages.append)
+    assert ["stops nothing" in one for one in messages] == [True]
 
 
 @pytest.mark.long

@@ -1,22 +1,29 @@
-"""The grader as its callers see it: formats, golds, batches, metrics."""
+"""The grader as its callers see it: formats, ground truths, settings, batches, metrics, and rewards of one's own."""
 
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
+from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import verdicts
-from verdicts import FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, labelled_pairs, tagged
+from verdicts import EXTRACTED, FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, TOLERATED, labelled_pairs, tagged
 
+from rlreason.config.groups import GradingConfig
+from rlreason.errors import ConfigError
 from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
-from rlreason.grading.formats import boxed
+from rlreason.grading.answers.evaluate import Calculator
+from rlreason.grading.answers.lexer import tokens
+from rlreason.grading.answers.parser import Node, parse
+from rlreason.grading.formats import FORMATS, boxed
 from rlreason.grading.grader import GRADER_VERSION, grading_metrics, grading_warnings
+from rlreason.runtime.plugins import NAMED_REWARDS
+from rlreason.types import Grade
 from tests.waiting import patient
 
 
@@ -26,24 +33,21 @@ def grader():
         yield shared
 
 
-def test_there_are_enough_labelled_pairs_of_both_kinds_in_every_class():
+def test_every_labelled_pair_is_graded_as_labelled(grader):
     rows = labelled_pairs()
-    assert len(rows) >= 400
-    assert len({(answer, gold) for _, _, answer, gold in rows}) == len(rows)
+    assert len({row[2:] for row in rows}) == len(rows) >= 400
     for section in {row[0] for row in rows}:
         assert {label for name, label, *_ in rows if name == section} == {True, False}, section
-
-
-@pytest.mark.parametrize("section", sorted({row[0] for row in labelled_pairs()}))
-def test_every_labelled_pair_is_graded_as_labelled(grader, section):
-    rows = [row for row in labelled_pairs() if row[0] == section]
     grades = grader.grade_batch([tagged(row[2]) for row in rows], [row[3] for row in rows])
     failed = [
-        (answer, gold, label, grade)
-        for (_, label, answer, gold), grade in zip(rows, grades, strict=True)
-        if (grade.answer == 1.0) != label or grade.outcome in ("error", "timeout")
+        (row, grade)
+        for row, grade in zip(rows, grades, strict=True)
+        if (grade.answer == 1.0) != row[1] or grade.outcome in ("error", "timeout")
     ]
     assert not failed
+    different = [row for row in rows if not row[1]]
+    swapped = grader.grade_batch([tagged(row[3]) for row in different], [row[2] for row in different])
+    assert [row[2:] for row, grade in zip(different, swapped, strict=True) if grade.answer] == []
 
 
 def test_the_recorded_verdicts_are_those_of_this_version_of_the_grader(grader):
@@ -53,6 +57,7 @@ def test_the_recorded_verdicts_are_those_of_this_version_of_the_grader(grader):
     assert now.version == recorded.version, "a new version: run python tests/verdicts.py"
     new = verdicts.unrecorded(recorded, cases)
     assert new == [], "cases without a verdict, which need no new version: run python tests/verdicts.py"
+    assert protocol.grader_version() == f"{GRADER_VERSION}, math-verify {metadata.version('math-verify')}"
 
 
 def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_path):
@@ -61,81 +66,42 @@ def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_pat
     recorded = verdicts.read_record(tmp_path / "verdicts.txt")
     assert verdicts.complaints(recorded, verdicts.Record(3, {old.key: "+", new.key: "-"}), [old, new]) == []
     assert verdicts.unrecorded(recorded, [old, new]) == [new]
-    (told,) = verdicts.complaints(recorded, verdicts.Record(3, {old.key: "-", new.key: "-"}), [old, new])
-    assert "GRADER_VERSION = 4" in told
-    assert told.splitlines()[1:] == ["  + is now -: 'so it is </think> <answer> 38 </answer>', gold '38'"]
+    (message,) = verdicts.complaints(recorded, verdicts.Record(3, {old.key: "-", new.key: "-"}), [old, new])
+    assert "GRADER_VERSION = 4" in message
     assert verdicts.complaints(recorded, verdicts.Record(4, {old.key: "-"}), [old]) == []
     assert verdicts.complaints(recorded, verdicts.Record(2, {old.key: "+"}), [old]) != []
 
 
-def test_a_comment_in_the_grader_leaves_its_version_alone(tmp_path):
-    package = Path(protocol.__file__).parents[1]
-    shutil.copytree(package, tmp_path / "rlreason", ignore=shutil.ignore_patterns("__pycache__", "shipped"))
-    with (tmp_path / "rlreason/grading/answers/compare.py").open("a") as file:
-        file.write("# another comment\n")
-    program = "import rlreason.evaluation.protocol as p; print(p.__file__, p.grader_version(), sep='|')"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
-    )
-    path, version = result.stdout.strip().split("|")
-    assert path.startswith(str(tmp_path))
-    assert version == protocol.grader_version() == f"{GRADER_VERSION}, math-verify {metadata.version('math-verify')}"
-
-
-def test_no_gold_of_the_labelled_pairs_is_accepted_for_a_gold_labelled_different(grader):
-    rows = [row for row in labelled_pairs() if not row[1]]
-    swapped = grader.grade_batch([tagged(gold) for *_, gold in rows], [answer for _, _, answer, _ in rows])
-    # A list of values may be right for one of them only as a whole, so a wrong pair stays wrong when swapped.
-    assert [row[2:] for row, grade in zip(rows, swapped, strict=True) if grade.answer] == []
-
-
-@pytest.mark.parametrize(("response", "formatted", "right"), R1_ZERO_FORMAT)
-def test_r1_zero_format(response, formatted, right):
-    rewards = r1_zero_reward_fn(response, "38")
-    assert rewards == {"format_reward": formatted, "answer_reward": right, "reward": right}
-
-
-@pytest.mark.parametrize(("response", "formatted", "right"), QUESTION_ONLY_FORMAT)
-def test_question_only_format(response, formatted, right):
-    rewards = question_only_reward_fn(response, "38")
-    assert rewards == {"format_reward": formatted, "answer_reward": right, "reward": right}
-
-
-def test_printed_braces_do_not_close_a_box():
-    assert boxed(r"\boxed{\{1,2\}}") == r"\{1,2\}"
+@pytest.mark.parametrize(
+    ("reward", "cases"), [(r1_zero_reward_fn, R1_ZERO_FORMAT), (question_only_reward_fn, QUESTION_ONLY_FORMAT)]
+)
+def test_formats(reward, cases):
+    for response, formatted, right in cases:
+        expected = {"format_reward": formatted, "answer_reward": right, "reward": right}
+        assert reward(response, "38") == expected, response
+    assert boxed(r"\boxed{\{1,2\}}") == r"\{1,2\}"  # printed braces close no box
     assert boxed(r"\boxed{\left\{ x \right.}") == r"\left\{ x \right."
 
 
-@pytest.mark.parametrize("gold", ["38", 38, 38.0, ["37", "38"], ["37", 38], [None, "38"], r"\boxed{38}"])
-def test_golds_of_every_kind_match(gold):
-    assert r1_zero_reward_fn(tagged("38"), gold)["reward"] == 1.0
-
-
-@pytest.mark.parametrize("gold", [None, (38,), {"a": 38}, [], [None], True, object(), "", "  ", b"38"])
-def test_odd_and_empty_golds_earn_nothing_and_raise_nothing(gold):
-    for answer in ("38", "", str(gold)):
-        assert r1_zero_reward_fn(tagged(answer), gold)["reward"] == 0.0
-
-
-def test_nan_and_infinity_golds_match_only_themselves():
-    assert r1_zero_reward_fn(tagged("38"), math.nan)["reward"] == 0.0
+def test_golds_of_every_kind():
+    for gold in ("38", 38, 38.0, ["37", "38"], ["37", 38], [None, "38"], r"\boxed{38}"):
+        assert r1_zero_reward_fn(tagged("38"), gold)["reward"] == 1.0, gold
+    for gold in (None, (38,), {"a": 38}, [], [None], True, object(), "", "  ", b"38", math.nan, 10**5000):
+        for answer in ("38", "", str(gold) if gold != 10**5000 else "1"):
+            assert r1_zero_reward_fn(tagged(answer), gold)["reward"] == 0.0, gold
     assert r1_zero_reward_fn(tagged(r"\infty"), math.inf)["reward"] == 1.0
     assert r1_zero_reward_fn(tagged(r"-\infty"), math.inf)["reward"] == 0.0
 
 
-def test_batches_keep_order_and_repeats_cost_nothing():
+def test_batches_keep_order_count_repeats_and_unequal_lengths_are_the_callers_mistake():
     with Grader(patient()) as fresh:
         answers = [str(index % 7) for index in range(70)]
         grades = fresh.grade_batch([tagged(answer) for answer in answers], ["3"] * 70)
         assert [grade.reward for grade in grades] == [float(answer == "3") for answer in answers]
         assert grading_metrics(grades)["grading/cache_hit_rate"] == pytest.approx(63 / 70)
         assert grading_metrics(fresh.grade_batch([tagged("3")], ["3"]))["grading/cache_hit_rate"] == 1.0
-
-
-def test_a_batch_of_unequal_lengths_is_the_callers_mistake(grader):
-    with pytest.raises(ValueError, match="2 responses and 1 ground truths"):
-        grader.grade_batch(["a", "b"], ["1"])
+        with pytest.raises(ValueError, match="2 responses and 1 ground truths"):
+            fresh.grade_batch(["a", "b"], ["1"])
 
 
 def test_metrics_count_what_happened():
@@ -143,46 +109,32 @@ def test_metrics_count_what_happened():
         grades = fresh.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
         grades += fresh.grade_batch([tagged("38"), None], [None, "38"])
         metrics = grading_metrics(grades)
-        assert metrics["grading/responses"] == 6
-        assert metrics["grading/format_rate"] == pytest.approx(4 / 6)
-        assert metrics["grading/answer_rate"] == pytest.approx(1 / 6)
-        assert metrics["grading/answer_given_format"] == pytest.approx(1 / 4)
-        assert metrics["grading/refusals"] == 1
-        assert metrics["grading/bad_golds"] == 1
-        assert metrics["grading/bad_responses"] == 1
-        assert metrics["grading/path/text"] == pytest.approx(1 / 6)
-        assert sum(value for name, value in metrics.items() if "/path/" in name) == pytest.approx(1)
-        assert any("no usable ground truth" in warning for warning in grading_warnings(grades))
-        assert (grading_metrics([]), grading_warnings([])) == ({}, [])
-
-
-def test_refusals_are_not_plain_wrong():
-    with Grader(patient()) as fresh:
-        (grade,) = fresh.grade_batch([tagged("9^{9^{9^9}}")], [r"\sqrt2"])
-    assert (grade.outcome, grade.reward, grade.format) == ("refused", 0.0, 1.0)
+    assert (grades[3].outcome, grades[3].reward, grades[3].format) == ("refused", 0.0, 1.0)  # not plain wrong
+    counted = {"responses": 6, "format_rate": 4 / 6, "answer_rate": 1 / 6, "answer_given_format": 1 / 4, "refusals": 1}
+    for name, value in (counted | {"bad_golds": 1, "bad_responses": 1, "path/text": 1 / 6}).items():
+        assert metrics[f"grading/{name}"] == pytest.approx(value), name
+    assert sum(value for name, value in metrics.items() if "/path/" in name) == pytest.approx(1)
+    assert any("no usable ground truth" in warning for warning in grading_warnings(grades))
+    assert (grading_metrics([]), grading_warnings([])) == ({}, [])
 
 
 def test_golds_that_do_not_grade_themselves_right_are_listed(grader):
     assert grader.unearnable(["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
 
 
-def gsm8k() -> list[str]:
+def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
     folder = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
     files = [folder / "train.jsonl", folder / "test.jsonl"]
     if not all(file.is_file() for file in files):
         pytest.skip("no GSM8K here: set RLREASON_GSM8K to a folder with train.jsonl and test.jsonl")
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return [json.loads(line)["answer"].split("####")[1].strip() for line in lines]
-
-
-def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
-    golds = gsm8k()
+    golds = [json.loads(line)["answer"].split("####")[1].strip() for line in lines]
     with Grader(symbolic=False) as fresh:
         assert fresh.unearnable(golds) == []
         others = golds[1:] + golds[:1]
         grades = fresh.grade_batch([tagged(other) for other in others], golds)
-        equal = [float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)]
-        assert [grade.reward == 1.0 for grade in grades] == equal
+    equal = [float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)]
+    assert [grade.reward == 1.0 for grade in grades] == equal
 
 
 def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library():
@@ -199,3 +151,109 @@ def test_importing_the_package_leaves_the_symbolic_library_out():
     program = f"import sys, rlreason.grading; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_extraction_percent_and_tolerance_are_settings():
+    cases = [({"extract": extract}, answer, "38", right) for extract, answer, right in EXTRACTED] + list(TOLERATED)
+    for settings, answer, gold, right in cases:
+        with Grader(GradingConfig(**settings), symbolic=False) as fresh:
+            assert fresh.grade_batch([tagged(answer)], [gold])[0].reward == right, (settings, answer)
+
+
+def test_wrong_settings_and_rewards_are_named():
+    for wrong in ({"extract": "loose"}, {"correct_at": 0}):  # ranges: tests/test_ranges.py
+        with pytest.raises(ConfigError, match=rf"^grading\.{next(iter(wrong))}="):
+            Grader(GradingConfig(**wrong))
+    for reward in ("r1", ":f", "mine:"):
+        with pytest.raises(ConfigError, match=f"^reward={reward} "):
+            Grader(reward=reward)
+    assert tuple(FORMATS) == NAMED_REWARDS  # one table here, its names in the settings
+
+
+def test_what_was_read_says_why_there_is_no_answer():
+    for response, reward, expected in (
+        ("</think> <answer>1</answer> so", "r1_zero", (True, "no answer can be read", "text behind </answer>")),
+        (r"</think> <answer>\boxed{1</answer>", "r1_zero", (True, "no answer can be read", r"\boxed is never closed")),
+        (r"\boxed{1", "question_only", (False, r"\boxed is never closed", "")),
+    ):
+        read = Grader(reward=reward).read(response)
+        assert (read.answer, read.formatted, read.reason, read.detail) == (None, *expected)
+    with pytest.raises(ValueError, match="mine:reward"):
+        Grader(reward="mine:reward").read("1")
+
+
+def test_one_answer_is_read_and_compared_by_the_settings_without_a_worker():
+    sentences = Grader(GradingConfig(extract="last_number", percent=False))
+    assert sentences.read("</think> <answer>She sold 38 clips</answer>").candidates == ("She sold 38 clips", "38")
+    assert sentences.same("She sold 38 clips today", "38")
+    assert not sentences.same("38%", "38")
+    assert Grader().same("38%", "38")
+    assert not Grader().same(r"\int_0^1 x\,dx", "0.5")  # only the symbolic library could tell
+    assert sentences._pool._server is None
+
+
+class Counting(Calculator):
+    visits = 0
+
+    def value(self, node: Node):
+        self.visits += 1
+        return super().value(node)
+
+
+def test_each_node_is_evaluated_once():
+    """The exact evaluator was asked again at every node of the other one: 6,479 times for 80 terms."""
+
+    def nodes(node: Node) -> int:
+        return 1 + sum(map(nodes, node.args))
+
+    for text in (r"\pi", "1/2", r"x^2"):
+        node = parse(tokens("+".join([text] * 80)))
+        for bits in (None, 512):
+            evaluator = Counting({"x": Fraction(7, 3)}, bits)
+            evaluator.value(node)
+            assert evaluator.visits == nodes(node)
+
+
+PLUGGED_IN = [  # response, outcome, path, reward
+    ("ab", "correct", "plugin", 1.0),
+    ("abc", "wrong", "plugin", 0.0),
+    ("hang", "timeout", "plugin", 0.0),
+    ("ab", "correct", "plugin", 1.0),
+    ("raise", "error", "plugin", 0.0),
+    ("exit", "error", "killed", 0.0),
+    ("None", "error", "plugin_value", 0.0),
+    ("nan", "error", "plugin_value", 0.0),
+    ("text", "error", "plugin_value", 0.0),
+    ("dict", "wrong", "plugin", 0.5),
+    ("memory", "error", "killed", 0.0),
+    ("xy", "correct", "plugin", 1.0),
+]
+
+
+def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
+    log = tmp_path / "log" / "incidents.jsonl"
+    with Grader(patient(timeout_s=5.0), "own_reward:by_length", log) as fresh:
+        grades = fresh.grade_batch([response for response, *_ in PLUGGED_IN], ["12"] * len(PLUGGED_IN))
+        assert [(grade.outcome, grade.path, grade.reward) for grade in grades] == [case[1:] for case in PLUGGED_IN]
+        metrics = grading_metrics(grades)
+        assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
+        assert len(fresh.warnings(grades)) == 3
+    statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
+    assert sorted(statuses) == ["error"] * 4 + ["killed", "killed", "timeout"]
+    with Grader(patient(), "own_reward:no_such_function") as fresh:
+        assert fresh.grade_batch(["a"], ["b"])[0].outcome == "error"
+        assert "no_such_function" in fresh.broken
+
+
+def test_partial_credit_is_a_reward_and_no_right_answer():
+    def pays(response: str, gold: str) -> dict[str, float]:
+        return {"reward": float(response), "format_reward": 1.0}
+
+    with Grader(patient(), pays) as whole, Grader(patient(correct_at=0.5), pays) as half:
+        outcomes = [
+            [g.outcome for g in one.grade_batch(["0.1", "0.5", "0.9999999999"], [""] * 3)] for one in (whole, half)
+        ]
+    assert outcomes == [["wrong", "wrong", "correct"], ["wrong", "correct", "correct"]]
+    assert "gives up to 1.5" in whole.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")])[0]
+    assert half.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")]) == []
+    assert "grading.correct_at" in half.warnings([Grade(1.0, 0.4, 0.4, "wrong", "plugin")])[0]

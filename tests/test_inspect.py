@@ -1,4 +1,4 @@
-"""Cases of every category with a guess at why, from evaluations and training runs."""
+"""`rlreason inspect`: cases of every category with a guess at why, and rewards compared with those of now."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,8 @@ from rlreason.grading.grader import RunGrading
 from rlreason.records.reader import RunFolder
 from tests.test_subcommands import subcommand
 
-CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
+CONFIG = "data: {name: gsm8k}\nprompt: {reward: r1_zero}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
+VERIFIER = "rlreason.grading.verifiers.countdown"
 
 #: response -> the first words of the guess, for the ground truth 18
 R1_ZERO = {
@@ -39,7 +40,7 @@ QUESTION_ONLY = {
 }
 
 
-def rows_of(responses, reward, step=0):
+def rows_of(responses, reward="r1_zero", step=0):
     with Grader(reward=reward, symbolic=False) as grader:
         grades = grader.grade_batch(list(responses), ["18"] * len(responses))
     return [
@@ -52,27 +53,52 @@ def rows_of(responses, reward, step=0):
     ]  # fmt: skip
 
 
+def saved_as(response: str, gold: str, reward: float, outcome: str | None = None) -> dict:
+    """A row with the grade that a run saved, right or wrong."""
+    grade = {"reward": reward, "answer_reward": reward, "outcome": outcome or ("correct" if reward else "wrong")}
+    return {"response": response, "gold": gold, "extra": [1, "ü"]} | grade
+
+
 def save(path: Path, rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def shown(capsys, *words) -> str:
+    assert subcommand("inspect", *words) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words, code: int = 2) -> str:
+    assert subcommand("inspect", *words) == code
+    err = capsys.readouterr().err
+    assert len(err.strip().splitlines()) == 1 or code == 3
+    return err
+
+
 @pytest.fixture
 def run(tmp_path):
-    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
-    save(tmp_path / "responses.jsonl", rows_of(R1_ZERO, "r1_zero"))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    save(tmp_path / "responses.jsonl", rows_of(R1_ZERO))
     return tmp_path
 
 
-@pytest.mark.parametrize(("reward", "told"), [("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)])
-def test_the_guess_names_what_is_wrong(reward, told):
-    for row, expected in zip(rows_of(told, reward), told.values(), strict=True):
-        found = reasons_for(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
-        assert str(found[0]).startswith(expected), row["response"]
+def test_the_guess_names_what_is_wrong():
+    for reward, guesses in (("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)):
+        for row, expected in zip(rows_of(guesses, reward), guesses.values(), strict=True):
+            found = reasons_for(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
+            assert str(found[0]).startswith(expected), row["response"]
+    plain, mine = Grader(), Grader(reward="mine:reward")
+    found = list(map(str, reasons_for("I think 18", "18", plain, "unformatted", truncated=True)))
+    assert found[:2] == ["no </think>", "cut at the token limit"]
+    assert found[2].endswith(" 18")
+    assert str(reasons_for("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
+    assert "rules of its own" in str(reasons_for("x", "18", mine, "wrong", False)[0])
+    assert "raised" in str(reasons_for("x", "18", mine, "error", False)[0])
 
 
 @pytest.mark.parametrize(
-    ("grading", "answer", "gold", "told"),
+    ("grading", "answer", "gold", "guess"),
     [
         ({}, "38\\%", "38", "right by the grader's rules of now"),
         ({"percent": False}, "38\\%", "38", "right but for a percent sign (grading.percent=false)"),
@@ -84,107 +110,183 @@ def test_the_guess_names_what_is_wrong(reward, told):
         ({"extract": "last_number"}, "It makes $\\frac{76}{2}$.", "38", "a unit or a sentence around the right answer"),
     ],
 )
-def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, capsys, grading, answer, gold, told):
+def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, capsys, grading, answer, gold, guess):
     (tmp_path / "config.yaml").write_text(json.dumps({"prompt": {"reward": "r1_zero"}, "grading": grading}))
-    (row, *_) = rows_of({f"</think> <answer>{answer}</answer>": ""}, "r1_zero")
+    (row, *_) = rows_of({f"</think> <answer>{answer}</answer>": ""})
     save(tmp_path / "responses.jsonl", [row | {"gold": gold, "outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}])
-    assert subcommand("inspect", tmp_path) == 0
-    out = capsys.readouterr().out
-    assert f"      1  {told}" in out
+    assert f"      1  {guess}" in shown(capsys, tmp_path)
 
 
 def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
-    verifier = "rlreason.grading.verifiers.countdown"
-    for reward, grades in (("r1_zero", f"{verifier}:r1_zero"), ("mine:reward", "mine:reward")):
-        config = {"prompt": {"reward": reward}, "data": {"verifier": verifier}, "grading": {"percent": False}}
+    for reward, grades in (("r1_zero", f"{VERIFIER}:r1_zero"), ("mine:reward", "mine:reward")):
+        config = {"prompt": {"reward": reward}, "data": {"verifier": VERIFIER}, "grading": {"percent": False}}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
         assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(grades, {"percent": False})
 
 
-def test_what_else_is_worth_knowing_comes_behind():
-    plain = Grader()
-    found = list(map(str, reasons_for("I think 18", "18", plain, "unformatted", truncated=True)))
-    assert found[:2] == ["no </think>", "cut at the token limit"]
-    assert found[2].endswith(" 18")
-    assert str(reasons_for("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
-    assert "rules of its own" in str(reasons_for("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
-    assert "raised" in str(reasons_for("x", "18", Grader(reward="mine:reward"), "error", False)[0])
-
-
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):
-    sizes = {"format0": 8, "format1_wrong": 6, "correct": 1, "truncated": 1}
-    for category, size in sizes.items():
-        assert subcommand("inspect", run, "--category", category, "-n", "3") == 0
-        out = capsys.readouterr().out
+    for category, size in {"format0": 8, "format1_wrong": 6, "correct": 1, "truncated": 1}.items():
+        out = shown(capsys, run, "--category", category, "-n", "3")
         assert "15 responses: 1 correct, 6 format1_wrong, 8 format0" in out
         assert out.count("\n--- ") == min(3, size)
         assert f"over all {size} of {category}" in out
-    assert subcommand("inspect", run, "--problem", "p3") == 0
-    out = capsys.readouterr().out
-    assert out.count("\n--- ") == out.count("\n--- 1. p3") == 1
-    subcommand("inspect", run, "--category", "truncated")
-    out = capsys.readouterr().out
     assert "cut at the token limit" in out
-    text = (run / "inspect.md").read_text()
-    assert "| `no </think>` | 1 |" in text
-    assert subcommand("inspect", run, "--markdown", run / "mine.md") == 0
-    assert (run / "mine.md").read_text().count("\n## ") == 10
+    assert "| `no </think>` | 1 |" in (run / "inspect.md").read_text()
+    out = shown(capsys, run, "--problem", "p3", "--markdown", run / "mine.md")
+    assert out.count("\n--- ") == out.count("\n--- 1. p3") == 1
+    assert (run / "mine.md").exists()
 
 
 def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "question_only"))
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("r1_zero", "question_only"))
     rows = rows_of({"\\boxed{17}": "", "\\boxed{18}": "", "none": ""}, "question_only")
     rows[1] |= {"outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}  # as a parser with a fault would have it
     save(tmp_path / "responses.jsonl", rows)
-    assert subcommand("inspect", tmp_path, "--category", "disagree") == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, tmp_path, "--category", "disagree")
     assert "parser suspect" in out
     assert out.count("\n--- ") == 1
 
 
 def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
-    for step in (0, 10):
-        save(tmp_path / f"evals/step_{step:05d}.jsonl", rows_of(R1_ZERO, "r1_zero", step))
-    save(tmp_path / "evals/step_00004_update_00009.jsonl", rows_of(R1_ZERO, "r1_zero", 4))  # between two updates
-    save(tmp_path / "rollouts/step_00003.jsonl", rows_of(R1_ZERO, "r1_zero", 3))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    rows = rows_of(R1_ZERO)
+    # the third is between two updates
+    for file in ("evals/step_00000", "evals/step_00010", "evals/step_00004_update_00009", "rollouts/step_00003"):
+        save(tmp_path / f"{file}.jsonl", rows)
     for words, file in (
         ([], "evals/step_00010.jsonl"),
         (["--step", "0"], "evals/step_00000.jsonl"),
         (["--rollouts"], "rollouts/step_00003.jsonl"),
         (["--step", "3"], "rollouts/step_00003.jsonl"),
     ):
-        assert subcommand("inspect", tmp_path, *words, "-n", "1") == 0
-        assert file in capsys.readouterr().out
-    assert subcommand("inspect", tmp_path, "--step", "7") == 2
-    assert "saved the steps" in capsys.readouterr().err
+        assert file in shown(capsys, tmp_path, *words, "-n", "1")
+    assert "saved the steps" in refused(capsys, tmp_path, "--step", "7")
 
 
 def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
-    save(tmp_path / "responses.unfinished.jsonl", [{"identity": "x"}, *rows_of(R1_ZERO, "r1_zero")[:4]])
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    save(tmp_path / "responses.unfinished.jsonl", [{"identity": "x"}, *rows_of(R1_ZERO)[:4]])
     with (tmp_path / "responses.unfinished.jsonl").open("a") as file:
         file.write('{"problem_id": "p9", "resp')
-    assert subcommand("inspect", tmp_path, "-n", "2") == 0
-    assert "4 responses" in capsys.readouterr().out
+    assert "4 responses" in shown(capsys, tmp_path, "-n", "2")
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
+    empty = tmp_path_factory.mktemp("empty")
+    for words, says in (
+        ([empty / "nowhere"], "nowhere is no folder"),
+        ([empty], "responses.jsonl"),
+        ([run, "-n", "0"], "-n: 0 must be"),
+        ([run, "--problem", "p99"], "--problem p99"),
+        ([run, "--step", "7"], "is an evaluation, which has no steps"),
+        ([run, "--write"], "--write"),
+        ([run, "--other", "mine:f"], "--regrade"),
+        ([empty / "nowhere", "--regrade"], "no folder"),
+        ([empty, "--regrade"], "no config.yaml"),
+    ):
+        assert says in refused(capsys, *words)
+
+
+# --regrade
+
+CASES = [  # response, ground truth, reward as saved
+    ("</think> <answer>38</answer>", "38", 1.0),
+    ("</think> <answer>0.5</answer>", r"\frac12", 0.0),  # the saved reward is wrong
+    ("</think> <answer>9 am</answer>", "9 pm", 1.0),  # and here
+    ("no tags", "38", 0.0),
+    (r"</think> <answer>\int_0^1 x\,dx</answer>", "0.5", 1.0),
+]
+COUNTDOWN_ROWS = [  # the saved outcome of the third is wrong
+    saved_as("</think> <answer>7 + 3 * 5</answer>", "3 5 7 -> 22", 1.0),
+    saved_as("</think> <answer>22</answer>", "3 5 7 -> 22", 0.0),
+    saved_as("</think> <answer>3 * 5 + 7 = 22</answer>", "3 5 7 -> 22", 1.0),
+    saved_as("22", "3 5 7 -> 22", 0.0, "unformatted"),
+]
+
+
+def trained(folder: Path, config: str, *steps: list[dict]) -> Path:
+    """A run with such rollouts."""
+    for step, rows in enumerate(steps, 1):
+        save(folder / f"rollouts/step_{step:05}.jsonl", rows)
+    (folder / "config.yaml").write_text(config)
+    return folder
+
+
+def table_of(printed: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
+
+
+def saved(run: Path) -> list[dict]:
+    paths = sorted((run / "rollouts").iterdir())
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, capsys):
+    rows = [saved_as(*case) for case in CASES]
+    run = trained(tmp_path, CONFIG, rows[:2], rows[2:])
+    before = saved(run)
+    printed = shown(capsys, run, "--regrade", "--other", "own_reward:all_right")
+    table = table_of(printed)
+    assert table["saved"] == ["60.0%", "60.0%", "1", "1"]
+    assert table["now"] == ["60.0%", "100.0%", "0", "0"]
+    assert table["math-verify"][2:] == ["1", "0"]  # it takes 9 am for 9 pm
+    assert table["own_reward:all_right"] == ["100.0%", "60.0%", "2", "0"]
+    assert "wrong only for saved" in printed
+    assert saved(run) == before
+    for _ in range(2):
+        assert "previous_grade" in shown(capsys, run, "--regrade", "--write")
+        rows = saved(run)
+        assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0, 1.0]
+        assert [row["outcome"] for row in rows] == ["correct", "correct", "wrong", "unformatted", "correct"]
+        assert [row["previous_grade"]["reward"] for row in rows] == [reward for *_, reward in CASES]
+        assert all(row["extra"] == [1, "ü"] for row in rows)
+    assert len(list((run / "rollouts").iterdir())) == 2
+
+
+def test_regrading_needs_rollouts_with_grades(tmp_path, capsys):
+    for name, config, word in (("bare", CONFIG, "no rollouts"), ("odd", "model: x\n", "prompt.reward")):
+        (tmp_path / name).mkdir()
+        assert word in refused(capsys, trained(tmp_path / name, config), "--regrade")
+    run = trained(tmp_path, CONFIG, [{"response": "38", "gold": "38"}])
+    assert f"{run / 'rollouts'} " in refused(capsys, run, "--regrade", code=3)
+
+
+def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
+    config = f"data: {{verifier: {VERIFIER}}}\nprompt: {{reward: r1_zero}}\ngrading: {{}}\n"
+    run = trained(tmp_path / "run", config, COUNTDOWN_ROWS[:2])
+    path = run / "rollouts/step_00001.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    text = json.dumps(json.loads(second) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
+    path.write_bytes(text + b'{"broken\n\0\0\n' + first + b'{"half')
+    for _ in range(2):
+        assert subcommand("inspect", run, "--regrade", "--write") == 0
+        assert "left out line 2 (not JSON), 3 (NUL bytes), 5 (half a line)\n" in capsys.readouterr().err
+        lines = path.read_bytes().split(b"\n")
+        assert (lines[1:3], lines[4]) == ([b'{"broken', b"\0\0"], b'{"half')
+        assert [json.loads(lines[k])["outcome"] for k in (0, 3)] == ["unformatted", "correct"]
+    other = trained(tmp_path / "other", config, COUNTDOWN_ROWS)  # data with a verifier is graded by it
+    printed = shown(capsys, other, "--regrade", "--write")
+    assert table_of(printed) == {"saved": ["50.0%", "75.0%", "1", "0"], "now": ["25.0%", "100.0%", "0", "0"]}
+    assert "math-verify is left out" in printed
+    assert [row["outcome"] for row in saved(other)] == ["correct", "wrong", "wrong", "unformatted"]
+
+
+def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_path, capsys):
+    reward = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\n"
+    rows = [saved_as("38", "38", 1.0), saved_as("39", "38", 0.1, "wrong")]
+    for name, grading, share in (("whole", "{}", "50.0%"), ("tenth", "{correct_at: 0.1}", "100.0%")):
+        run = trained(tmp_path / name, f"{reward}grading: {grading}\n", rows)
+        table = table_of(shown(capsys, run, "--regrade"))
+        assert (table["saved"][0], table["now"][0]) == ("50.0%", share)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["nowhere"], "nowhere is no folder"),
-        (["."], "responses.jsonl"),
-        (["RUN", "-n", "0"], "-n: 0 must be"),
-        (["RUN", "--problem", "p99"], "--problem p99"),
-        (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
-        (["RUN", "--write"], "--write"),
-        (["RUN", "--other", "mine:f"], "--regrade"),
-    ],
+    ("gone", "cure"),
+    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "give Grader(reward=FUNCTION)")],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):
-    empty = tmp_path_factory.mktemp("empty")
-    given = {"RUN": str(run), ".": str(empty), "nowhere": str(empty / "nowhere")}
-    assert subcommand("inspect", *(given.get(word, word) for word in words)) == 2
-    err = capsys.readouterr().err
-    assert says in err
-    assert len(err.strip().splitlines()) == 1
+def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, capsys):
+    run = trained(tmp_path / "run", f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
+    before = saved(run)
+    assert subcommand("inspect", run, "--regrade", "--write") == 2
+    assert cure in " ".join(capsys.readouterr().err.split())
+    assert saved(run) == before

@@ -75,7 +75,6 @@ def raising(advantages, policy_log_probs):
     raise ValueError("no such thing")
 
 def three(advantages, policy_log_probs, rewards): ...
-
 def named(advantages, policy_log_probs, *, mode="x"): ...
 
 def sums(count: int = 30, start: int = 0):
@@ -86,11 +85,8 @@ def halves():
     return {"train": [{"question": "1+1?", "answer": 2}], "validation": [{"question": "2+1?", "answer": 3}]}
 
 def broken(): return 7
-
 def failing(): return [{}["question"]]
-
 def no_row(): return [{"q": 1}]
-
 def half(response, truth): return 0.5
 '''
 
@@ -160,12 +156,12 @@ def test_what_is_no_loss_is_refused_in_one_line(mine):
         assert "\n" not in line
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_contract_lets_every_loss_of_the_table_pass(name):
-    numbers = OF_LOSSES[name].loss.numbers() if name in OF_LOSSES else {}
+def test_the_contract_lets_every_loss_of_the_table_pass():
     needed = {"cliprange_low": 0.2, "cliprange_high": 0.2, "ratio_cap": 5.0}
-    numbers |= {key: needed[key] for key, must in LOSSES[name].numbers.items() if must and key not in numbers}
-    assert broken_contract(name, numbers) == ""
+    for name, loss in LOSSES.items():
+        numbers = OF_LOSSES[name].loss.numbers() if name in OF_LOSSES else {}
+        numbers |= {key: needed[key] for key, must in loss.numbers.items() if must and key not in numbers}
+        assert broken_contract(name, numbers) == "", name
 
 
 def test_a_loss_object_brings_its_formula_ranges_and_title():
@@ -224,25 +220,15 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         settings(f"data={mine}:sums", "data.options.cuont=5")
 
 
-def install(folder: Path, **points: str) -> None:
-    """A package in the folder that announces these."""
-    info = folder / "theirs-1.0.dist-info"
+def test_an_installed_package_announces_names(mine, tmp_path):
+    info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    groups = {"rewards": [], "data": [], "losses": []}
-    for name, value in points.items():
-        kind, _, short = name.partition("_")
-        groups[kind].append(f"{short} = {value}")
-    text = "\n".join(f"[rlreason.{kind}]\n" + "\n".join(lines) for kind, lines in groups.items())
-    (info / "entry_points.txt").write_text(text)
+    (info / "entry_points.txt").write_text(
+        f"[rlreason.rewards]\nhalved = {mine}:half\n[rlreason.data]\nplus_one = {mine}:sums\n"
+        f"[rlreason.losses]\ntilted = {mine}:asymmetric\ngone = nowhere:loss\n"
+    )
     importlib.invalidate_caches()
-
-
-def test_an_installed_package_announces_names(mine, tmp_path):
-    install(
-        tmp_path, losses_tilted=f"{mine}:asymmetric", losses_gone="nowhere:loss", data_plus_one=f"{mine}:sums",
-        rewards_halved=f"{mine}:half",
-    )  # fmt: skip
     run = settings("loss=tilted", "loss.shift=0", "prompt.reward=halved")
     assert run.loss.loss_type == f"{mine}:asymmetric"
     assert run.prompt.reward == f"{mine}:half"
@@ -252,8 +238,7 @@ def test_an_installed_package_announces_names(mine, tmp_path):
     assert "write that in a file" in no_reward("prompt.reward", "halved")[0]
     with pytest.raises(ConfigError, match=r"loss=gone.*nowhere"):
         settings("loss=gone")
-    asked = read([])
-    with composing(asked):
+    with composing(read([])):
         assert {"tilted", "gone", "gspo"} <= set(group_options("loss"))
         assert {"plus_one", "stories"} <= set(group_options("data"))
     assert Grader(reward="halved").plugin == f"{mine}:half"
@@ -284,14 +269,8 @@ def test_the_name_of_an_object_tells_all_that_it_holds():
 
     states = [one, two, Scaled(1), Scaled(2), Scaled(1).judge, [one], {"a": two}, {"x", "y"}, torch.zeros(2),
               torch.ones(2), torch.nn.Linear(1, 1), functools.partial(one), re, Scaled, 1.0, "1.0"]  # fmt: skip
-    made = [
-        *map(over, states),
-        Scaled(1),
-        Scaled(2),
-        Scaled(1).judge,
-        Scaled(2).judge,
-        functools.partial(Scaled(1), "a"),
-    ]
+    made = [*map(over, states), Scaled(1), Scaled(2), Scaled(1).judge, Scaled(2).judge]
+    made.append(functools.partial(Scaled(1), "a"))
     names = [objects.label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
     assert [objects.label_of(thing) for thing in made] == names
@@ -409,7 +388,7 @@ def test_a_model_is_measured_on_ones_own_task(examples, tmp_path):
     assert measured.config["data"]["options"] == {"count": 500, "largest": 9, "seed": 0}
 
 
-def test_the_examples_judge(examples):
+def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
     text = "x </think> <answer>14</answer>"
     with Grader(patient(), "own_reward:brief") as brief:
         right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
@@ -418,13 +397,9 @@ def test_the_examples_judge(examples):
     task = importlib.import_module("own_task")
     assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
     assert len({row["question"] for row in task.multiples()}) == 500
-
-
-def test_tapered_equals_a_loop(examples):
-    tapered = importlib.import_module("own_loss").tapered
     policy, old = -torch.rand(2, 3), -torch.rand(2, 3)
     mask, advantages = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), torch.tensor([[1.0], [-2.0]])
-    loss, _ = tapered(advantages, policy, old, mask, cap=0.9)
+    loss, _ = importlib.import_module("own_loss").tapered(advantages, policy, old, mask, cap=0.9)
     for row, token in mask.nonzero().tolist():
         ratio = (policy - old)[row][mask[row]].sum().exp().item()
         weight = 1.0 if advantages[row] > 0 else min(ratio, 0.9)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.grading.pool import Pool, WorkerOptions
+from rlreason.config.groups import GradingConfig
+from rlreason.grading.pool import Pool
 from rlreason.runtime import signals
 from rlreason.training.algorithms import Batches
 from tests.test_end_to_end import SMALL
@@ -206,7 +207,7 @@ def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
     code = "import pathlib, time\ndef f(response, gold):\n    pathlib.Path(response).touch()\n    time.sleep(30)\n"
     (tmp_path / "slow_reward.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    pool, ended = Pool(1, 40.0, 60.0, WorkerOptions(1024, "slow_reward:f")), []
+    pool, ended = Pool(GradingConfig(timeout_s=40.0, memory_mb=1024), "slow_reward:f"), []
 
     def wait() -> None:
         with pytest.raises(RuntimeError, match="closed while it graded"):

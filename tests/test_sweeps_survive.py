@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -57,14 +56,9 @@ def again(place: Path, name: str, *words: str) -> str:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The figures of the sweep that nobody disturbed."""
-
-    @cache
-    def run() -> dict[str, dict]:
-        process = start(tmp_path_factory.mktemp("unbroken") / "x")
-        assert process.popen.wait(900) == 0, process.said
-        return figures(process.cwd / "grid")
-
-    found = run()
+    process = start(tmp_path_factory.mktemp("unbroken") / "x")
+    assert process.popen.wait(900) == 0, process.said
+    found = figures(process.cwd / "grid")
     assert len(found) == 6
     assert len({figure["tokens/generated"] for figure in found.values()}) > 3
     assert any(figure["accuracy"] for figure in found.values())

@@ -12,8 +12,6 @@ import psutil
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.errors import WaitError
-from rlreason.grading import Grader
 from rlreason.runtime.files import holder
 from rlreason.training.preflight import unusable
 from tests.starts import SMALL
@@ -31,21 +29,12 @@ def stubborn(response, gold):
     return 1.0
 """
 LATE = "import time\ntime.sleep(6000)\ndef f(response, gold):\n    return 1.0\n"
-ONCE = """
-import pathlib, time
-first = pathlib.Path(__file__).with_name("first")
-if first.exists():
-    time.sleep(6000)
-first.touch()
-def f(response, gold):
-    return 1 / 0 if response == "crash" else __import__("os")._exit(3) if response == "exit" else 1.0
-"""
 
 
 @pytest.fixture
 def rewards(tmp_path, monkeypatch) -> Path:
     """A folder with modules of rewards that a worker can import."""
-    for name, text in (("waits_rewards", REWARDS), ("waits_late", LATE), ("waits_once", ONCE)):
+    for name, text in (("waits_rewards", REWARDS), ("waits_late", LATE)):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -60,15 +49,33 @@ def test_a_worker_that_does_not_start_is_one_line_with_the_limit(rewards):
     assert not workers_of(os.getpid())
 
 
+def grading_in(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children(recursive=True) if "rlreason.grading" in " ".join(p.cmdline())]
+
+
+ORPHANS = """
+import sys, threading, time
+from rlreason.config.groups import GradingConfig
+from rlreason.grading import Grader
+grader = Grader(GradingConfig(timeout_s=2.0, start_timeout_s=3.0), sys.argv[1])
+threading.Thread(target=grader.grade_batch, args=(["hang on"], ["1"]), daemon=True).start()  # which starts the worker
+time.sleep(6000)
+"""
+
+
 @pytest.mark.long
-def test_workers_that_cannot_start_any_more_end_the_run_and_cost_no_rewards(rewards):
-    with Grader(GradingConfig(start_timeout_s=2.0), "waits_once:f") as grader:
-        assert grader.grade("fine", "1").reward == 1.0
-        with pytest.raises(WaitError, match=r"^grading: .*grading.start_timeout_s=2 "):
-            grader.grade_batch(["exit", "fine too"], ["1", "1"])
-        with pytest.raises(WaitError):  # it stays so
-            grader.grade("another", "1")
-    assert WaitError.exit_code == 1
+@pytest.mark.parametrize("reward", ["waits_rewards:stubborn", "waits_late:f"])
+def test_no_worker_that_hangs_outlives_a_killed_run_also_where_a_thread_started_it(rewards, reward):
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{rewards}"}
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS, reward], env=env)
+    try:
+        wait_for(lambda: len(grading_in(process.pid)) == (1 if reward == "waits_late:f" else 2))
+        time.sleep(1)  # until it hangs
+        workers = grading_in(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert psutil.wait_procs(workers, timeout=600)[1] == []
 
 
 HANGS = """

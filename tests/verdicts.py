@@ -97,16 +97,8 @@ TOLERATED: list[tuple[dict[str, Any], str, str, int]] = [
 ]
 
 #: Answers to 3 5 7 -> 22.
-EQUATIONS = [
-    "3 * 5 + 7",
-    "(7 + (3 * 5))",
-    r"3 \times 5 + 7",
-    "22",
-    "3 * 5 + 7 = 22",
-    "3 * 5",
-    "3 ** 5 - 7",
-    "35 - 7 * 1",
-]
+EQUATIONS = ["3 * 5 + 7", "(7 + (3 * 5))", r"3 \times 5 + 7", "22", "3 * 5 + 7 = 22", "3 * 5", "3 ** 5 - 7"]
+EQUATIONS.append("35 - 7 * 1")
 
 
 class Case(NamedTuple):

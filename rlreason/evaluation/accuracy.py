@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.grading import Grader
-from rlreason.grading.answers.compare import Sketch, apart, sketch
 from rlreason.grading.grader import grading_failures
 from rlreason.records.training_curves import picture
 from rlreason.runtime.intervals import cluster_interval, mismatch_metrics
@@ -254,14 +253,13 @@ def is_exact(n: int, k: int) -> bool:
 def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
     """Return the class of each response's answer, numbered in order of appearance; None where it gives none.
 
-    An answer belongs to the first class whose first answer is the same. Classes are cached by text, and sketches show
-    most differences: only the rest is compared by the grader's rules.
+    An answer belongs to the first class whose first answer is the same. Classes are cached by text.
 
     >>> texts = ["so </think> <answer>0.5</answer>", "</think> <answer> 1/2 </answer>", "no idea"]
     >>> answer_classes(texts, Grader())
     [0, 0, None]
     """
-    firsts: list[tuple[str, Sketch | None]] = []  # of each class
+    firsts: list[str] = []  # of each class
     known: dict[str, int] = {}  # text -> its class
     classes: list[int | None] = []
     for read in map(grader.read, texts):
@@ -270,15 +268,10 @@ def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
             classes.append(None)
             continue
         if answer not in known:
-            sketches = [sketch(text) for text in read.candidates]
-            for place, (first, drawn) in enumerate(firsts):
-                differ = all(apart(one, drawn, grader.comparison.rel_tol) for one in sketches)
-                if not differ and grader.same(answer, first):
-                    known[answer] = place
-                    break
-            else:
-                known[answer] = len(firsts)
-                firsts.append((read.candidates[-1], sketches[-1]))
+            same = (place for place, first in enumerate(firsts) if grader.same(answer, first))
+            known[answer] = next(same, len(firsts))
+            if known[answer] == len(firsts):
+                firsts.append(read.candidates[-1])
         classes.append(known[answer])
     return classes
 

@@ -5,7 +5,6 @@ Equal pairs are graded once; failures of the workers are logged, and `grading_me
 
 import hashlib
 import json
-import math
 import os
 import statistics
 import threading
@@ -28,7 +27,7 @@ from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_grade
+from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, plugin_grade
 from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import GIVEN, announced, for_workers, names_function
 from rlreason.types import Grade
@@ -53,7 +52,7 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
         if isinstance(member, str):
             texts.append(member)
         elif isinstance(member, int | float) and not isinstance(member, bool):
-            if math.isnan(member):
+            if member != member:  # not a number
                 return None
             try:
                 texts.append(str(member))
@@ -98,15 +97,18 @@ class Grader:
             reward = reward if reward in FORMATS else announced("prompt.reward").get(reward, reward)
         name, sent = for_workers(reward)
         self.grading = grading or GradingConfig()
-        _check(self.grading, name)
+        if name not in FORMATS and not names_function(name):
+            raise ConfigError(
+                f"reward={name} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function"
+            )
+        if bad := wrong_values(self.grading, "grading."):
+            raise ConfigError("; ".join(bad))
         self.reward, self.symbolic = name, symbolic
         self.plugin = name if ":" in name else None
         self.comparison = ComparisonSettings()
         if not self.plugin:  # a plug-in compares answers by its own rules
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
-        options = WorkerOptions(self.grading.memory_mb, self.plugin, sent)
-        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.start_timeout_s, options)
-        self._warned_unlimited = False
+        self._pool = Pool(self.grading, self.plugin, sent)
         self._log = IncidentLog(log_path)
         self._lock = threading.Lock()
         #: By the digests of pairs, recently used ones last; None: graded before the checkpoint of a resumed run.
@@ -219,12 +221,7 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        if (unlimited := self._pool.unlimited) and not self._warned_unlimited:
-            warnings.append(unlimited)
-            self._warned_unlimited = True
-        if self.plugin:
-            warnings += correct_at_warnings(self.plugin, grades, self.grading.correct_at)
-        return warnings
+        return warnings + (correct_at_warnings(self.plugin, grades, self.grading.correct_at) if self.plugin else [])
 
     @property
     def broken(self) -> str:
@@ -265,13 +262,11 @@ class Grader:
         return None, (answer, *references)
 
     def _grade_by_rules(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
-        verdicts: dict[CacheKey, Decision] = {}
-        milliseconds: dict[CacheKey, float] = {}
+        verdicts, milliseconds = dict[CacheKey, Decision](), dict[CacheKey, float]()
         undecided: list[tuple[CacheKey, str, str]] = []
         for job in todo:
             begin = time.perf_counter()
-            verdict, pairs = decide(candidates(job[0], self.grading.extract), job[1:], self.comparison)
-            verdicts[job] = verdict
+            verdicts[job], pairs = decide(candidates(job[0], self.grading.extract), job[1:], self.comparison)
             if self.symbolic:
                 undecided += [(job, *pair) for pair in pairs]
             milliseconds[job] = 1000 * (time.perf_counter() - begin)
@@ -279,7 +274,10 @@ class Grader:
         replies = self._pool.run([pair for _, *pair in undecided])
         waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # each, on average
         for (job, answer, reference), reply in zip(undecided, replies, strict=True):
-            verdict = _symbolic_verdict(reply)
+            failed = "killed" if reply.status == "killed" else "symbolic"
+            verdict = Decision("timeout" if reply.status == "timeout" else "error", failed)
+            if reply.status == "ok":
+                verdict = Decision(reply.value["outcome"], reply.value["path"])
             verdicts[job] = better(verdicts[job], verdict)
             milliseconds[job] += waited
             if verdict.outcome in ("timeout", "error"):
@@ -302,21 +300,6 @@ class Grader:
                 self._reasons[event(grade)] = failed.error
                 self._log.add(job[0], job[1], failed)
         return grades
-
-
-def _symbolic_verdict(reply: PoolReply) -> Decision:
-    if reply.status == "ok":
-        return Decision(reply.value["outcome"], reply.value["path"])
-    if reply.status == "timeout":
-        return Decision("timeout", "symbolic")
-    return Decision("error", "killed" if reply.status == "killed" else "symbolic")
-
-
-def _check(grading: GradingConfig, reward: str) -> None:
-    if reward not in FORMATS and not names_function(reward):
-        raise ConfigError(f"reward={reward} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function")
-    if bad := wrong_values(grading, "grading."):
-        raise ConfigError("; ".join(bad))
 
 
 def _renew_after_fork() -> None:
@@ -394,13 +377,12 @@ def event(grade: Grade) -> str:
 
 def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
     """Suggest `grading.correct_at` where it does not fit a plug-in's largest answer reward."""
-    top = max((grade.answer for grade in grades), default=0.0)
+    top, whole = max((grade.answer for grade in grades), default=0.0), 1.0 if correct_at is None else correct_at
     if correct_at is None and top > 1 + ROUNDING:
         return [
             f"grading: {name} gives up to {top:g}, and every response that earns 1 or more counts as "
             f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
         ]
-    whole = 1.0 if correct_at is None else correct_at
     if 0 < top < whole - ROUNDING:
         return [
             f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "

@@ -1,34 +1,36 @@
 """Worker processes that can be killed: a reply to every request, within limits on time and memory.
 
-They run what may hang or use much memory: the symbolic library, and users' reward functions. The processes are
-pebble's. They are forked from a server that has imported the symbolic library, never from this process, which has
-threads and perhaps CUDA.
+They run what may hang or use much memory: the symbolic library, and users' reward functions.
+
+    Pool, in this process  ->  a server process, which loads the function (`serve`)  ->  workers, forked from it
+
+Workers are never forked from this process, which has threads and perhaps CUDA. When this process ends, in whatever
+way, its server sees the end of their pipe, and ends with its workers.
 """
 
+import faulthandler
 import gc
-import io
 import json
 import logging
 import math
 import os
 import resource
-import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from concurrent.futures.process import BrokenProcessPool
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import context, forkserver, popen_forkserver, process, reduction, spawn, util
+from multiprocessing import Pipe, connection, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from pebble import ProcessExpired, ProcessPool
-
+from rlreason.config.groups import GradingConfig
 from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
-from rlreason.runtime.machine import place_sockets
 from rlreason.runtime.plugins import NotImportableError, describe_error, judging, load
 from rlreason.runtime.signals import killed_with_parent
 from rlreason.runtime.text import redacted
@@ -36,87 +38,66 @@ from rlreason.types import Grade, Outcome
 
 MAX_REASON = 500  # characters of an error that are sent
 OUT_OF_MEMORY = 86  # the exit code of a worker that needed more
-WORKER_ENVIRONMENT = {
+SERVER_ENVIRONMENT = {
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
 }  # fmt: skip
 
-State = tuple[str, str]  # why a worker cannot answer, and why its memory is not limited; empty texts where all is well
-
-_state: State = ("", "")
-_handle: Callable[[Any], dict[str, Any]]
-
 
 @dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """What a worker answers with: the symbolic comparison, or a plug-in by its name or its pickle."""
+class PoolReply:
+    """The result of one request. `value` is the worker's dictionary when `status` is "ok"."""
 
-    memory_mb: int
-    plugin: str | None = None
-    pickled: bytes | None = None
-
-
-def start_worker(options: WorkerOptions) -> None:
-    """Prepare this process: tie it to its server, silence it, load the function and limit the memory."""
-    global _handle, _state
-    killed_with_parent()  # a worker that hangs ends with the run, also by kill -9
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # else the server waits for us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for code in C to return
-    os.environ.update(WORKER_ENVIRONMENT)
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # what a library or a plug-in prints or reads must not reach the run's
-        os.dup2(null, stream)
-    try:
-        _handle = _load(options.plugin, options.pickled)
-    except BaseException as error:
-        why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
-        _state = (why[:MAX_REASON], "")
-        return
-    gc.freeze()  # no collection walks through the libraries again
-    _bounded(resource.RLIMIT_CORE, 0)
-    _state = ("", _bounded(resource.RLIMIT_AS, options.memory_mb * 2**20))
+    status: Literal["ok", "timeout", "killed", "error"]
+    value: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
 
 
-def worker_state() -> State:
-    """Return this worker's state."""
-    return _state
+Answer = Callable[..., dict[str, Any]]  # the symbolic comparison, or a plug-in
 
 
-def answer_request(request: Any) -> dict[str, Any]:
-    """Return the reply to a request, or its error."""
-    if _state[0]:
-        return {"error": _state[0]}
-    try:
-        return _handle(request)
-    except MemoryError:
-        os._exit(OUT_OF_MEMORY)  # it may have left broken objects
-    except BaseException as error:
-        return {"error": describe_error(error)[:MAX_REASON]}
+def serve(descriptor: int) -> None:
+    """Load the function, and answer lists of requests that come over the pipe with this descriptor until its end."""
+    caller = Connection(descriptor)
+    grading, plugin, pickled, sys.path[:] = caller.recv()
+    faulthandler.dump_traceback_later(grading.start_timeout_s, exit=True)  # where loading hangs
+    workers: list[_Worker] = []
+    with suppress(BaseException):  # the end of the pipe
+        try:
+            function = _load(plugin, pickled)
+        except BaseException as error:
+            why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
+            caller.send(PoolReply("error", error=why[:MAX_REASON]))
+            raise
+        faulthandler.cancel_dump_traceback_later()
+        gc.freeze()  # no collection walks through the libraries again
+        with suppress(ValueError, OSError):  # macOS lets no process limit its memory
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            limit, hard = grading.memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        caller.send(PoolReply("ok"))
+        while True:
+            _answer(caller, caller.recv(), workers, function, grading)
+    for worker in workers:
+        worker.process.kill()
+    os._exit(0)  # without waiting for them
 
 
-def _bounded(which: int, limit: int) -> str:
-    """Set a limit of this process, never above its present one; return why that failed (macOS), or ""."""
-    try:
-        hard = resource.getrlimit(which)[1]
-        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(which, (value, value))
-    except (ValueError, OSError) as error:
-        return describe_error(error)
-    return ""
-
-
-def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str, Any]]:
+def _load(plugin: str | None, pickled: bytes | None) -> Answer:
     if plugin is None:
         from rlreason.grading import symbolic
 
         logging.disable(logging.CRITICAL)  # the library logs whole responses
-        return lambda request: symbolic.judge(*request)._asdict()
+        return lambda *pair: symbolic.judge(*pair)._asdict()
     if pickled is None:
-        function = judging(load(plugin), plugin)
+        function = load(plugin)
     else:
         import cloudpickle
 
-        function = judging(cloudpickle.loads(pickled), plugin)
-    return lambda request: {"value": as_plain(function(*request))}
+        function = cloudpickle.loads(pickled)
+    function = judging(function, plugin)
+    return lambda *pair: {"value": as_plain(function(*pair))}
 
 
 def as_plain(value: Any) -> Any:
@@ -136,131 +117,111 @@ def as_plain(value: Any) -> Any:
     return repr(value)[:MAX_REASON]
 
 
-POLL_S = 0.5  # how often a wait for a reply checks whether the pool is being closed
-#: Of the server: where it finds this package (not in the current folder), and the order of sets.
-SERVER_ENVIRONMENT = {
-    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-    "PYTHONSAFEPATH": "1",
-    "PYTHONHASHSEED": "0",
-    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # after a kill -9 it lists locks
-}
+class _Worker:
+    """A forked process, which answers one request at a time: `number`, by the time `until`."""
+
+    number, until = 0, 0.0
+
+    def __init__(self, function: Answer, caller: Connection) -> None:
+        fork = get_context("fork")
+        self.pipe, theirs = fork.Pipe()
+        self.process = fork.Process(target=_work, args=(function, theirs, (self.pipe, caller)), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def reply(self, has_come: bool, grading: GradingConfig) -> PoolReply:
+        """Return the reply that has come, or why none comes; the worker is killed then."""
+        if has_come:
+            with suppress(EOFError, OSError):
+                reply: PoolReply = self.pipe.recv()
+                return reply
+            until = time.monotonic() + 1.0
+            while self.process.is_alive() and time.monotonic() < until:  # `join` waits for one that closed its files
+                time.sleep(0.01)
+        self.process.kill()
+        self.process.join()
+        if not has_come:
+            return PoolReply("timeout", error=f"no verdict within {grading.timeout_s:g} s")
+        if self.process.exitcode == OUT_OF_MEMORY:
+            return PoolReply("killed", error=f"over {grading.memory_mb} MB")
+        return PoolReply("killed", error=f"worker ended with {self.process.exitcode}")
 
 
-class _Popen(popen_forkserver.Popen):
-    """Fork a process from the pool's server, without the user's main module: a script needs no main guard."""
-
-    def __init__(self, started: "_Process") -> None:
-        self.server = started.server
-        super().__init__(started)
-
-    def _launch(self, started: Any) -> None:
-        """Do what the base class does, with fewer preparations and the pool's server."""
-        preparations = spawn.get_preparation_data(started.name)
-        for name in ("init_main_from_name", "init_main_from_path"):
-            preparations.pop(name, None)
-        buffer = io.BytesIO()
-        context.set_spawning_popen(self)
-        try:
-            reduction.dump(preparations, buffer)
-            reduction.dump(started, buffer)
-        finally:
-            context.set_spawning_popen(None)
-        self.sentinel, pipe = self.server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        ends = os.dup(pipe), self.sentinel
-        self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
-        with open(pipe, "wb") as file:
-            file.write(buffer.getbuffer())
-        self.pid = forkserver.read_signed(self.sentinel)
+def _work(function: Answer, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    killed_with_parent()
+    for one in inherited:
+        one.close()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # else all workers draw the same numbers
+    with suppress(EOFError):
+        while True:
+            request = pipe.recv()
+            try:
+                reply = PoolReply("ok", function(*request))
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)  # it may have left broken objects
+            except BaseException as error:
+                reply = PoolReply("error", error=describe_error(error)[:MAX_REASON])
+            pipe.send(reply)
 
 
-class _Process(context.ForkServerProcess):
-    server: forkserver.ForkServer
-
-    def start(self) -> None:
-        """Start it, also from a daemon, such as a process of a multiprocessing pool, which may start none itself."""
-        settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
-        is_daemon = settings.pop("daemon", False)
-        try:
-            super().start()
-        finally:
-            if is_daemon:
-                settings["daemon"] = True
-
-    def _Popen(self, started: "_Process") -> _Popen:  # type: ignore[override]  # noqa: N802
-        return _Popen(started)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "server"}
-
-
-class _Context(context.ForkServerContext):
-    """The context of processes that are forked from a server of their own, which has imported some modules."""
-
-    def __init__(self, preload: list[str]) -> None:
-        super().__init__()
-        self.server = forkserver.ForkServer()
-        self.server.set_forkserver_preload(preload)
-        before = {name: os.environ.get(name) for name in SERVER_ENVIRONMENT}
-        os.environ.update(SERVER_ENVIRONMENT)
-        place_sockets()
-        try:
-            self.server.ensure_running()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-
-    def Process(self, *args: Any, **settings: Any) -> _Process:  # type: ignore[override]  # noqa: N802
-        started = _Process(*args, **settings)
-        started.server = self.server
-        return started
+def _answer(
+    caller: Connection, requests: Sequence[Any], workers: list[_Worker], function: Answer, grading: GradingConfig
+) -> None:
+    """Send (number, reply) for each request as it comes. `EOFError` where the caller has ended meanwhile."""
+    waiting, busy = list(enumerate(requests)), dict[Connection, _Worker]()
+    while waiting or busy:
+        while waiting and len(busy) < grading.workers:
+            workers[:] = [worker for worker in workers if worker.process.is_alive()]
+            worker = next((one for one in workers if one.pipe not in busy), None)
+            if worker is None:
+                worker = _Worker(function, caller)
+                workers.append(worker)
+            worker.number, request = waiting.pop(0)
+            worker.until = time.monotonic() + grading.timeout_s
+            busy[worker.pipe] = worker
+            with suppress(OSError):  # it has ended just now
+                worker.pipe.send(request)
+        first = min(worker.until for worker in busy.values())
+        ready = connection.wait([caller, *busy], max(0.0, first - time.monotonic()))
+        if caller in ready:
+            raise EOFError
+        for worker in list(busy.values()):
+            if worker.pipe in ready or time.monotonic() >= worker.until:
+                del busy[worker.pipe]
+                caller.send((worker.number, worker.reply(worker.pipe in ready, grading)))
 
 
-def _end(pool: ProcessPool, server: Any) -> None:
-    """Kill the server, and with it the workers, and end the pool's threads."""
-    pool.stop()
-    with suppress(ProcessLookupError):
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-    pool.join()
-    server._stop()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolReply:
-    """The result of one request. `value` is the worker's dictionary when `status` is "ok"."""
-
-    status: Literal["ok", "timeout", "killed", "error"]
-    value: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
+def _end(server: "subprocess.Popen[bytes]", pipe: Connection) -> None:
+    server.kill()
+    server.wait()
+    pipe.close()
 
 
 class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
-    def __init__(self, workers: int, timeout_s: float, start_timeout_s: float, options: WorkerOptions) -> None:
-        """`timeout_s`: seconds for one request; `start_timeout_s`: seconds for a worker to start."""
-        self.size, self.timeout_s, self.start_timeout_s, self.options = workers, timeout_s, start_timeout_s, options
+    def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
+        """`plugin`: a function's name, with its pickle where workers cannot import it; None: the symbolic library."""
+        self.grading, self.plugin, self.pickled = grading, plugin, pickled
         self.broken = ""  # why no worker can start, once that is known
-        self.unlimited = ""  # why the memory of a worker is not limited
-        self._late = False  # whether a worker took too long to start
-        self._context: _Context | None = None
-        self._pool: ProcessPool | None = None
-        self._ready: Future[State] | None = None  # until a worker has started
+        self._late = False  # whether loading took too long
+        self._server: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection
+        self._ready = False  # whether the function has been loaded
         self._finalizer: Any = None  # ends the processes, also when this object goes or Python ends
         self._lock = threading.Lock()
         self._closing = False
 
     def start(self) -> None:
-        """Start the processes now; they load their libraries while the caller goes on."""
+        """Start the server now; it loads its libraries while the caller goes on."""
         with self._lock:
             self._start()
 
     def wait(self) -> str:
-        """Wait until a worker is ready; return why none can start, or an empty text."""
+        """Wait until requests can be answered; return why none can be, or an empty text."""
         with self._lock:
-            self._started()
+            self._wait()
             return self.broken
 
     def run(self, requests: Sequence[Any]) -> list[PoolReply]:
@@ -268,26 +229,23 @@ class Pool:
 
         Raises `WaitError` where no worker starts in time, and `RuntimeError` where the pool is closed meanwhile.
         """
-        replies: list[PoolReply] = []
+        if not requests:
+            return []
         with self._lock:
-            while len(replies) < len(requests):
-                before = len(replies)
-                new = self._ready is not None or self._pool is None
-                if pool := self._started():
-                    self._collect(pool, requests, replies)
-                if self._closing:
-                    raise RuntimeError("the grader was closed while it graded")
-                if new and len(replies) == before and not self.broken:
-                    self.broken = "the grading workers end before they reply"
-                if self._late:
-                    raise WaitError(f"grading: {self.broken}")
-                if self.broken:
-                    replies += [PoolReply("error", error=self.broken)] * (len(requests) - len(replies))
-        return replies
+            self._wait()
+            replies = {} if self.broken else dict(self._replies(requests))
+            if self._closing:
+                raise RuntimeError("the grader was closed while it graded")
+            if self._late:
+                raise WaitError(f"grading: {self.broken}")
+            lost = PoolReply("error", error=self.broken or "the server of the workers ended")
+            return [replies.get(number, lost) for number in range(len(requests))]
 
     def close(self) -> None:
         """End the processes now; a `run` that waits for them in another thread ends with an error."""
         self._closing = True
+        if server := self._server:
+            server.kill()
         with self._lock:
             self._closing = False
             self._end()
@@ -295,85 +253,67 @@ class Pool:
     def after_fork(self) -> None:
         """In a forked child, renew the lock, which a thread that is gone may hold, and forget the parent's workers."""
         self._lock = threading.Lock()
-        if self._context is not None:
-            os.close(self._context.server._forkserver_alive_fd)  # type: ignore[attr-defined]
-        self._context = self._pool = self._ready = self._finalizer = None
+        if self._server is not None:
+            self._finalizer.detach()
+            self._pipe.close()
+            self._server.returncode = 0  # it is no child of this process
+        self._server = None
 
     def _start(self) -> None:
-        if self._pool is not None and not self._pool.active:  # a worker was killed between two requests
+        if self._server is not None and self._server.poll() is not None:  # it was killed between two requests
             self._end()
-        if self._pool is None and not self.broken:
-            library = [] if self.options.plugin else ["rlreason.grading.symbolic"]
-            self._context = _Context([__name__, *library])
-            self._pool = ProcessPool(self.size, 0, start_worker, (self.options,), self._context)
-            self._finalizer = util.Finalize(self, _end, (self._pool, self._context.server), exitpriority=10)
-            self._ready = self._pool.schedule(worker_state)
+        if self._server is not None or self.broken:
+            return
+        self._pipe, theirs = Pipe()
+        program = f"from rlreason.grading.pool import serve; serve({theirs.fileno()})"
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], env=os.environ | SERVER_ENVIRONMENT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+        self._finalizer = weakref.finalize(self, _end, self._server, self._pipe)
+        self._ready = False
+        with suppress(OSError):  # it has ended, which `_wait` finds
+            self._pipe.send((self.grading, self.plugin, self.pickled, sys.path))
 
     def _end(self) -> None:
-        if self._finalizer is not None:
+        if self._server is not None:
             self._finalizer()
-        self._context = self._pool = self._ready = self._finalizer = None
+        self._server = None
 
-    def _started(self) -> ProcessPool | None:
-        """Return the pool once a worker has started; None where none can, and `broken` says why."""
+    def _wait(self) -> None:
+        """Start, and wait until the function has been loaded; where it cannot be, say why in `broken`."""
         self._start()
-        if self._ready is None:
-            return self._pool
-        if not self._wait_for(self._ready, self.start_timeout_s):
-            limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
-            self._late = not self._closing
-            if self._late:
-                self.broken = f"a worker did not start within {limit}: raise it where the machine is busy"
-        elif self._ready.exception():
-            self.broken = "a grading worker ended while starting"
-        else:
-            self.broken, unlimited = self._ready.result()
-            if unlimited:
-                limit = f"grading.memory_mb={self.options.memory_mb}"
-                self.unlimited = f"{limit} is not held to on this system ({unlimited})"
-        self._ready = None
-        if self.broken or self._closing:
+        if self._ready or self._server is None:
+            return
+        broken = "a grading worker ended while starting"
+        with suppress(EOFError, OSError):
+            if self._pipe.poll(self.grading.start_timeout_s):
+                reply: PoolReply = self._pipe.recv()
+                self._ready, broken = reply.status == "ok", reply.error
+            else:
+                limit = f"grading.start_timeout_s={self.grading.start_timeout_s:g} s"
+                self._late = True
+                broken = f"a worker did not start within {limit}: raise it where the machine is busy"
+        if not self._ready:
             self._end()
-        return self._pool
+            self.broken = "" if self._closing else broken
 
-    def _collect(self, pool: ProcessPool, requests: Sequence[Any], replies: list[PoolReply]) -> None:
-        """Append the replies that come; end the pool where one does not, as after the end of an idle worker."""
-        futures = []
+    def _replies(self, requests: Sequence[Any]) -> Iterator[tuple[int, PoolReply]]:
+        """Yield the replies with the numbers of their requests; end the server where it does not send them all."""
+        left = len(requests)
         try:
-            with suppress(RuntimeError):  # the pool broke
-                for request in requests[len(replies) :]:
-                    futures.append(pool.schedule(answer_request, (request,), timeout=self.timeout_s))
-            for future in futures:
-                # Of those before it, all are done: it is with a worker, or next in turn.
-                in_time = self._wait_for(future, self.start_timeout_s + 2 * self.timeout_s)
-                if not in_time or isinstance(future.exception(), BrokenProcessPool):
-                    break
-                replies.append(self._reply(future))
+            self._pipe.send(requests)
+            while left and self._pipe.poll(self.grading.start_timeout_s + self.grading.timeout_s):
+                reply: tuple[int, PoolReply] = self._pipe.recv()
+                left -= 1
                 alive()
+                yield reply
+        except (EOFError, OSError):
+            pass
         finally:
-            if len(replies) < len(requests):
+            if left:
                 self._end()
-
-    def _wait_for(self, future: Future[Any], limit_s: float) -> bool:
-        """Wait until it is done; return False where it is not in time, or the pool is being closed."""
-        end = time.monotonic() + limit_s
-        while not wait([future], POLL_S).done:
-            if self._closing or time.monotonic() > end:
-                return False
-        return True
-
-    def _reply(self, future: Future[Any]) -> PoolReply:
-        error = future.exception()
-        if isinstance(error, TimeoutError):
-            return PoolReply("timeout", error=f"no verdict within {self.timeout_s:g} s")
-        if isinstance(error, ProcessExpired):
-            if error.exitcode == OUT_OF_MEMORY:
-                return PoolReply("killed", error=f"over {self.options.memory_mb} MB")
-            return PoolReply("killed", error=f"worker ended with {error.exitcode}")
-        if error is not None:
-            return PoolReply("error", error=describe_error(error))
-        value: dict[str, Any] = future.result()
-        return PoolReply("error", error=value["error"]) if "error" in value else PoolReply("ok", value)
 
 
 KEYS = ("format_reward", "answer_reward", "reward")
@@ -417,12 +357,11 @@ MAX_CHARS = 400
 
 
 class IncidentLog:
-    """Append incidents to a file up to a limit. A file that cannot be written does not stop a run; see `failed`."""
+    """Append incidents to a file up to a limit. A file that cannot be written does not stop a run."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = Path(path) if path else None
         self.left = MAX_LINES
-        self.failed = ""
 
     def add(self, answer: str, ground_truth: str, reply: PoolReply) -> None:
         """Append a line for the pair and its result; nothing beyond the limit or without a file."""
@@ -441,5 +380,5 @@ class IncidentLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
-        except OSError as error:
-            self.left, self.failed = 0, str(error)
+        except OSError:
+            self.left = 0

@@ -12,9 +12,8 @@ import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Relational
 
-from rlreason.grading import formats
 from rlreason.grading.answers.compare import Decision
-from rlreason.grading.verifiers import graded
+from rlreason.grading.verifiers import by_format
 
 DIGITS = 60
 TOLERANCE = sympy.Float(10, DIGITS) ** -40
@@ -104,23 +103,13 @@ def _number(value: sympy.Expr) -> sympy.Expr:
     return numeric if numeric.is_Number else value.doit().evalf(DIGITS)
 
 
-def r1_zero_math_verify(response: str, ground_truth: str) -> dict[str, float]:
-    """Grade the answer in the answer tags by math-verify."""
-    return _grade(formats.r1_zero(response), ground_truth)
-
-
-def question_only_math_verify(response: str, ground_truth: str) -> dict[str, float]:
-    """Grade the answer in the last box by math-verify."""
-    return _grade(formats.question_only(response), ground_truth)
-
-
-def _grade(read: formats.Extracted, ground_truth: object) -> dict[str, float]:
+def library_says(answer: str, ground_truth: Any) -> bool:
+    """Compare both as LaTeX between dollars, with the library's own settings but without its signals."""
     references = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    left = parse(f"${answer}$", parsing_timeout=None)
+    right = (parse(f"${reference}$", parsing_timeout=None) for reference in references)
+    return any(verify(one, left, timeout_seconds=None) for one in right)
 
-    def equal(answer: str) -> bool:
-        """Compare both as LaTeX between dollars, with the library's own settings but without its signals."""
-        left = parse(f"${answer}$", parsing_timeout=None)
-        right = (parse(f"${reference}$", parsing_timeout=None) for reference in references)
-        return any(verify(one, left, timeout_seconds=None) for one in right)
 
-    return graded(read, equal)
+#: The rewards of math-verify alone.
+r1_zero_math_verify, question_only_math_verify = by_format(library_says)

@@ -67,19 +67,14 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     exact = SWEEPS / word
 
     def nearness(folder: Path) -> tuple[bool, bool, bool, float]:
-        try:
-            runs = read_state(folder, lambda _: None).runs
-        except ConfigError:  # `carry` reports what is wrong, if there is no other
-            return False, False, folder == exact, 0.0
-        first = next(
-            (RunFolder(folder / run.name).setting for run in runs if (folder / run.name / CONFIG).exists()), None
-        )
-        same = first is not None and (model_of(first), first("data.name")) == (model, data)
+        runs = read_state(folder, lambda _: None).runs
+        begun = [RunFolder(folder / run.name).setting for run in runs if (folder / run.name / CONFIG).exists()]
+        same = bool(begun) and (model_of(begun[0]), begun[0]("data.name")) == (model, data)
         return same, all(run.of_its_own for run in runs), folder == exact, (folder / FILE).stat().st_mtime
 
     if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
         return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
-    names = sorted({path.name for path in SWEEPS.glob("*") if path.is_dir()})
+    names = sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())
     near = difflib.get_close_matches(word, names, n=1)
     there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
     raise ConfigError(f"carry={word} is no sweep that has run: {there} (or give a sweep's folder)")

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -35,10 +34,9 @@ class JudgedSetting:
 
 
 Judgements = Mapping[Key, JudgedSetting]
-NOT_JUDGED: Judgements = MappingProxyType({})
 
 
-def settings_table(state: SweepState, judged: Judgements = NOT_JUDGED) -> str:
+def settings_table(state: SweepState, judged: Judgements) -> str:
     """Return the table of settings, best mean first, with the swept axes as columns.
 
     Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
@@ -46,12 +44,12 @@ def settings_table(state: SweepState, judged: Judgements = NOT_JUDGED) -> str:
 
     >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", score=a)
     ...         for lr, s, a in (("1", 0, 5.0), ("1", 1, 6.0), ("2", 0, 7.0))]
-    >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs)))
+    >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs), {}))
     lr  seeds  score  95%, over seeds  length  status
     2       1    7.0                -       -  finished
     1       2    5.5     -0.9 to 11.9       -  finished (reference)
     """
-    scores, several = any(run.score is not None for run in state.runs), max(figures_of(state).values(), default=0) > 1
+    scores, several = any(run.score is not None for run in state.runs), max(seeds_of(state).values(), default=0) > 1
     over = "problems" if not several else "seeds and problems" if judged else "seeds"
     digits, verdict = 1 if scores else 3, ["verdict"] if judged else []
     head = [*state.axes, "seeds", "score" if scores else "accuracy", f"95%, over {over}", *verdict, "length", "status"]
@@ -83,14 +81,14 @@ def settings_table(state: SweepState, judged: Judgements = NOT_JUDGED) -> str:
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
-def figures_of(state: SweepState) -> Counter[Key]:
+def seeds_of(state: SweepState) -> Counter[Key]:
     """Count the seeds of each setting that have a figure."""
     return Counter(run.key for run in state.runs if run.figure is not None)
 
 
-def closing(state: SweepState, folder: Path, judged: Judgements = NOT_JUDGED) -> str:
+def closing(state: SweepState, folder: Path, judged: Judgements) -> str:
     """Return the table followed by its notes, one a line. `judged`: from the report."""
-    lines, seeds = [settings_table(state, judged)], set(figures_of(state).values())
+    lines, seeds = [settings_table(state, judged)], set(seeds_of(state).values())
     if seeds == {1}:
         lines.append("one seed: the intervals are over problems and tell these trained models apart, not the settings")
     elif 1 in seeds:

@@ -14,7 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.runtime import signals
 from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, query_driver, torch_has_gpus, usable_processors
 from rlreason.runtime.text import few, first_line
-from rlreason.sweeps.processes import PARENT, divide_processors, failure
+from rlreason.sweeps.processes import PARENT, failure
 from rlreason.sweeps.state import Design, RunState
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ WEEK, DAY = 7 * 24 * 60, 24 * 60  # minutes; submitit's default is an hour
 TIMEOUTS = 10  # times that a job of Slurm is queued again when its time is over: its run resumes
 #: Processors and gigabytes of memory for each GPU of a run, and for a run without one. Slurm's default: one.
 WITH_GPU, WITHOUT = (8, 64), (4, 16)
+THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
 DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.")  # Hydra's settings that a design sets
 
@@ -186,7 +187,9 @@ def launched(
     of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{design.folder}'", "hydra.mode=MULTIRUN"]
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
-        divide_processors(jobs.side_by_side)
+        if jobs.side_by_side > 1:
+            threads, own = max(1, usable_processors() // jobs.side_by_side), os.environ.get(THREADS, "")
+            os.environ[THREADS] = str(min(int(own), threads) if own.isdigit() and int(own) else threads)
     every = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in left]
     size, results = jobs.batch or len(every), list[Any]()
     try:

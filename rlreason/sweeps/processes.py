@@ -21,7 +21,7 @@ from omegaconf import open_dict
 from rlreason.records.reader import read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.machine import VISIBLE, place_sockets, shares, usable_processors
+from rlreason.runtime.machine import VISIBLE, place_sockets, shares
 from rlreason.runtime.text import duration, first_line
 from rlreason.sweeps.state import RunState, refreshed
 
@@ -33,17 +33,9 @@ PRELOADED = (
     "rlreason.cli.command", "rlreason.training.train", "rlreason.training.jobs", "rlreason.training.preflight",
     "matplotlib.figure", "matplotlib.backends.backend_agg",
 )  # fmt: skip
-THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded
 PARENT = "RLREASON_SWEEP_PROCESS"  # environment: the id of the process of the sweep, with which its jobs end
 CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, where several run at a time
 PATIENCE_S = 130.0  # for runs that were sent SIGTERM to end their step and clean up
-
-
-def divide_processors(side_by_side: int) -> None:
-    """Set the threads of each run that this process starts to its share of the processors."""
-    if side_by_side > 1:
-        threads, given = max(1, usable_processors() // side_by_side), os.environ.get(THREADS, "")
-        os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
 
 
 class _Job(NamedTuple):
@@ -55,7 +47,6 @@ class _Job(NamedTuple):
     console: Path | None  # where it prints; None: as its sweep
     gpus: Sequence[str]  # that it sees; none: all
     processors: Sequence[int]  # that it may use; none: all
-    heeded: Sequence[int]  # signals that its sweep does not ignore
 
 
 def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
@@ -68,7 +59,6 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
     folder, several, began = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1, time.monotonic()
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
     context = _fork_server(PRELOADED if launcher.preload else ())
-    heeded = [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     free, running, results = _places(launcher), dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
     waiting = list(enumerate(job_overrides, first))
     try:
@@ -77,7 +67,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                 number, overrides = waiting.pop(0)
                 name = name_of(overrides)
                 console = folder / CONSOLES / f"{name}.log" if several else None
-                job = _Job(name, overrides, number, console, *free.pop(0), heeded)
+                job = _Job(name, overrides, number, console, *free.pop(0))
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_run_job, args=(job, sender, shared))
                 with signals.held():  # else a job could start and stay unknown
@@ -97,7 +87,12 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                 print(f"== {job.name}: {text}; {done} of {len(job_overrides)} done{rest}", flush=True)
     except BaseException:
         signals.arrived()
-        _stop([process for _, process, _ in running.values()])
+        for _, process, _ in running.values():
+            process.terminate()  # no second signal to a run of a sweep that Ctrl-C has reached already
+        until = time.monotonic() + PATIENCE_S
+        for _, process, _ in running.values():
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
         raise
     return [results[number] for number in sorted(results)]
 
@@ -144,21 +139,9 @@ def _fork_server(modules: Sequence[str]) -> Any:
     context.set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
-
-
-def _stop(processes: Sequence[Any]) -> None:
-    """Send SIGTERM to the jobs, and kill those that have not ended after PATIENCE_S seconds."""
-    for process in processes:
-        process.terminate()  # no second signal to a run of a sweep that Ctrl-C has reached already
-    until = time.monotonic() + PATIENCE_S
-    for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
-        process.kill()
 
 
 def _result(job: _Job, process: Any, receiver: Connection, folder: Path) -> Any:
@@ -181,8 +164,6 @@ def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
     """Have Hydra run one job, in its own process. `shared`: what all jobs of the sweep need."""
     import cloudpickle
 
-    for number in signals.SIGNALS:
-        signal.signal(number, signal.SIG_DFL if number in job.heeded else signal.SIG_IGN)
     heed_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.SIGNALS)
     if job.gpus:

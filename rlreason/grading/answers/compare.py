@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlreason.grading.answers import lexer, structures, vocabulary
-from rlreason.grading.answers.equality import as_reals, counts, order, points, ratio, same
-from rlreason.grading.answers.evaluate import Calculator, UndefinedError, exact, precision
+from rlreason.grading.answers.equality import as_reals, order, ratio, same
+from rlreason.grading.answers.evaluate import UndefinedError, exact
 from rlreason.grading.answers.lexer import RefusedError, UnreadableError, clean, plain
 from rlreason.grading.answers.parser import Node, number, symbols
 from rlreason.grading.answers.values import (
@@ -76,7 +76,9 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
         case _, Ratio():
             return _ratios(reference, answer)
         case TimeOfDay(), TimeOfDay():
-            return answer.seconds == reference.seconds and _halves(answer, reference)
+            left_out = (answer.stated and not reference.half) or (reference.stated and not answer.half)
+            same_half = answer.half == reference.half or left_out  # 9:30 may be 9:30 pm, but is not 21:30
+            return answer.seconds == reference.seconds and same_half
         case (Based(), Based()) | (Words(), Words()):
             return answer == reference
     return False
@@ -166,12 +168,6 @@ def _ratios(answer: Ratio, reference: Value) -> bool:
     return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
 
 
-def _halves(answer: TimeOfDay, reference: TimeOfDay) -> bool:
-    """Whether the halves of the day agree: `am` and `pm` may be left out, but 9:30 is not 21:30."""
-    one_left_out = (answer.stated and not reference.half) or (reference.stated and not answer.half)
-    return answer.half == reference.half or one_left_out
-
-
 def _equations(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
     if not isinstance(answer, Equation):
         return _named(reference, answer, settings) if isinstance(reference, Equation) else False
@@ -194,15 +190,10 @@ def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bo
 def _sets_of_reals(answer: Value, reference: Value) -> bool:
     first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
-        return (
-            vocabulary.agree(first.name, second.name)
-            and len(first.pieces) == len(second.pieces)
-            and all(
-                order(a.node, b.node) == 0 and a.closed == b.closed
-                for piece, other in zip(first.pieces, second.pieces, strict=True)
-                for a, b in zip(piece, other, strict=True)
-            )
-        )
+        if not vocabulary.agree(first.name, second.name) or len(first.points) != len(second.points):
+            return False
+        same_points = all(order(a, b) == 0 for a, b in zip(first.points, second.points, strict=True))
+        return same_points and first.inside == second.inside
     match answer, reference:
         case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
             return any(
@@ -306,11 +297,12 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
     right, left = value_of(reference), value_of(answer)
     if isinstance(left, RefusedError) or isinstance(right, RefusedError):
         raise RefusedError
+    sides = ((answer, left), (reference, right))
     if left is None or right is None:
-        readable = left if right is None else right
-        if isinstance(readable, Words) or not (_sendable(answer, left) and _sendable(reference, right)):
+        is_words = isinstance(left, Words) or isinstance(right, Words)
+        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides):
             return Decision("wrong", "text")
-        for text, value in ((answer, left), (reference, right)):
+        for text, value in sides:
             lexer.check(text)
             if value is not None:
                 equal(value, value, settings)  # raises for a value that must not reach the library either
@@ -339,11 +331,6 @@ def value_of(text: str) -> Value | RefusedError | None:
         return RefusedError(*refusal.args)  # a new one: the caught one keeps its frames alive
 
 
-def _sendable(text: str, value: Value | None) -> bool:
-    """Whether the library may get a text: one that was parsed here, or one of commands that it knows."""
-    return value is not None or lexer.readable(text)
-
-
 def _path(left: Value, right: Value) -> str:
     if isinstance(left, Words) or isinstance(right, Words):
         return "text"
@@ -359,59 +346,3 @@ def _quick(match: re.Match[str]) -> Fraction:
 
 def _verdict(equal: bool, path: str) -> Decision:
     return Decision("correct" if equal else "wrong", path)
-
-
-SLACK = 1e-9  # relative; numbers closer than this are left to the rules
-NOTHING = 1e-30  # relative to the largest term of a sum: anything smaller may be rounding
-
-
-class Sketch(NamedTuple):
-    """A summary of an answer, for a quick comparison."""
-
-    spelled: str  # equal ones are the same answer, whatever their value
-    plain_number: bool  # two of these have their own quick comparison
-    names: tuple[str, ...]  # of its symbols
-    unit: str
-    value: complex  # at the first of the fixed points for its symbols
-    floor: float  # a value below it may be zero
-
-
-@lru_cache(maxsize=8192)
-def sketch(text: str) -> Sketch | None:
-    """Return the sketch of an answer; None where it has none, such as a tuple, an equation or words."""
-    text = text.strip()
-    if not text or len(text) > MAX_CHARS:
-        return None
-    cleaned = clean(text)
-    read = value_of(cleaned) if cleaned else None
-    if not isinstance(read, Quantity) or read.percent or counts(read.node):
-        return None
-    names = tuple(sorted(symbols(read.node)))
-    try:
-        evaluator = Calculator(points(list(names))[0] if names else {}, precision(read.node))
-        approximated: Any = evaluator.approximate(read.node)
-        if names and evaluator.left_the_reals:
-            return None
-        value, floor = complex(approximated), float(evaluator.largest) * NOTHING
-    except (UndefinedError, RefusedError, OverflowError, ArithmeticError, ValueError, TypeError):
-        return None
-    if not abs(value) < float("inf"):
-        return None
-    return Sketch(plain(cleaned), _QUICK.fullmatch(text) is not None, names, read.unit, value, floor)
-
-
-def apart(first: Sketch | None, second: Sketch | None, rel_tol: float) -> bool:
-    """Whether two answers surely differ; `rel_tol`: see `ComparisonSettings`.
-
-    >>> one, other, same = map(sketch, (r"\\frac{1}{3}", "0.5", r"\\frac{2}{6}"))
-    >>> apart(one, other, 1e-3), apart(one, same, 1e-3)
-    (True, False)
-    """
-    if first is None or second is None or first.names != second.names or first.unit != second.unit:
-        return False
-    if first.spelled == second.spelled or (first.plain_number and second.plain_number):
-        return False
-    largest = max(abs(first.value), abs(second.value))
-    if not largest > max(first.floor, second.floor):
-        return False
-    return abs(first.value - second.value) > (2 * rel_tol + SLACK) * largest

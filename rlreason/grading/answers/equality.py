@@ -1,14 +1,15 @@
 """Compare two expressions for all values of their symbols; solve and combine sets of real numbers."""
 
+import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cmp_to_key
+from functools import partial, reduce
 from typing import Any
 
 from rlreason.grading.answers.evaluate import NOWHERE, Calculator, Point, UndefinedError, exact, precision
 from rlreason.grading.answers.parser import Node, infinity, number, symbols
-from rlreason.grading.answers.values import Collection, End, Inequality, Inequation, Quantity, Reals, Value
+from rlreason.grading.answers.values import Collection, Inequality, Inequation, Quantity, Reals, Value
 
 POINTS = 7
 NEEDED = 2  # points at which both sides must have a value
@@ -61,9 +62,16 @@ def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool =
         return None if partial or values == ["undefined"] * 2 else False
     if None not in values:
         return bool(values[0] == values[1])
-    bits = precision(first, second)
-    close = _close(first, second, point, bits, real)
-    return _close(first, second, point, 3 * bits, real) if close else close
+    for bits in (precision(first, second), 3 * precision(first, second)):
+        evaluator, (a, b) = _approximated((first, second), point, bits)
+        if (real and evaluator.left_the_reals) or (a is None and b is None):
+            return None
+        if a is None or b is None:
+            return False
+        near = abs(a - b) <= evaluator.mp.ldexp(max(abs(a), abs(b)), -bits // 2)
+        if not near and not (evaluator.vanishes(a) and evaluator.vanishes(b)):
+            return False
+    return True
 
 
 def _exact(node: Node, point: Point) -> Fraction | str | None:
@@ -73,23 +81,15 @@ def _exact(node: Node, point: Point) -> Fraction | str | None:
         return "undefined"
 
 
-def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bool | None:
-    evaluator = Calculator(point, bits)
-    values = []
-    for node in (first, second):
+def _approximated(nodes: Sequence[Node], point: Point, bits: int) -> tuple[Calculator, list[Any]]:
+    """Return the values of the nodes, None for one without a value, and what computed them."""
+    evaluator, values = Calculator(point, bits), list[Any]()
+    for node in nodes:
         try:
             values.append(evaluator.approximate(node))
-            if real and evaluator.left_the_reals:
-                return None
         except UndefinedError:
             values.append(None)
-    a, b = values
-    if a is None or b is None:
-        return None if a is b else False
-    gap = abs(a - b)
-    return bool(gap <= evaluator.mp.ldexp(max(abs(a), abs(b)), -bits // 2)) or (
-        evaluator.vanishes(a) and evaluator.vanishes(b)
-    )
+    return evaluator, values
 
 
 def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
@@ -108,13 +108,10 @@ def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
 
 def ratio(first: Node, second: Node) -> int:
     """Return the sign of the constant k with first = k * second at every point, or 0 when there is none."""
-    names = sorted(symbols(first) | symbols(second))
     ratios: list[Any] = []
-    for point in points(names):
-        evaluator = Calculator(point, precision(first, second))
-        try:
-            a, b = evaluator.approximate(first), evaluator.approximate(second)
-        except UndefinedError:
+    for point in points(sorted(symbols(first) | symbols(second))):
+        evaluator, (a, b) = _approximated((first, second), point, precision(first, second))
+        if a is None or b is None:
             continue
         if evaluator.vanishes(a) or evaluator.vanishes(b):
             return 0
@@ -131,12 +128,8 @@ def near(first: Node, second: Node, share: float) -> bool:
     """Whether two constants differ by at most this share of the second."""
     if symbols(first) or symbols(second):
         return False
-    evaluator = Calculator(NOWHERE, precision(first, second))
-    try:
-        a, b = evaluator.approximate(first), evaluator.approximate(second)
-    except UndefinedError:
-        return False
-    return bool(abs(a - b) <= share * abs(b))
+    _, (a, b) = _approximated((first, second), NOWHERE, precision(first, second))
+    return a is not None and b is not None and bool(abs(a - b) <= share * abs(b))
 
 
 def decimal_of(node: Node) -> tuple[Fraction, int] | None:
@@ -157,12 +150,8 @@ def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
     value, places = written
     if _exact(other, NOWHERE) == "undefined" or infinity(other):
         return False
-    evaluator = Calculator(NOWHERE, precision(decimal, other))
-    try:
-        target = evaluator.approximate(other)
-    except UndefinedError:
-        return False
-    if evaluator.mp.im(target) != 0:
+    evaluator, (target,) = _approximated((other,), NOWHERE, precision(decimal, other))
+    if target is None or evaluator.mp.im(target) != 0:
         return False
     scaled = abs(evaluator.mp.re(target)) * 10**places
     if scaled == evaluator.mp.nint(scaled):
@@ -175,8 +164,8 @@ def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
 
 PLUS = Node("constant", name="oo")
 MINUS = Node("neg", (PLUS,))
-EVERYTHING = Reals(((End(MINUS, False), End(PLUS, False)),))
-Piece = tuple[End, End]
+EVERYTHING = Reals((MINUS, PLUS), (False, False, True, False, False))
+NOTHING = Reals((), (False,))
 
 
 def order(first: Node, second: Node) -> int:
@@ -193,42 +182,34 @@ def order(first: Node, second: Node) -> int:
     return -1 if a < b else 1
 
 
-def union(pieces: Sequence[Piece], name: str = "") -> Reals:
-    """Return the union: sorted, without empty pieces, with touching or overlapping pieces joined."""
-    nonempty = [piece for piece in pieces if not _empty(piece)]
-    nonempty.sort(key=cmp_to_key(_by_low_end))
-    joined: list[Piece] = []
-    for low, high in nonempty:
-        if joined and _touch(joined[-1][1], low):
-            last = joined[-1]
-            joined[-1] = (last[0], _farther(last[1], high, 1, either=True))
-        else:
-            joined.append((low, high))
-    return Reals(tuple(joined), name)
+def interval(low: Node, high: Node, low_closed: bool, high_closed: bool, name: str = "") -> Reals:
+    """Return the numbers between two ends, each of which belongs to them where it is closed."""
+    compared = order(low, high)
+    if compared < 0:
+        return Reals((low, high), (False, low_closed, True, high_closed, False), name)
+    if compared == 0 and low_closed and high_closed:
+        return Reals((low,), (False, True, False), name)
+    return Reals((), (False,), name)
 
 
-def _by_low_end(first: Piece, second: Piece) -> int:
-    return order(first[0].node, second[0].node) or second[0].closed - first[0].closed
-
-
-def intersection(first: Reals, second: Reals) -> Reals:
-    """Return the numbers that are in both sets."""
-    pieces = [
-        (_farther(a[0], b[0], 1, either=False), _farther(a[1], b[1], -1, either=False))
-        for a in first.pieces
-        for b in second.pieces
-    ]
-    return union(pieces, first.name or second.name)
+def combined(first: Reals, second: Reals, keep: Callable[[bool, bool], bool]) -> Reals:
+    """Return the numbers for which `keep` says so, given whether they are in the first and in the second set."""
+    points, inside, a, b = list[Node](), [keep(first.inside[0], second.inside[0])], 0, 0
+    while a // 2 < len(first.points) or b // 2 < len(second.points):
+        left, right = first.points[a // 2 :], second.points[b // 2 :]
+        compared = order(left[0], right[0]) if left and right else -1 if left else 1
+        here = keep(first.inside[a + (compared <= 0)], second.inside[b + (compared >= 0)])
+        a, b = a + 2 * (compared <= 0), b + 2 * (compared >= 0)
+        behind = keep(first.inside[a], second.inside[b])
+        if not inside[-1] == here == behind:
+            points.append(left[0] if compared <= 0 else right[0])
+            inside += [here, behind]
+    return Reals(tuple(points), tuple(inside), first.name or second.name)
 
 
 def complement(value: Reals) -> Reals:
     """Return the real numbers that are not in the set."""
-    rest = EVERYTHING._replace(name=value.name)
-    for low, high in value.pieces:
-        below = (End(MINUS, False), End(low.node, not low.closed))
-        above = (End(high.node, not high.closed), End(PLUS, False))
-        rest = intersection(rest, union([below, above]))
-    return rest
+    return combined(EVERYTHING, value, lambda real, inside: real and not inside)._replace(name=value.name)
 
 
 def as_reals(value: Value) -> Reals | None:
@@ -240,18 +221,18 @@ def as_reals(value: Value) -> Reals | None:
             case Collection(kind=kind, items=(Quantity() as low, Quantity() as high)) if (
                 kind[0] in "([" and len(kind) == 2
             ):
-                if order(low.node, high.node) >= 0:
-                    return None
-                return union([(End(low.node, kind[0] == "["), End(high.node, kind[1] == "]"))])
+                found = interval(low.node, high.node, kind[0] == "[", kind[1] == "]")
+                return found if len(found.points) == 2 else None
             case Collection(kind="set", items=items):
                 nodes = [item.node for item in items if isinstance(item, Quantity)]
                 if len(nodes) == len(items) and not any(map(symbols, nodes)):
-                    return union([(End(node, True), End(node, True)) for node in nodes])
+                    members = [interval(node, node, True, True) for node in nodes]
+                    return reduce(partial(combined, keep=operator.or_), members, NOTHING)
             case Inequality():
                 return _solution(value)
             case Inequation(gap=gap):
                 root = _root(gap)
-                return root and complement(Reals(((End(root[1], True), End(root[1], True)),), root[0]))
+                return root and complement(interval(root[1], root[1], True, True, root[0]))
     except UndefinedError:
         return None
     return None
@@ -267,11 +248,10 @@ def _solution(value: Inequality) -> Reals | None:
         if root is None:
             return None
         name, point, rising = root
-        end = End(point, closed)
-        piece = (End(MINUS, False), end) if rising else (end, End(PLUS, False))
         if solution is not None and solution.name != name:
             return None
-        solution = intersection(solution or EVERYTHING, Reals((piece,), name))
+        ray = interval(MINUS, point, False, closed, name) if rising else interval(point, PLUS, closed, False, name)
+        solution = combined(solution or EVERYTHING, ray, operator.and_)
     return solution
 
 
@@ -286,7 +266,7 @@ def _outside(value: Inequality) -> Reals | None:
     ]
     if sides[0] is None or sides[1] is None or symbols(gap.args[0]):
         return None
-    return union([*sides[0].pieces, *sides[1].pieces], sides[0].name)
+    return combined(sides[0], sides[1], operator.or_)
 
 
 def _without_bars(gaps: Sequence[tuple[Node, bool]]) -> list[tuple[Node, bool]]:
@@ -322,22 +302,3 @@ def _root(gap: Node) -> tuple[str, Node, bool] | None:
     if not slope or any(value != defined[0] + slope * place for place, value in zip(places, defined, strict=True)):
         return None
     return name, number(-defined[0] / slope), slope > 0
-
-
-def _empty(piece: Piece) -> bool:
-    low, high = piece
-    compared = order(low.node, high.node)
-    return compared > 0 or (compared == 0 and not (low.closed and high.closed))
-
-
-def _touch(high: End, low: End) -> bool:
-    compared = order(high.node, low.node)
-    return compared > 0 or (compared == 0 and (high.closed or low.closed))
-
-
-def _farther(first: End, second: End, up: int, either: bool) -> End:
-    """Return the higher end (`up` is 1) or the lower one (-1); equal ends are closed if `either` or both are."""
-    compared = order(first.node, second.node) * up
-    if compared:
-        return first if compared > 0 else second
-    return first._replace(closed=first.closed or second.closed if either else first.closed and second.closed)

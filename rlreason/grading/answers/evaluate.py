@@ -2,8 +2,9 @@
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from operator import mul, neg
 from typing import Any
 
 from rlreason.grading.answers.lexer import RefusedError
@@ -22,13 +23,6 @@ class UndefinedError(Exception):
 def bits(value: Fraction) -> int:
     """Return the bit length of the longer of numerator and denominator."""
     return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def bounded(value: Fraction) -> Fraction:
-    """Return the value. Raises `RefusedError` where it has more than `MAX_BITS` bits."""
-    if bits(value) > MAX_BITS:
-        raise RefusedError("an exact value of more than 20000 bits")
-    return value
 
 
 def whole(value: Fraction) -> int:
@@ -72,20 +66,14 @@ def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
     for part in (value.numerator, value.denominator):
         if part.bit_length() > 4_096:
             return None
-        root = _whole_root(part, degree)
-        if root**degree != part:
+        low, high = 0, 1 << (part.bit_length() // degree + 1)
+        while high - low > 1:  # by bisection on whole numbers
+            middle = (low + high) // 2
+            low, high = (middle, high) if middle**degree <= part else (low, middle)
+        if low**degree != part:
             return None
-        parts.append(root)
+        parts.append(low)
     return Fraction(*parts)
-
-
-def _whole_root(value: int, degree: int) -> int:
-    """Return floor(value ** (1/degree)), by bisection on whole numbers."""
-    low, high = 0, 1 << (value.bit_length() // degree + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if middle**degree <= value else (low, middle)
-    return low
 
 
 MAX_LOG2 = 20_000.0  # of any intermediate magnitude
@@ -100,6 +88,7 @@ _LIBRARY = {
     "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh",
     "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
 }  # fmt: skip
+_PLAIN: dict[str, Callable[..., Any]] = {"group": lambda a: a, "neg": neg, "mul": mul, "abs": abs}
 _RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}
 
 
@@ -157,26 +146,18 @@ class Calculator:
         if op == "degree" or not all(isinstance(part, Fraction) for part in parts):
             parts = [self.number(part) for part in parts]
         match op, parts:
-            case "group", [a]:
-                value = a
-            case "neg", [a]:
-                value = -a
+            case (("group" | "neg" | "mul" | "abs"), _):
+                value = _PLAIN[op](*parts)
             case "add", [a, b]:
                 if not isinstance(a, Fraction):
                     self.largest = max(self.largest, abs(a), abs(b))
                 value = a + b
-            case "mul", [a, b]:
-                value = a * b
             case "div", [a, b]:
                 if self.vanishes(b):
                     raise UndefinedError("division by zero")
                 value = a / b
-            case "pow", [a, b]:
-                value = self._power(a, b)
-            case "root", [a, b]:
-                value = self._root(a, b)
-            case "abs", [a]:
-                value = abs(a)
+            case (("pow" | "root"), [a, b]):
+                value = self._power(a, b) if op == "pow" else self._root(a, b)
             case "degree", [a]:
                 value = a * self.mp.pi / 180
             case (("floor" | "ceil"), [a]):
@@ -194,7 +175,9 @@ class Calculator:
         if value is None:
             return None
         if isinstance(value, Fraction):
-            return bounded(value)
+            if bits(value) > MAX_BITS:
+                raise RefusedError("an exact value of more than 20000 bits")
+            return value
         if not self.mp.isfinite(value):
             raise UndefinedError("not finite")
         if self.mp.im(value) == 0:

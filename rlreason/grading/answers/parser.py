@@ -43,12 +43,35 @@ def infinity(node: Node) -> int:
     return int(node == Node("constant", name="oo"))
 
 
-class Cursor:
-    """A position in a token sequence; `at` is the index of the next token, and moves only past what is read."""
+MAX_DEPTH = 25
+_SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "|": "|"}
+_FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
+_BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
+_SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
+_DEGREE = Node("symbol", name="°")
+_INVERSE = Node("neg", (number(1),))
+
+
+def parse(tokens: Sequence[Token]) -> Node:
+    """Parse all tokens as one expression. Raises `UnreadableError` or `RefusedError`."""
+    parser = ExpressionParser(tokens)
+    node = parser.sum()
+    if parser.at < len(parser.tokens):
+        raise UnreadableError(parser.tokens[parser.at].text)
+    return node
+
+
+class ExpressionParser:
+    """Recursive descent over one token sequence; each method reads one rule of the grammar.
+
+    `at` is the index of the next token, and moves only past what is read.
+    """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.at = tokens, 0
         self.bars = 0  # 1 inside |...|, where the next bar closes
+        self.depth = 0
 
     def peek(self, ahead: int = 0) -> Token:
         """Return the next token, or the one `ahead` of it; after the last, a token of kind `end`."""
@@ -70,97 +93,6 @@ class Cursor:
     def replace(self, *tokens: Token) -> None:
         """Replace the next token by these."""
         self.tokens = [*self.tokens[: self.at], *tokens, *self.tokens[self.at + 1 :]]
-
-    def begins_factor(self) -> bool:
-        """Whether a factor without a sign may follow; a bare number may not: `3 8` and `x2` mean nothing."""
-        token = self.peek()
-        if token.kind == "sign":
-            return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
-        if token.kind == "text":
-            return token.text.strip() in FUNCTIONS or len(token.text.strip()) == 1
-        return token.kind in ("letter", "word", "command") and token.text not in CLOSING
-
-    def digit(self) -> Node:
-        r"""Take the first digit of the next number, as in `\frac12`; the others stay."""
-        text = self.peek().text
-        self.replace(*([Token("number", text[1:], value=Fraction(int(text[1:])))] if text[1:] else []))
-        return number(int(text[0]))
-
-    def letter(self, letter: str) -> Node:
-        """Read a variable with its index, or the constant `e` or `i`."""
-        self.at += 1
-        if self.peek().text == "_":
-            return Node("symbol", name=letter + self.subscript())
-        if letter in APPLIED and self.peek().text == "(" and not self.peek().spaced:
-            raise UnreadableError("an unknown function")  # f(2x) is no product
-        if letter in ("e", "i"):
-            return Node("constant", name=letter)
-        return Node("symbol", name=letter)
-
-    def subscript(self) -> str:
-        r"""Read an index, which is part of the name: `_1`, `_{12}`, `_{\text{max}}`; nothing where none follows."""
-        if not self.sign("_"):
-            return ""
-        if not self.sign("{"):
-            self.at += 1
-            return "_" + self.tokens[self.at - 1].text if self.at <= len(self.tokens) else ""
-        name = "_"
-        while not self.sign("}"):
-            if self.peek().kind == "end":
-                raise UnreadableError("_")
-            name += self.peek().text.strip()
-            self.at += 1
-        return name
-
-    def degree_sign(self) -> bool:
-        """Take `°` or `{°}` if it is next, and return whether it was."""
-        if [self.peek(ahead).text for ahead in range(3)] == ["{", "°", "}"]:
-            self.at += 3
-            return True
-        return self.sign("°") is not None
-
-    def single_number(self) -> Node | None:
-        """Take the next number, never as part of a mixed one; None where there is none."""
-        token = self.peek()
-        if token.kind != "number":
-            return None
-        self.at += 1
-        return number(token.value or 0, token.places)
-
-    def proper_fraction(self) -> Node | None:
-        """Take `1/2` after the whole part of a mixed number: plain digits, above 0 and below 1; else None."""
-        top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
-        if not (top.text.isdigit() and slash.text == "/" and bottom.text.isdigit() and not bottom.spaced):
-            return None
-        if not 0 < int(top.text) < int(bottom.text):
-            return None
-        self.at += 3
-        return Node("div", (number(int(top.text)), number(int(bottom.text))))
-
-
-MAX_DEPTH = 25
-_SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
-_BRACKETS = {"(": ")", "[": "]", "{": "}", "|": "|"}
-_FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
-_BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
-_SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
-_DEGREE = Node("symbol", name="°")
-_INVERSE = Node("neg", (number(1),))
-
-
-def parse(tokens: Sequence[Token]) -> Node:
-    """Parse all tokens as one expression. Raises `UnreadableError` or `RefusedError`."""
-    parser = ExpressionParser(tokens)
-    node = parser.sum()
-    if parser.at < len(parser.tokens):
-        raise UnreadableError(parser.tokens[parser.at].text)
-    return node
-
-
-class ExpressionParser(Cursor):
-    """Recursive descent over one token sequence; each method reads one rule of the grammar."""
-
-    depth = 0
 
     def sum(self) -> Node:
         """Terms joined by `+`, `-` or both at once."""
@@ -214,14 +146,26 @@ class ExpressionParser(Cursor):
             else:
                 return node
 
+    def begins_factor(self) -> bool:
+        """Whether a factor without a sign may follow; a bare number may not: `3 8` and `x2` mean nothing."""
+        token = self.peek()
+        if token.kind == "sign":
+            return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
+        if token.kind == "text":
+            return token.text.strip() in FUNCTIONS or len(token.text.strip()) == 1
+        return token.kind in ("letter", "word", "command") and token.text not in CLOSING
+
     def power(self, base: Node) -> Node:
         """The base with the exponent that follows, or in degrees."""
         exponent = self.exponent()
         return Node("degree", (base,)) if exponent == _DEGREE else Node("pow", (base, exponent))
 
     def exponent(self) -> Node:
-        """What stands behind `^`: one number or atom with its sign, and the tower above it."""
-        if self.degree_sign():
+        """What stands behind `^`: `°`, or one number or atom with its sign and the tower above it."""
+        if [self.peek(ahead).text for ahead in range(3)] == ["{", "°", "}"]:
+            self.at += 3
+            return _DEGREE
+        if self.sign("°"):
             return _DEGREE
         negative = self.sign("-")
         self.sign("+")
@@ -240,10 +184,44 @@ class ExpressionParser(Cursor):
             return node
         token = self.peek()
         if token.kind == "number" and token.text.isdigit():
-            return self.digit()
+            rest = token.text[1:]  # the other digits stay
+            self.replace(*([Token("number", rest, value=Fraction(int(rest)))] if rest else []))
+            return number(int(token.text[0]))
         if token.kind == "word":
             raise UnreadableError(token.text)
         return self.atom()
+
+    def letter(self, letter: str) -> Node:
+        """A variable with its index, or the constant `e` or `i`."""
+        self.at += 1
+        if self.peek().text == "_":
+            return Node("symbol", name=letter + self.subscript())
+        if letter in APPLIED and self.peek().text == "(" and not self.peek().spaced:
+            raise UnreadableError("an unknown function")  # f(2x) is no product
+        return Node("constant" if letter in ("e", "i") else "symbol", name=letter)
+
+    def subscript(self) -> str:
+        r"""An index, which is part of the name: `_1`, `_{12}`, `_{\text{max}}`; nothing where none follows."""
+        if not self.sign("_"):
+            return ""
+        if not self.sign("{"):
+            self.at += 1
+            return "_" + self.tokens[self.at - 1].text if self.at <= len(self.tokens) else ""
+        name = "_"
+        while not self.sign("}"):
+            if self.peek().kind == "end":
+                raise UnreadableError("_")
+            name += self.peek().text.strip()
+            self.at += 1
+        return name
+
+    def single_number(self) -> Node | None:
+        """The next number, never as part of a mixed one; None where there is none."""
+        token = self.peek()
+        if token.kind != "number":
+            return None
+        self.at += 1
+        return number(token.value or 0, token.places)
 
     def atom(self) -> Node:
         """A number, a letter, a bracket, or what a word or command stands for."""
@@ -269,8 +247,13 @@ class ExpressionParser(Cursor):
         assert whole is not None
         if not plain:
             return whole
-        fraction = self.proper_fraction() if self.peek().spaced else None
-        if fraction is None and self.peek()[:2] == ("command", "frac"):
+        top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
+        fraction = None
+        if top.spaced and slash.text == "/" and top.text.isdigit() and bottom.text.isdigit() and not bottom.spaced:
+            if 0 < int(top.text) < int(bottom.text):
+                self.at += 3
+                fraction = Node("div", (number(int(top.text)), number(int(bottom.text))))
+        elif top[:2] == ("command", "frac"):
             at, tokens = self.at, self.tokens
             candidate = self.atom()
             parts = [part.value or 0 for part in candidate.args if part.op == "number" and part.places is None]
@@ -307,7 +290,13 @@ class ExpressionParser(Cursor):
                 raise UnreadableError("a derivative")
             return Node("div" if name == "frac" else "binom", (top, bottom))
         if name == "sqrt":
-            return self.root()
+            degree = number(2)
+            if self.sign("["):
+                degree = self.sum()
+                self.expect("]")
+            if self.sign("-"):
+                raise UnreadableError("sqrt-")
+            return Node("root", (self.single_number() or self.atom(), degree))  # \sqrt12: the root of twelve
         if name in FUNCTIONS:
             return self.function(name)
         if name in CONSTANTS:
@@ -331,16 +320,6 @@ class ExpressionParser(Cursor):
             return self.atom()
         raise UnreadableError(name)
 
-    def root(self) -> Node:
-        """A root with its degree; without brackets it covers one number or atom."""
-        degree = number(2)
-        if self.sign("["):
-            degree = self.sum()
-            self.expect("]")
-        if self.sign("-"):
-            raise UnreadableError("sqrt-")
-        return Node("root", (self.single_number() or self.atom(), degree))  # \sqrt12 and √12: the root of twelve
-
     def function(self, name: str) -> Node:
         r"""A function with its base or power, applied to a bracket or to the factors that follow: `\sin 2x`."""
         name, base, power = _SAME.get(name, name), None, None
@@ -350,7 +329,12 @@ class ExpressionParser(Cursor):
             power = self.exponent()
         if name == "log" and base is None and self.sign("_"):
             base = self.group()
-        argument = self.atom() if self.peek().text in _BRACKETS else self.open_argument()
+        if self.peek().text in _BRACKETS:
+            argument = self.atom()
+        else:  # up to the next sum, function or bracket
+            argument = self.signed_factor()
+            while self.begins_factor() and self.peek().text not in FUNCTIONS and self.peek().text not in ("(", "["):
+                argument = Node("mul", (argument, self.factor()))
         if power in (_INVERSE, Node("group", (_INVERSE,))):
             name, power = "arc" + name, None
         node = Node("call", (argument, base) if base else (argument,), name=name)
@@ -365,10 +349,3 @@ class ExpressionParser(Cursor):
             self.at += 1
             return number(int(token.text))
         return self.group()
-
-    def open_argument(self) -> Node:
-        """The factors behind a function without brackets, up to the next sum, function or bracket."""
-        node = self.signed_factor()
-        while self.begins_factor() and self.peek().text not in FUNCTIONS and self.peek().text not in ("(", "["):
-            node = Node("mul", (node, self.factor()))
-        return node

@@ -1,7 +1,10 @@
 """Read a cleaned answer as a value: lists, sets, tuples, relations, matrices, times, bases and letters."""
 
+import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial, reduce
 from itertools import pairwise
 
 from rlreason.grading.answers import equality
@@ -66,7 +69,10 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
         values = [inner(piece) for piece in rest]
         if not occurs_in(pieces[at], values[-1]):
             check_chain(values)
-            return Equation(label, values[-1], _gap(pieces[at], rest[-1]) if len(pieces) == 2 else None)
+            gap = None
+            with suppress(UnreadableError):
+                gap = minus(parse(pieces[at]), parse(rest[-1])) if len(pieces) == 2 else None
+            return Equation(label, values[-1], gap)
     values = [inner(piece) for piece in pieces]
     if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
         check_chain(values)
@@ -95,13 +101,6 @@ def check_chain(values: Sequence[Value]) -> None:
     for value in values[:-1]:
         if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
             raise UnreadableError("a chain of values that are not equal")
-
-
-def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
-    try:
-        return minus(parse(left), parse(right))
-    except UnreadableError:
-        return None
 
 
 def minus(left: Node, right: Node) -> Node:
@@ -146,12 +145,8 @@ def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
     reals = [part for part in sets if part is not None]
     if len(reals) != len(items) or len({part.name for part in reals}) != 1:
         return None
-    if connectives == {"or"}:
-        return equality.union([piece for part in reals for piece in part.pieces], reals[0].name)
-    result = reals[0]
-    for part in reals[1:]:
-        result = equality.intersection(result, part)
-    return result
+    keep = operator.or_ if connectives == {"or"} else operator.and_
+    return reduce(partial(equality.combined, keep=keep), reals)
 
 
 def unlabelled(items: tuple[Value, ...]) -> Collection:
@@ -340,10 +335,9 @@ def _set_algebra(tokens: Sequence[Token], inner: Inner) -> Value | None:
         left, right = equality.as_reals(value), equality.as_reals(inner(piece))
         if left is None or right is None:
             raise UnreadableError(mark.text)
-        if mark.text == "\\cup":
-            value = equality.union([*left.pieces, *right.pieces])
-        else:
-            value = equality.intersection(left, right if mark.text == "\\cap" else equality.complement(right))
+        right = equality.complement(right) if mark.text == "\\setminus" else right
+        value = equality.combined(left, right, operator.or_ if mark.text == "\\cup" else operator.and_)
+        value = value._replace(name="") if mark.text == "\\cup" else value
     return value
 
 

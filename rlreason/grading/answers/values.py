@@ -61,17 +61,15 @@ class Inequation(NamedTuple):
     gap: Node
 
 
-class End(NamedTuple):
-    """One end of an interval. `closed`: the end itself belongs to it."""
-
-    node: Node
-    closed: bool
-
-
 class Reals(NamedTuple):
-    """A union of disjoint intervals in rising order, for the variable `name` where one was given."""
+    """A set of real numbers, for the variable `name` where one was given.
 
-    pieces: tuple[tuple[End, End], ...]
+    `points`: its ends and single members in rising order. `inside`: whether the numbers below the first point belong to
+    it, the first point, those up to the next point, and so on.
+    """
+
+    points: tuple[Node, ...]
+    inside: tuple[bool, ...]
     name: str = ""
 
 

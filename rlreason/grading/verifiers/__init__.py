@@ -6,8 +6,11 @@ or 1.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-from rlreason.grading.formats import Extracted
+from rlreason.grading.formats import Extracted, question_only, r1_zero
+
+Reward = Callable[[str, Any], dict[str, float]]
 
 
 def reward_name(reward: str, verifier: str | None) -> str:
@@ -31,3 +34,16 @@ def graded(read: Extracted, is_right: Callable[[str], bool]) -> dict[str, float]
     """
     right = float(read.formatted and read.answer is not None and is_right(read.answer))
     return {"format_reward": float(read.formatted), "answer_reward": right, "reward": right}
+
+
+def by_format(solves: Callable[[str, Any], bool]) -> tuple[Reward, Reward]:
+    """Return the rewards `r1_zero` and `question_only` by a task's rule, (answer, ground truth) -> whether it is right.
+
+    >>> by_format(str.__eq__)[0]("so </think> <answer>4</answer>", "4")["reward"]
+    1.0
+    """
+
+    def reward(read: Callable[[str], Extracted]) -> Reward:
+        return lambda response, truth: graded(read(response), lambda answer: solves(answer, truth))
+
+    return reward(r1_zero), reward(question_only)

@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from rlreason.grading import formats
-from rlreason.grading.verifiers import graded
+from rlreason.grading.verifiers import by_format
 
 LONGEST = 500  # characters of an answer; six numbers need about 50
 WRITTEN = re.compile(r"[0-9+\-*/() ]+")
@@ -31,20 +30,6 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 SIGNS: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
-    """Grade an answer in tags.
-
-    >>> r1_zero("5 + 5 = 10 </think> <answer>(5 + 5) - 2</answer>", "5 5 2 -> 8")["reward"]
-    1.0
-    """
-    return graded(formats.r1_zero(response), lambda answer: solves(answer, ground_truth))
-
-
-def question_only(response: str, ground_truth: str) -> dict[str, float]:
-    """Grade an answer in a box."""
-    return graded(formats.question_only(response), lambda answer: solves(answer, ground_truth))
-
-
 def solves(answer: str, ground_truth: str) -> bool:
     """Whether `answer` uses the numbers and reaches the target of `ground_truth`.
 
@@ -54,6 +39,9 @@ def solves(answer: str, ground_truth: str) -> bool:
     given, target = read_ground_truth(ground_truth)
     expression = plain(answer)
     return expression is not None and numbers(expression) == given and value(expression) == target
+
+
+r1_zero, question_only = by_format(solves)
 
 
 def read_ground_truth(ground_truth: str) -> tuple[list[int], Fraction]:

@@ -11,22 +11,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from rlreason.grading import formats
-from rlreason.grading.verifiers import graded
+from rlreason.grading.verifiers import by_format
 
 with contextlib.suppress(ImportError):  # the loader of the problems says how to get it
     # Here, so that the import does not count against the time limit of the first answer.
     from reasoning_gym.factory import get_score_answer_fn
-
-
-def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
-    """Grade an answer in tags."""
-    return graded(formats.r1_zero(response), lambda answer: solves(answer, ground_truth))
-
-
-def question_only(response: str, ground_truth: str) -> dict[str, float]:
-    """Grade an answer in a box."""
-    return graded(formats.question_only(response), lambda answer: solves(answer, ground_truth))
 
 
 def solves(answer: str, ground_truth: str) -> bool:
@@ -39,3 +28,6 @@ def solves(answer: str, ground_truth: str) -> bool:
 def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
     score: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(task)
     return score
+
+
+r1_zero, question_only = by_format(solves)
