@@ -130,7 +130,7 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
         (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*set prompt\.system=null"),
         (GEMMA + "{{ 1 + nothing }}", None, "choose another model"),
         ("{{ messages[-1]['content'] }}", "Be brief.", r"set prompt\.system=null"),
-        ("Hello", None, "user's turn"),
+        ("Hello", None, "leaves out"),
         (CHATML.replace("add_generation_prompt", "false"), None, "add_generation_prompt.*assistant"),
         (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters"),
         (CHATML.replace("['content']", "['content'][:4000]"), None, "alters"),

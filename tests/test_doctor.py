@@ -27,7 +27,7 @@ from rlreason.cli.doctor import (
     run_findings,
     version_findings,
 )
-from rlreason.cli.doctor_probe import ProbeResult, probing
+from rlreason.cli.doctor_probe import ProbeResult, probe
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
@@ -244,8 +244,7 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
 
 
 def probed(part: str, patience_s: float) -> ProbeResult:
-    with probing({part: "vllm.entrypoints.llm"}, patience_s) as wait:
-        return wait()[part]
+    return probe({part: "vllm.entrypoints.llm"}, patience_s)[part]
 
 
 @pytest.mark.long

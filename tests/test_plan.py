@@ -51,7 +51,7 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
     assert re.match(r"at most about [\d.]+ MB when all have ended: [\d.]+ MB a run, by its settings$", said["disk"])
-    assert said["memory"].startswith("about ")
+    assert "about " in said["memory"]
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]
     assert "by Holm over 2 comparisons" in said["can show"]
@@ -181,4 +181,4 @@ def test_a_shape_that_is_unknown_is_said_once(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     done = rlreason("plan", "model=local", f"model.path={tmp_path}", "data=stories", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert " ".join(done.stdout.split()).count("is of type mamba") == 1
+    assert " ".join(done.stdout.split()).count("the shape is unknown") == 1

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 
@@ -20,6 +19,7 @@ from transformers.utils import logging as hf_logging
 from rlreason.config.leaves import required
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
 from rlreason.errors import ConfigError
+from rlreason.model.memory import matches
 from rlreason.runtime.machine import VISIBLE, driver_gpus, why_unseen
 
 
@@ -73,16 +73,12 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
     >>> matching_names(["a.0.q_proj", "a.0.v_proj", "a.1.q_proj"], ["q_proj", "a.0.*"], "model.freeze")
     ['a.0.q_proj', 'a.0.v_proj', 'a.1.q_proj']
     """
-    names, hits = list(names), set()
+    names, hits = list(names), set[str]()
     for pattern in patterns:
-        matches = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
-        if not matches:
-            near = get_close_matches(pattern, {*names, *(n.rpartition(".")[2] for n in names)}, n=3, cutoff=0.4)
-            raise ConfigError(
-                f"{setting}: {pattern} matches no name in this model: try "
-                + (", ".join(near) if near else f"one such as {names[0]}")
-            )
-        hits |= matches
+        if not (found := {name for name in names if matches(name, [pattern])}):
+            near = get_close_matches(pattern, {*names, *(n.rpartition(".")[2] for n in names)}, n=3, cutoff=0)
+            raise ConfigError(f"{setting}: {pattern} matches no name in this model: try {', '.join(near)}")
+        hits |= found
     return [name for name in names if name in hits]
 
 
@@ -185,29 +181,22 @@ class Hardware:
     card: str = ""  # the GPU that torch uses; "" if none is accessible
     capability: tuple[int, int] = (0, 0)  # compute capability of that GPU
     bf16: bool = True  # computes bfloat16 natively
-    gpus: tuple[str, ...] = ()  # listed by the driver, accessible to torch or not
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES
-    torch_version: str = str(torch.__version__)
-    built_for: str | None = torch.version.cuda  # of CUDA; None: torch is built for processors only
+
+    def __str__(self) -> str:
+        return "{} (compute capability {}.{})".format(self.card, *self.capability)
 
 
 def hardware_here() -> Hardware:
     """Detect this process's hardware."""
-    gpus, visible = driver_gpus(), os.environ.get(VISIBLE)
     if not torch.cuda.is_available():
-        return Hardware(gpus=gpus, visible=visible)
+        return Hardware()
     half = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Hardware(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), half, gpus, visible)
+    return Hardware(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), half)
 
 
 def pick_device() -> torch.device:
     """Return torch's GPU if there is one, else the processor; `machine_remarks` names those out of its reach."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of matrix products on this machine's `device`; see `choose_dtype`."""
-    return choose_dtype(name, hardware_here() if device.type == "cuda" else Hardware())
 
 
 def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") -> torch.dtype:
@@ -222,7 +211,7 @@ def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") ->
         return torch.bfloat16 if hardware.card and hardware.bf16 else torch.float32
     if name == "bfloat16" and hardware.card and not hardware.bf16:
         raise ConfigError(
-            f"{setting}=bfloat16: {_card(hardware)} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
+            f"{setting}=bfloat16: {hardware} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
             "capability 8.0 or more (Ampere: A100, A10, RTX 30)"
         )
     return DTYPES[name]
@@ -239,17 +228,6 @@ def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[t
     return products, choose_dtype(head, hardware, "model.head")
 
 
-def check_types(model: ModelConfig, engine: str, hardware: Hardware) -> torch.dtype:
-    """Return the dtype of matrix products. `ConfigError` if a type is unavailable, or the engine's head differs."""
-    products, head = choose_types(model, engine, hardware)
-    if engine == "vllm" and head == torch.bfloat16 and products == torch.float32:
-        raise ConfigError(
-            "model.head=bfloat16 with rollout=vllm: products are float32 here, and so is the output head that vLLM "
-            "samples with: set model.head=auto, or model.dtype=bfloat16"
-        )
-    return products
-
-
 def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """Warn about a GPU that torch cannot access, or one without bfloat16.
 
@@ -259,14 +237,9 @@ def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """
     if hardware.card:
         lacks = not hardware.bf16 and model.dtype == "auto" and model.weights == "float32"
-        line = f"{_card(hardware)} has no bfloat16: products in float32, which take several times as long"
-        return [line] if lacks else []
-    unseen = why_unseen(hardware.gpus, hardware.visible, hardware.torch_version, hardware.built_for)
+        return [f"{hardware} has no bfloat16: products in float32, which take several times as long"] if lacks else []
+    unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
     return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
-
-
-def _card(hardware: Hardware) -> str:
-    return "{} (compute capability {}.{})".format(hardware.card, *hardware.capability)
 
 
 def lists_on_device(
@@ -300,18 +273,15 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on `texts`: any string survives encoding and decoding.
 
-    A number of up to two digits is one token. `build_tokenizer` adds the tags.
+    A number of up to two digits is one token, and so are the four r1_zero tags, which survive decoding.
     """
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -320,12 +290,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    return core
-
-
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """Wrap `train_tokenizer`'s for transformers. The four r1_zero tags are one token each, and survive decoding."""
-    core = train_tokenizer(texts, vocab_size)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
     tokenizer.add_tokens(list(TAGS))
     return tokenizer

@@ -17,12 +17,8 @@ from transformers.cache_utils import Cache
 from rlreason.errors import ConfigError
 from rlreason.model.attention import select_kernel
 from rlreason.model.loading import (
-    check_head,
     check_kernel,
     check_model,
-    check_saved,
-    check_sharing,
-    check_tokenizer,
     load_model,
     load_tokenizer,
     with_one_layer,
@@ -32,11 +28,12 @@ from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fa
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import (
     DTYPES,
+    choose_dtype,
     free_cached_memory,
+    hardware_here,
     merged_weights,
     model_size,
     pick_device,
-    pick_dtype,
     round_weights,
     seeded,
 )
@@ -102,12 +99,8 @@ class Policy:
         if in_main_memory:
             self._check_first_layer()
             return
-        if head_dtype != torch.float32:
-            check_head(self)
-        if self.attention != "sdpa":
+        if self.attention in ("varlen", "flash_attention_2"):
             check_kernel(self)
-            if self.shares_prompts:
-                check_sharing(self)
 
     def _check_first_layer(self) -> None:
         """Check on the device with one layer only: all of them may not fit there."""
@@ -239,9 +232,8 @@ class Policy:
 
     def describe(self) -> str:
         """Describe size, precision, device, attention kernel and measures to save memory, in one line."""
-        where = (
-            torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
-        )
+        on_gpu = self.device.type == "cuda"
+        where = torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
         size = f"{model_size(self.model) / 1e6:.3g} M parameters"
         products = f"{str(self.compute_dtype).removeprefix('torch.')} products"
         if self.head_dtype != torch.float32:
@@ -308,10 +300,8 @@ class Policy:
             ) from error
 
     def _write(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        numbers = sum(weight.numel() for weight in weights.values())
-        self.model.save_pretrained(folder, state_dict=weights)  # merges the adapters
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
-        check_saved(folder, numbers)
 
 
 def load_policy(
@@ -327,13 +317,11 @@ def load_policy(
     `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory, `head_dtype`
     that of the output head's operands; `in_main_memory` as in `Policy`.
     """
-    device, tokenizer = pick_device(), load_tokenizer(path)
-    model = load_model(path)
-    check_tokenizer(path, tokenizer, model)
-    products = pick_dtype(dtype, device)
-    dropped = with_settings_that_save(model)
-    policy = Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)
-    policy.remarks += [dropped] * bool(dropped)
+    tokenizer, model = load_tokenizer(path), load_model(path)
+    dropped, products = with_settings_that_save(model), choose_dtype(dtype, hardware_here())
+    policy = Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
+    if dropped:
+        policy.remarks.append(dropped)
     return policy
 
 
