@@ -6,9 +6,8 @@ import pytest
 import torch
 from conftest import random_pairs
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason.config.model import PretrainedModelConfig, type_of_head
+from rlreason.config.model import PretrainedModelConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.log_probs import chunked_log_probs, operand, product
@@ -58,20 +57,11 @@ def test_operands_are_rounded_and_sums_are_not():
     torch.testing.assert_close(into, found + 1, atol=1e-5, rtol=0)
 
 
-def test_log_probabilities_are_those_of_rounded_numbers():
-    hidden, weight, labels, along = given()
-    found, *_ = computed(hidden, weight, labels, along, head=HALF)
-    expected, *_ = exact(hidden.to(HALF), weight.to(HALF), labels, along)
-    plain, *_ = exact(hidden, weight, labels, along)
-    assert found.dtype == FULL
-    assert (found - expected).abs().max() < 1e-5
-    assert (found - plain).abs().max() > 1e-3
-
-
 def test_the_error_of_gradients_is_that_of_rounding_and_does_not_grow_with_the_chunks():
     """As the docstring says: about 0.2%, of three roundings to 8 bits, whatever the number of chunks."""
     hidden, weight, labels, along = given(positions=256)
-    _, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
+    log_probs, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
+    assert (computed(hidden, weight, labels, along, head=HALF)[0] - log_probs).abs().max() < 1e-5
     errors = {chunk: computed(hidden, weight, labels, along, head=HALF, chunk=chunk)[1:] for chunk in (256, 64, 4)}
     for found in errors.values():
         for mine, theirs in zip(found, expected, strict=True):
@@ -89,27 +79,6 @@ def test_in_float32_nothing_is_rounded():
     half, *gradients = computed(hidden, weight, labels, along, head=FULL, products=HALF)
     torch.testing.assert_close(half, computed(hidden, weight, labels, along)[0], atol=0, rtol=0)
     assert [g.dtype for g in gradients] == [FULL, FULL]
-
-
-class Casts(TorchDispatchMode):
-    """Counts copies to half precision of a tensor of one shape."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.shape, self.count = shape, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        is_cast = func is torch.ops.aten._to_copy.default and result.dtype == HALF
-        self.count += is_cast and tuple(result.shape) == self.shape
-        return result
-
-
-def test_the_weight_is_rounded_once_there_and_once_back():
-    hidden, weight, labels, along = given()
-    with Casts(tuple(weight.shape)) as casts:
-        computed(hidden, weight, labels, along, head=HALF, chunk=5)  # 10 chunks
-    assert casts.count == 2
 
 
 @pytest.fixture
@@ -140,22 +109,7 @@ def test_the_header_and_the_card_say_which_head_it_is(rounding, policy):
     assert "bfloat16 products, output head in float32" in policy.describe()
     for card in (objective_card(Objective()), imitation_card(LengthNormConfig("token"), sampled=True)):
         assert card.with_head("float32") is card
-        told = card.with_head("bfloat16")
-        assert "h and W rounded to bfloat16" in told.text
-        assert told.markdown.index("## Output head") < told.markdown.index("## Equals")
-        assert told.markdown.replace("## Output head", "").count("## ") == card.markdown.count("## ")
-
-
-@pytest.mark.parametrize(
-    ("head", "engine", "products", "expected"),
-    [
-        ("auto", "vllm", "bfloat16", "bfloat16"), ("auto", "vllm", "float32", "float32"),
-        ("auto", "hf", "bfloat16", "float32"), ("float32", "vllm", "bfloat16", "float32"),
-        ("bfloat16", "hf", "bfloat16", "bfloat16"),
-    ],
-)  # fmt: skip
-def test_auto_does_what_the_engine_does(head, engine, products, expected):
-    assert type_of_head(head, engine, products) == expected
+        assert "h and W rounded to bfloat16" in card.with_head("bfloat16").text
 
 
 def model(**settings):

@@ -51,16 +51,12 @@ def test_trainer_and_engine_score_as_the_models_own_plain_forward_pass(family, t
     policy = Policy(model, tokenizer)
     torch.testing.assert_close(policy.log_probs(pack(pairs))[0], torch.stack(expected), atol=3e-5, rtol=0)
     assert policy.shares_prompts, policy.remarks
+    assert policy.end_ids >= ({0, 7} if family is llama else set())
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(pairs)]
     responses = HFEngine(policy).generate(prompts, Sampling(0.8, 0, 12), n=3)
     scores = LogProbScorer(policy, 256, 0.8).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
     assert max(gaps) < 5e-5
-
-
-def test_every_end_token_of_the_model_ends_a_response(tokenizer):
-    policy = Policy(llama(len(tokenizer)), tokenizer)
-    assert policy.end_ids == {0, 7}
 
 
 def test_bfloat16_products_stay_close_in_trainer_and_engine(tokenizer):

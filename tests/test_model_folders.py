@@ -67,16 +67,13 @@ def adapter(folder: Path) -> None:
 LACKING = "model.layers.1.mlp.down_proj.weight"
 FAULTS = {
     "compiled": (prefixed("_orig_mod."), "_orig_mod."),
-    "data parallel": (prefixed("module."), "module."),
     "a tensor is missing": (reweighed(lambda w: {k: v for k, v in w.items() if k != LACKING}), re.escape(LACKING)),
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
     "no head": (reweighed(same, tie_word_embeddings=False), r"lm_head\.weight"),
     "more layers": (reweighed(same, num_hidden_layers=3, layer_types=None), "layers.2"),
     "another shape": (reweighed(same, intermediate_size=64), r"\[32, 96\], not \[32, 64\]"),
     "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "bitsandbytes"),
-    "fp8": (quantised(quant_method="fp8", weight_block_size=[128, 128]), "fp8"),
     "an adapter": (adapter, "adapter_config.json"),
-    "an activation that is none": (reweighed(same, hidden_act="nosuch"), "nosuch"),
 }
 
 
@@ -114,9 +111,6 @@ def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(sa
     assert model.config.tie_word_embeddings is False
 
 
-# Tokenizers
-
-
 def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -> None:
     """Let the tokenizer put these tokens around each text."""
     ids = {token: load_tokenizer(str(folder)).convert_tokens_to_ids(token) for token in (*front, *behind)}
@@ -140,15 +134,9 @@ def test_what_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_fron
         assert changed.encode_prompt(text) == (expected or [policy.tokenizer.eos_token_id])
 
 
-@pytest.fixture
-def tagged(tokenizer):
-    """A tokenizer whose answer tags, and tags of a prompt of one's own, are special tokens."""
-    own = copy.deepcopy(tokenizer)
-    own.add_tokens([*TAGS, "<final>", "</final>", "<|im_end|>"], special_tokens=True)
-    return own
-
-
-def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tagged, composed, tmp_path):
+def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokenizer, composed, tmp_path):
+    tagged = copy.deepcopy(tokenizer)
+    tagged.add_tokens([*TAGS, "<final>", "</final>", "<|im_end|>"], special_tokens=True)
     policy = Policy(build_model(len(tagged), width=16, layers=1), tagged)
     (tmp_path / "own.prompt").write_text("Answer {question} in <final>.<|im_end|>")
     words = f"prompt.file={tmp_path}/own.prompt", "prompt.stop=['</final>','<|im_end|>']"
@@ -156,9 +144,7 @@ def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tagged,
     assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
     written = "2 </think> <answer>4</answer> <final>4</final>"
     ids = tagged.encode(f"{written}<|im_end|>", add_special_tokens=False)
-    stops = Stops(tagged, sampling.stop, 0, sampling.tags)
-    assert stops.text(ids, 0) == written
-    assert stops.overhang(ids[:-1]) == 0
+    assert Stops(tagged, sampling.stop, 0, sampling.tags).text(ids, 0) == written
     assert Stops(tagged, sampling.stop, 0).text(ids, 0).replace(" ", "") == "244"
 
 
@@ -208,14 +194,8 @@ def test_an_engine_of_its_own_gets_no_row_that_no_token_has(policy, padded, tmp_
     )
 
 
-# Saving
-
-
-@pytest.mark.parametrize(
-    "settings", [{"do_sample": False, "temperature": 0.6}, {"num_beams": 1, "length_penalty": 2.0}], ids=str
-)
-def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path, settings):
-    edited(saved / "generation_config.json", eos_token_id=[0, 5], **settings)
+def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path):
+    edited(saved / "generation_config.json", eos_token_id=[0, 5], do_sample=False, temperature=0.6)
     policy = load_policy(str(saved))
     policy.try_saving()
     policy.save(tmp_path / "again")
@@ -236,9 +216,6 @@ def test_a_run_tries_to_save_before_its_first_step(policy, tmp_path, monkeypatch
     with pytest.raises(ConfigError, match="no such luck"):
         train("algorithm=grpo", *words, quiet=True)
     assert not (tmp_path / "run/rollouts").exists()
-
-
-# What lies around
 
 
 def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokenizer):

@@ -105,6 +105,10 @@ def test_a_hybrid_trains_one_sequence_at_a_time_from_what_it_samples(tokenizer, 
     hybrid(lfm2, tokenizer).save(tmp_path / "model")
     policy = load_policy(str(tmp_path / "model"))
     assert "one sequence" in policy.describe()
+    with pytest.raises(AssertionError):
+        policy.log_probs(pack([([3, 4], [5]), ([6], [7, 8])]))
+    with pytest.raises(ConfigError, match="parallel=shard"):
+        Policy(lfm2(len(tokenizer)), tokenizer, in_main_memory=True)
     engine, learner = HFEngine(policy), Learner(policy, Objective(), OptimizationConfig(1e-3))
     for step in range(2):
         before = [p.detach().clone() for p in learner.parameters]
@@ -126,12 +130,6 @@ def test_one_sequence_at_a_time_has_the_gradient_of_packed_ones(policy):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_hybrid_never_sees_two_sequences_in_one_pass(tokenizer):
-    policy = hybrid(lfm2, tokenizer)
-    with pytest.raises(AssertionError):
-        policy.log_probs(pack([([3, 4], [5]), ([6], [7, 8])]))
-
-
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -150,8 +148,3 @@ def test_a_hybrid_never_sees_two_sequences_in_one_pass(tokenizer):
 def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(model, reason, tokenizer):
     with pytest.raises(ConfigError, match=reason):
         hybrid(model, tokenizer)
-
-
-def test_a_hybrid_is_not_spread_over_ranks(tokenizer):
-    with pytest.raises(ConfigError, match="parallel=shard"):
-        Policy(lfm2(len(tokenizer)), tokenizer, in_main_memory=True)

@@ -166,12 +166,8 @@ def test_a_whole_model_has_the_same_gradients_in_float64():
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_in_half_precision_gradients_differ_by_rounding_alone(tokenizer, policy, checkpointing):
+def test_in_half_precision_gradients_differ_by_rounding_alone(tokenizer, policy):
     half = Policy(policy.model, tokenizer, torch.bfloat16)
-    if checkpointing:
-        half.model.gradient_checkpointing_enable()
-        half.model.train()
     samples = samples_of(half, groups(len(tokenizer)))
 
     def gradient(share):
@@ -201,10 +197,11 @@ def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):
     assert fed["n"] == sum(len(p) + len(r) - 1 for p, r in pairs)
 
 
-class Reads(TorchFunctionMode):
-    """Counts what waits for a device: numbers that are read, and indices whose count depends on values."""
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero", "masked_select")
 
-    NAMES = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero", "masked_select")
+
+class Reads(TorchFunctionMode):
+    """Counts what waits for a device: numbers that are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,12 +209,7 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        by_mask = name == "__getitem__" and any(
-            isinstance(i, torch.Tensor) and i.dtype == torch.bool
-            for i in (args[1] if isinstance(args[1], tuple) else (args[1],))
-        )
-        if name in self.NAMES or by_mask:
-            self.count["mask" if by_mask else name] += 1
+        self.count.update([name] if name in READS else [])
         return func(*args, **(kwargs or {}))
 
 
@@ -231,11 +223,9 @@ def test_numbers_are_read_once_a_step_however_many_micro_batches_it_has(policy, 
             metrics = learner.update(samples)
         counts.append((metrics["train/micro_batches"], reads.count))
     (few, once), (many, again) = counts
-    assert few == 1
-    assert many > 5
+    assert few == 1 < 5 < many
     assert once == again
     assert once["tolist"] == 1
-    assert once["mask"] == 1  # the lengths that count for the divisors, which lie on the host
 
 
 def test_sharing_is_given_up_where_it_computes_something_else(policy, monkeypatch):

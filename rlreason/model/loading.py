@@ -112,17 +112,17 @@ def load_model(path: str) -> PreTrainedModel:
     return model
 
 
-def with_settings_that_save(model: PreTrainedModel) -> str:
+def with_settings_that_save(model: PreTrainedModel) -> list[str]:
     """Reduce generation settings that transformers refuses to save to their tokens, in place; return a line on that."""
     settings = model.generation_config
     try:
         if settings is not None:
             settings.validate(strict=True)
-        return ""
+        return []
     except (ValueError, TypeError):
         tokens = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.generation_config = GenerationConfig(**tokens)
-        return "generation_config.json is saved with its tokens alone, since transformers refuses the rest"
+        return ["generation_config.json is saved with its tokens alone, since transformers refuses the rest"]
 
 
 def from_config(config: PretrainedConfig) -> PreTrainedModel:

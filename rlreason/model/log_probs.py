@@ -152,11 +152,6 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, padded_from: int
     return without_padding(logits if temperature == 1.0 else logits.div_(temperature), padded_from)
 
 
-def _space(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
-    """Allocate (positions, vocab) float32, reused by all chunks: new memory costs more than the writing."""
-    return hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0], dtype=torch.float32)
-
-
 class _ChunkedLogProbs(torch.autograd.Function):
     """log softmax(h W^T / T)[y] and its entropy, with logits recomputed chunk by chunk in the backward pass."""
 
@@ -177,7 +172,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
         log_norm = torch.empty_like(log_probs)
         entropy = torch.empty_like(log_probs) if want_entropy else log_probs.new_zeros(0)
-        space = _space(hidden, weight, chunk)
+        # Reused by all chunks: new memory costs more than the writing.
+        space = hidden.new_empty(min(chunk, n), weight.shape[0], dtype=torch.float32)
         rows, factors = operand(hidden, head), operand(weight, head)
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
@@ -206,7 +202,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(rows, dtype=ctx.dtype)
         # The weight gradient sums over all chunks, so it is float32 whatever the dtype of products.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        space = _space(rows, weight, ctx.chunk)
+        space = rows.new_empty(min(ctx.chunk, len(rows)), weight.shape[0], dtype=torch.float32)
         factors = operand(weight, ctx.head)
         same = ctx.products == ctx.head  # else numbers are rounded only for these two products
         inputs, slopes = (rows, factors) if same else (rows.to(ctx.products), weight.to(ctx.products))

@@ -44,18 +44,11 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> str:
         named[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
         raise ConfigError(f"model.freeze={list(patterns)} leaves nothing to train: name fewer parameters")
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    tied = head is embedding and not head.requires_grad
-    return "frozen weights: " + describe_trained(model) + (", output head = embeddings: both frozen" if tied else "")
+    return f"frozen weights: {describe_trained(model)}"
 
 
 def describe_trained(model: nn.Module) -> str:
-    """Describe how many parameters an optimizer would change; the model's size excludes its adapters.
-
-    >>> layer = nn.Linear(1000, 1000, bias=False).requires_grad_(False)
-    >>> describe_trained(nn.Sequential(layer, nn.Linear(1000, 3000, bias=False)))
-    '3 M of 4 M parameters are trained'
-    """
+    """Describe how many parameters an optimizer would change; the model's size excludes its adapters."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return f"{trained / 1e6:.3g} M of {model_size(model) / 1e6:.3g} M parameters are trained"
 
@@ -116,8 +109,6 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
 
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
-    if not linear:
-        raise ConfigError(f"model.lora.rank={rank}: {type(model).__name__} has no linear layers to adapt: set it to 0")
     chosen = matching_names(linear, ["*"] if targets is None else targets, "model.lora.targets")
     # Any alpha scales, whatever the annotation says.
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")  # type: ignore[arg-type]
@@ -161,10 +152,7 @@ def checkpoint_layers(model: nn.Module) -> str:
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ConfigError(
-            f"model.gradient_checkpointing=true: {type(model).__name__} does not mark its layers as ones that can be "
-            "computed again: set it to false, or choose another model"
-        )
+        raise ConfigError(f"model.gradient_checkpointing=true: {type(model).__name__} does not mark its layers")
     for layer in layers:
         # not a closure, which deepcopy would leave bound to the old layer; no random state: dropout is off
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -229,12 +217,7 @@ def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[t
 
 
 def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
-    """Warn about a GPU that torch cannot access, or one without bfloat16.
-
-    >>> from rlreason.config.model import PretrainedModelConfig
-    >>> machine_remarks(PretrainedModelConfig("local", path="m"), Hardware("Tesla T4", (7, 5), bf16=False))
-    ['Tesla T4 (compute capability 7.5) has no bfloat16: products in float32, which take several times as long']
-    """
+    """Warn about a GPU that torch cannot access, or one without bfloat16."""
     if hardware.card:
         lacks = not hardware.bf16 and model.dtype == "auto" and model.weights == "float32"
         return [f"{hardware} has no bfloat16: products in float32, which take several times as long"] if lacks else []

@@ -159,11 +159,6 @@ class Planned(NamedTuple):
             return "fits"
         return "tight" if self.plan.peak * (1 - LARGEST_ERROR) <= self.device.free else "too large"
 
-    @property
-    def needed(self) -> tuple[int, int]:
-        """(bytes needed, bytes free)."""
-        return self.plan.peak if self.plan else 0, self.device.free or 0
-
 
 def planned(run: RunConfig, device: Device, prompt: int | None = None) -> Planned:
     """Return a run's plan, and the overrides that make it fit if it does not.

@@ -166,7 +166,7 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     worth = [p for run, p in plans if p.verdict not in quiet or (shows and not run.model.made_on_the_spot)]
     if not worth:
         return []
-    tightest = max(worth, key=lambda plan: plan.needed[0] / max(1, plan.needed[1]))
+    tightest = max(worth, key=lambda one: one.plan.peak if one.plan else 0)
     return [f"memory: {conclusion(tightest)}"]
 
 
