@@ -100,11 +100,6 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, tem
     assert told.endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
 
 
-def test_a_template_whose_answers_begin_where_the_question_ends_needs_no_generation_prompt(tokenizer):
-    turn = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}{% endif %}"
-    Chat(with_template(tokenizer, "{% for m in messages %}" + turn + "{% endfor %}")).check()
-
-
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
 def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer, token):
     encode = encoder(asking(with_template(tokenizer, CHATML)), prompt())
@@ -171,9 +166,11 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
 
 
-def test_a_template_that_ends_no_turn_leaves_it_to_the_end_of_text(tokenizer):
-    policy = asking(with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"))
-    assert end_of_turn(prompt(), policy.tokenizer) is None
+def test_templates_without_a_generation_prompt_or_an_end_of_turn_are_taken(tokenizer):
+    turn = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}{% endif %}"
+    own = with_template(tokenizer, "{% for m in messages %}" + turn + "{% endfor %}")
+    Chat(own).check()
+    assert end_of_turn(prompt(), own) is None
 
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):
@@ -201,11 +198,6 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
     assert len({p["hash"] for p in (first, other, thinks_not, protocol_of(run.evaluation, [ONE], qwen))}) == 4
     plain = settings("model=smollm2_135m", "prompt=question_boxed")
     assert not any(key.startswith("chat") for key in protocol_of(plain.evaluation, [ONE], qwen))
-
-
-def test_a_model_made_on_the_spot_has_no_chat_template():
-    with pytest.raises(ConfigError, match=r"^prompt\.chat=true .*model=local"):
-        settings("prompt=chat")
 
 
 def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):

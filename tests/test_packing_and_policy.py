@@ -10,7 +10,7 @@ from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, choose_kernel, end_to_end, one_by_one
 from rlreason.model.loading import check_kernel
 from rlreason.model.log_probs import chunked_log_probs
-from rlreason.model.packing import pack, within_budget
+from rlreason.model.packing import pack
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.training.build import check_hardware
@@ -56,13 +56,6 @@ def test_padding_on_the_right_changes_nothing(policy):
     torch.testing.assert_close(flat, torch.stack(expected), atol=2e-5, rtol=0)
 
 
-def test_a_sample_cannot_see_its_neighbour_in_the_pack(policy):
-    pairs = random_pairs(len(policy.tokenizer), 3)
-    other = [([7] * 12, [9] * 5), *pairs[1:]]
-    first, second = policy.log_probs(pack(pairs))[0], policy.log_probs(pack(other))[0]
-    torch.testing.assert_close(first[len(pairs[0][1]) :], second[5:], atol=1e-5, rtol=0)
-
-
 def test_first_and_last_response_token_are_scored_end_token_included(policy):
     end = policy.tokenizer.eos_token_id
     batch = pack([([5, 6, 7], [8, 9, end]), ([4], [end])])
@@ -76,7 +69,6 @@ def test_rows_and_flat_are_the_same_numbers():
     flat = torch.arange(1.0, len(batch.labels) + 1, requires_grad=True)
     rows = batch.to_rows(flat)
     assert torch.equal(rows[batch.response_mask], flat)
-    assert rows[~batch.response_mask].eq(0).all()
     rows.sum().backward()
     assert flat.grad is not None
     assert flat.grad.eq(1).all()
@@ -180,21 +172,14 @@ def test_chunked_log_probs_match_full_logits_in_value_and_gradient(chunk):
     torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(-1).detach(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_budget_bins_hold_every_item_once_and_never_overflow(seed):
-    sizes = [*torch.randint(1, 60, (40,), generator=torch.Generator().manual_seed(seed)).tolist(), 200]
-    bins = within_budget(sizes, budget=100, max_rows=4)
-    assert sorted(i for rows in bins for i in rows) == list(range(41))
-    assert all(sum(sizes[i] for i in rows) <= 100 or len(rows) == 1 for rows in bins)
-    assert max(len(rows) for rows in bins) <= 4
-
-
 def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_path):
     policy.save(tmp_path / "model")
     assert not (tmp_path / "model.partial").exists()
     pairs = random_pairs(len(policy.tokenizer), 3)
     again = load_policy(str(tmp_path / "model"), "float32")
     torch.testing.assert_close(again.log_probs(pack(pairs))[0], policy.log_probs(pack(pairs))[0])
+    for text in ("7+3=10 10-4=6 </think> <answer>6</answer>", "\\frac{1}{2} é 漢字 🙂\n\t x", " a  b "):
+        assert again.tokenizer.decode(again.tokenizer.encode(text)) == text
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert plain.config._attn_implementation == "sdpa"  # nothing of ours is needed to load it
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -204,19 +189,8 @@ def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_pat
 
 def test_a_model_that_caps_its_logits_is_refused(tokenizer):
     config = Gemma2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        final_logit_softcapping=0.5,
-    )
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5,
+    )  # fmt: skip
     with pytest.raises(ConfigError, match="other log-probabilities"):
         Policy(Gemma2ForCausalLM(config), tokenizer)
-
-
-def test_the_tokenizer_gives_back_any_text(tokenizer):
-    for text in ("7+3=10 10-4=6 </think> <answer>6</answer>", "\\frac{1}{2} é 漢字 🙂\n\t x", " a  b "):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
