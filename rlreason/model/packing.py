@@ -1,6 +1,6 @@
 """Pack sequences end to end within a token budget, sharing prompts, and map per-token numbers back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -106,17 +106,13 @@ def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel:
     return found
 
 
-def _heads_first(x: Tensor) -> Tensor:
-    """(tokens, heads, ...) -> (1, heads, tokens, ...)"""
-    return x.transpose(0, 1)[None]
-
-
 def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Split (tokens, heads, ...) into parts (1, heads, size, ...) for the processor's kernel.
 
     In bfloat16 its backward pass takes half as long again as in float32, so that is the lowest precision.
     """
-    parts: tuple[Tensor, ...] = _heads_first(x.to(torch.promote_types(x.dtype, torch.float32))).split(sizes, 2)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    parts: tuple[Tensor, ...] = wide.transpose(0, 1)[None].split(sizes, 2)
     return parts
 
 
@@ -126,7 +122,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
     heads = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
-    into = _heads_first(out).split(cut.queries, 2), lse[None].split(cut.queries, 2)
+    into = out.transpose(0, 1)[None].split(cut.queries, 2), lse[None].split(cut.queries, 2)
     for one, keys, values, to, norm_to in zip(*heads, *into, strict=True):
         found, norm = attend(one, keys, values, 0.0, causal, scale=scale)
         to.copy_(found)
@@ -216,7 +212,11 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     ids, positions, score_at, parts = list[int](), list[int](), list[int](), list[int]()
     prompt_at, response_at, prompt_sizes, response_sizes = list[int](), list[int](), list[int](), list[int]()
     longest = 0
-    for prompt, responses in _neighbours(pairs) if share_prompts else ((p, [r]) for p, r in pairs):
+    groups = [[pair] for pair in pairs]
+    if share_prompts:
+        groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
+    for group in groups:
+        prompt, responses = group[0][0], [response for _, response in group]
         first, size = len(ids), len(prompt)
         if not prompt:
             raise ValueError("a prompt without tokens has no position that predicts the first response token")
@@ -263,13 +263,6 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     )
 
 
-def _neighbours(pairs: Sequence[Pair]) -> Iterator[tuple[Sequence[int], list[Sequence[int]]]]:
-    """Yield each prompt with the responses of consecutive pairs that have it."""
-    for _, members in groupby(pairs, key=lambda pair: list(pair[0])):
-        several = list(members)
-        yield several[0][0], [response for _, response in several]
-
-
 def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_prompts: bool) -> list[list[int]]:
     """Divide pairs, by number, into bins of at most `budget` tokens (and `max_rows` pairs), keeping prompts together.
 
@@ -309,18 +302,15 @@ def within_budget(
     [[0, 1], [2, 3]]
     """
     rows = rows or [1] * len(sizes)
-    most, fewest, smallest = sum(rows) if max_rows is None else max_rows, min(rows, default=0), min(sizes, default=0)
     bins: list[list[int]] = []
-    free: dict[int, tuple[int, int]] = {}  # bin -> (tokens, rows) left, without the full ones
+    free: list[tuple[int, int]] = []  # tokens and rows left in each bin
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        fits = (place for place, left in free.items() if left[0] >= sizes[index] and left[1] >= rows[index])
+        fits = (n for n, left in enumerate(free) if left[0] >= sizes[index] and left[1] >= rows[index])
         place = next(fits, len(bins))
         if place == len(bins):
             bins.append([])
-            free[place] = budget, most
+            free.append((budget, sum(rows) if max_rows is None else max_rows))
         bins[place].append(index)
         tokens_left, rows_left = free[place]
         free[place] = tokens_left - sizes[index], rows_left - rows[index]
-        if free[place][1] < fewest or free[place][0] < smallest:
-            del free[place]
     return bins
