@@ -230,20 +230,6 @@ def test_a_model_of_135m_takes_what_the_plan_says(local_run, tokenizer):
     sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("words", [(), ("model.gradient_checkpointing=true",), ("model.lora.rank=8",)], ids=str)
-def test_copies_of_weights_in_half_precision_last_as_long_as_the_plan_says(words, local_run, tokenizer):
-    """Without checkpointing the graph holds all of them, frozen weights too; with it they end with the forward pass."""
-    run = local_run(SMOLLM | {"num_hidden_layers": 12, "vocab_size": 2000}, "model.dtype=bfloat16", *words)
-    config = AutoConfig.from_pretrained(run.model.path)
-    policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer, torch.bfloat16)
-    set_trained(run.model, policy, 0)
-    plan = plan_of(workload_of(run, shape_of(run.model).shape, CPU), CPU)
-    assert ("cast weights" in plan.training) != run.model.gradient_checkpointing
-    found = measured_update(make_learner(run, policy), samples(4, 2, 40, 80))
-    assert close(passes(plan), found.peak), (plan.training, found)
-
-
 def sampling_agrees(policy: Policy, shape: ModelShape, prompts: int, group: int, prompt: int, response: int, rows: int):
     caches: list[int] = []
 

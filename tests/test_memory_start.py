@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from rlreason.model.savings import planned, savings
 from rlreason.records.resume import MAY_CHANGE, changed
 from rlreason.runtime.machine import Device
 from rlreason.training.preflight import memory_for, out_of_memory
-from tests.starts import SMALL, rlreason
+from tests.starts import ROOT, SMALL, rlreason
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from plans_by_card import BEGIN, CARDS, END, EXPERIMENTS, put_between, table
 
 GIB = 1 << 30
 LARGE = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
@@ -99,7 +104,7 @@ def heavy(advantages, policy_log_probs):
 def test_a_real_run_that_runs_out_of_memory_ends_in_one_line_and_keeps_the_traceback(tmp_path):
     (tmp_path / "heavy_loss.py").write_text(HEAVY)
     words = ("loss=heavy_loss:heavy", *SMALL, "hydra.run.dir=out")
-    done = rlreason(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{rlreason.__globals__['ROOT']}")
+    done = rlreason(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == ResourceError.exit_code
     (line,) = done.stderr.splitlines()
     assert line.startswith("rlreason: out of memory in step 1: update 1/1: ")
@@ -120,3 +125,18 @@ def test_an_interrupted_run_goes_on_with_the_settings_that_save_memory(composed)
         before = {key: 1, "learning_rate": 1}
         assert (changed(before, before | {key: 2}, MAY_CHANGE) == "") == same_result, key
     assert changed({"learning_rate": 1}, {"learning_rate": 2}, MAY_CHANGE)
+
+
+def test_the_page_holds_todays_table():
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert put_between(page, table()) == page, "python benchmarks/plans_by_card.py docs/scale.md writes it again"
+
+
+def test_every_run_has_a_row_for_every_card_and_whoever_does_not_fit_a_cure():
+    rows = [line.strip("|").split("|") for line in table()[2:]]
+    assert len(rows) == len(EXPERIMENTS) * len(CARDS)
+    assert sum(f"{80} GB" in row[1] and "fits" in row[2] for row in rows) == len(EXPERIMENTS)
+    for row in rows:
+        assert ("fits" in row[2]) == (row[3].strip() == "-")
+        assert "none" not in row[3]

@@ -133,11 +133,13 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
     family, sizes = config.get("model_type"), [config.get(key) for key in keys]
     if family not in FAMILIES or not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    heads, biased = config["num_attention_heads"], QKV if family == "qwen2" else ()
-    if config.get("attention_bias") and family != "qwen2":
-        biased = (*QKV, "o_proj")
+    heads, biased = config["num_attention_heads"], list[str]()
+    if family == "qwen2":
+        biased += QKV
+    elif config.get("attention_bias"):
+        biased += (*QKV, "o_proj")
     if config.get("mlp_bias"):
-        biased = (*biased, "gate_proj", "up_proj", "down_proj")
+        biased += ("gate_proj", "up_proj", "down_proj")
     return ModelShape(
         vocab=config["vocab_size"],
         width=config["hidden_size"],
@@ -148,7 +150,7 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
         intermediate=config["intermediate_size"],
         tied=bool(config.get("tie_word_embeddings")),
         qk_norm=FAMILIES[family],
-        biased=biased,
+        biased=tuple(biased),
         context=config.get("max_position_embeddings") or 1 << 30,
     )
 
