@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlreason.errors import ConfigError
-from rlreason.model.attention import NAMES, choose_kernel, end_to_end, one_by_one
+from rlreason.model.attention import NAMES, end_to_end, one_by_one, select_kernel
 from rlreason.model.loading import check_kernel
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack
@@ -89,12 +89,14 @@ def test_rows_and_flat_are_the_same_numbers():
         ("varlen", (7, 0), torch.bfloat16, r"capability 7\.0, below 8\.0"),
     ],
 )
-def test_which_kernel_is_taken_depends_on_hardware_and_number_type(asked, capability, dtype, kernel):
+def test_which_kernel_is_taken_depends_on_hardware_and_number_type(asked, capability, dtype, kernel, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    device = torch.device("cuda" if capability else "cpu")
     if kernel in ("sdpa", "varlen"):
-        assert choose_kernel(asked, capability, dtype)[0] == kernel
+        assert select_kernel(asked, device, dtype)[0] == kernel
         return
     with pytest.raises(ConfigError, match=rf"^model\.attention={asked} .*{kernel}"):
-        choose_kernel(asked, capability, dtype)
+        select_kernel(asked, device, dtype)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can run")

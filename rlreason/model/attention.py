@@ -23,22 +23,14 @@ OLDEST_GPU = (8, 0)  # compute capability of Ampere, the first for which the fla
 
 
 def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """Return (kernel, reason) on this machine, for matrix products in `dtype`; see `choose_kernel`."""
-    return choose_kernel(requested, torch.cuda.get_device_capability(device) if device.type == "cuda" else None, dtype)
-
-
-def choose_kernel(requested: str, capability: tuple[int, int] | None, dtype: torch.dtype) -> tuple[str, str]:
-    """Return (kernel, reason) for the compute capability of a GPU (None: a processor) and products in `dtype`.
+    """Return (kernel, reason) on this device, for matrix products in `dtype`.
 
     `auto`: torch's variable-length kernel if it runs here, else `sdpa`. A kernel requested by name that cannot run is a
     `ConfigError`.
-
-    >>> choose_kernel("auto", None, torch.float32), choose_kernel("auto", (9, 0), torch.bfloat16)
-    (('sdpa', 'no GPU'), ('varlen', 'a GPU, in half precision'))
     """
     if requested == "sdpa":
         return "sdpa", "as asked"
-    obstacle = ""
+    capability, obstacle = torch.cuda.get_device_capability(device) if device.type == "cuda" else None, ""
     if capability is None:
         obstacle = "no GPU"
     elif capability < OLDEST_GPU:

@@ -219,10 +219,9 @@ def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool =
         made:     4 n V + 4 V d of float32 products;    6 n V + 2 V d + 4 V d of half-precision ones;
                   6 n V on a GPU, where products of half precision are added to the gradient in place
 
-    The gradient of the weight is a sum over chunks: the sum and one chunk's, which is made when the logits are gone;
-    the processor rounds it up before it adds. r: bytes of a rounded operand; the last term only where the backward
-    pass rounds what the logits were not made of. `entropy`: 4 n V beside the first of the two. V d with a factor 4:
-    only where the head is trained.
+    The gradient of the weight is the sum over chunks and one chunk's, made when the logits are gone; the processor
+    rounds it up before it adds. r: bytes of a rounded operand; the last term only where the backward pass rounds what
+    the logits were not made of. Entropy: 4 n V beside the logits. V d with a factor 4: only of a trained head.
     """
     n, v, d = min(CHUNK, scored), shape.vocab, shape.width
     half = head.products == 2
@@ -281,8 +280,8 @@ def training_bytes(work: Workload) -> tuple[int, int, int]:
     """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
 
     The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it; or at the
-    end, where the gradients of head and embedding, if they are tied, are added. The graph holds the casts of all
-    layers; with checkpointing there is no graph, and they last as long as the forward pass, or a layer's.
+    end, where the gradients of tied head and embedding are added. The graph holds the casts of all layers; with
+    checkpointing they last as long as the forward pass, or a layer's.
     """
     s, kept = work.shape, saved_bytes(work)
     waiting = 4 * s.vocab * s.width if work.head.trained and s.tied else 0

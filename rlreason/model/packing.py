@@ -295,8 +295,7 @@ def within_budget(
 ) -> list[list[int]]:
     """Divide items into bins of at most `budget` tokens (and `max_rows` rows), longest first, first bin that fits.
 
-    `rows`: of each item, by default one. An item larger than the budget gets its own bin. Every index appears exactly
-    once; the result depends on the sizes only, so a rerun makes the same micro-batches.
+    `rows`: of each item, by default one. An item larger than the budget gets its own bin.
 
     >>> within_budget([5, 3, 4, 2], budget=8)
     [[0, 1], [2, 3]]

@@ -77,10 +77,7 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch's CPU generator and hide progress bars in this block; both are restored after it.
-
-    transformers draws weights from the process's generator and replaces functions of torch while it loads some.
-    """
+    """Seed torch's CPU generator, from which transformers draws weights, and hide its progress bars in this block."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which seeds every GPU too
         bars = hf_logging.is_progress_bar_enabled()
@@ -146,9 +143,8 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def checkpoint_layers(model: nn.Module) -> str:
     """Keep only each layer's input in the forward pass, in place; the backward pass recomputes the rest.
 
-    The layers' own switch for this works in training mode only, which would enable dropout and disable the cache.
-    This one works whenever gradients are recorded, so scoring and sampling are not affected. Return a line on what
-    was done; `ConfigError` if the model's layers do not support it.
+    The layers' own switch works in training mode only, which would enable dropout and disable the cache. Return a line
+    on what was done; `ConfigError` if the model's layers do not support it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
