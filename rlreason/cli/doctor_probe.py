@@ -90,10 +90,12 @@ def probe(wanted: Mapping[str, Any], patience_s: float) -> dict[str, ProbeResult
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w+", errors="replace") as output:
         file = Path(folder) / "facts"
         argv = [sys.executable, "-m", "rlreason.cli.doctor_probe", str(file), str(patience_s), json.dumps(wanted)]
-        ends = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "env": os.environ | quiet}
+        ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         code = None
         with suppress(subprocess.TimeoutExpired):
-            code = subprocess.run(argv, **ends, timeout=patience_s * len(wanted) + SPARE_S, check=False).returncode
+            code = subprocess.run(
+                argv, **ends, env=os.environ | quiet, timeout=patience_s * len(wanted) + SPARE_S, check=False
+            ).returncode
         found = {next(iter(wanted)): Facts()}
         for line in file.read_text().splitlines() if file.exists() else []:
             with suppress(ValueError):  # the last one may be cut off

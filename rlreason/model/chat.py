@@ -184,7 +184,7 @@ def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the token that ends a response in a chat, which a base model's folder may not name."""
     chat = chat_of(prompt, tokenizer)
-    return chat and chat.end_of_turn()
+    return None if chat is None else chat.end_of_turn()
 
 
 def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
