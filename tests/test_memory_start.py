@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from rlreason.model.savings import planned, savings
 from rlreason.records.resume import MAY_CHANGE, changed
 from rlreason.runtime.machine import Device
 from rlreason.training.preflight import memory_for, out_of_memory
-from tests.starts import SMALL, rlreason
+from tests.starts import ROOT, SMALL, rlreason
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from plans_by_card import BEGIN, CARDS, END, EXPERIMENTS, put_between, table
 
 GIB = 1 << 30
 LARGE = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
@@ -20,30 +25,21 @@ ROOMY = Device("cuda", "a card of 80 GB", int(79.1 * GIB), 80 * GIB)
 SMALLER = Device("cuda", "a card of 24 GB", int(23.5 * GIB), 24 * GIB)
 
 
-def test_on_a_gpu_the_plan_is_said_in_four_lines_at_most(composed):
-    (text,) = memory_for([typed(composed(*LARGE))], ROOMY)
-    first, training, sampling = text.splitlines()
-    assert first.startswith("memory: fits: about 56 GiB in training, and 79 GiB are free on a card of 80 GB")
-    assert "activations 26 GiB" in training
-    assert "KV cache" in sampling
-    tight = dataclasses.replace(ROOMY, free=57 * GIB)
-    (text,) = memory_for([typed(composed(*LARGE))], tight)
-    assert len(text.splitlines()) == 4
-    assert text.startswith("memory: may not fit: about 56 GiB")
-    assert text.splitlines()[3].startswith("  cure: micro_batch_tokens=4096 takes ")
-
-
 def test_a_run_that_surely_does_not_fit_its_gpu_is_refused_unless_asked_otherwise(composed):
+    run = typed(composed(*LARGE))
+    (fits,) = memory_for([run], ROOMY)
+    (tight,) = memory_for([run], dataclasses.replace(ROOMY, free=57 * GIB))
+    assert fits.startswith("memory: fits: about 56 GiB in training, and 79 GiB are free on a card of 80 GB")
+    assert tight.startswith("memory: may not fit: about 56 GiB")
+    assert "micro_batch_tokens=4096 takes " in tight
     with pytest.raises(ConfigError, match="memory: does not fit: about 56 GiB in training") as refused:
-        memory_for([typed(composed(*LARGE))], SMALLER)
+        memory_for([run], SMALLER)
     line = str(refused.value)
     assert "\n" not in line
-    assert "model.check_memory=false starts it all the same" in line
     overrides = [word for word in line.split() if "=" in word and not word.startswith("model.check_memory")]
     assert planned(typed(composed(*LARGE, *overrides)), SMALLER).verdict == "fits"
     (said,) = memory_for([typed(composed(*LARGE, "model.check_memory=false"))], SMALLER)
     assert said.startswith("memory: does not fit")
-    assert len(said.splitlines()) == 4
 
 
 def test_the_runs_of_a_sweep_are_held_against_the_whole_card_and_told_once(composed):
@@ -67,36 +63,26 @@ def test_the_built_in_model_and_a_roomy_processor_are_worth_no_word(composed):
     assert said.startswith("memory: does not fit")  # and is not refused: pages can be swapped
 
 
-def failing(error: Exception, note: str) -> Exception:
+def with_note(error: Exception, note: str) -> Exception:
     error.add_note(f"in: {note}")
     return error
 
 
-ERRORS = [
-    failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.9 GiB"), "step 3: update 1/4"),
-    failing(EngineError("rollout=vllm failed: OutOfMemoryError: CUDA out of memory"), "starting the engine"),
-    failing(EngineError("rollout=vllm failed: ValueError: No available memory for the cache blocks."), "step 2"),
-]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error)[:50])
-def test_whatever_runs_out_of_memory_is_named_with_what_was_done_and_the_settings_to_lower(error, composed):
-    line = out_of_memory(typed(composed(*LARGE)), error)
-    assert isinstance(line, ResourceError)
-    assert str(line).startswith(f"out of memory in {error.__notes__[0].removeprefix('in: ')}: ")
-    assert "micro_batch_tokens=8192" in str(line)
-    assert "\n" not in str(line)
-
-
-def test_a_lack_of_memory_is_known_behind_other_errors_and_no_other_error_is_taken_for_one(composed):
-    run = typed(composed())
-    assert out_of_memory(run, RuntimeError("shapes differ")) is None
-    assert out_of_memory(run, ConfigError("out of memory is no word of it")) is None
-    wrapped = EngineError("rollout=vllm failed")
-    wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
-    of_a_rank = EngineError("training on 2 ranks ended: rank 1 failed: OutOfMemoryError: CUDA out of memory")
-    assert isinstance(out_of_memory(run, wrapped), ResourceError)
-    assert isinstance(out_of_memory(run, of_a_rank), ResourceError)
+def test_whatever_runs_out_of_memory_is_named_with_what_was_done_and_no_other_error_is(composed):
+    run = typed(composed(*LARGE))
+    behind = EngineError("rollout=vllm failed")
+    behind.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.9 GiB"),
+        EngineError("training on 2 ranks ended: rank 1 failed: OutOfMemoryError: CUDA out of memory"),
+        EngineError("rollout=vllm failed: ValueError: No available memory for the cache blocks."),
+        behind,
+    ):
+        line = out_of_memory(run, with_note(error, "step 3: update 1/4"))
+        assert isinstance(line, ResourceError)
+        assert str(line).startswith("out of memory in step 3: update 1/4: lower micro_batch_tokens=8192")
+    for error in (RuntimeError("shapes differ"), ConfigError("out of memory is no word of it")):
+        assert out_of_memory(run, error) is None
 
 
 HEAVY = '''"""A loss that needs more memory than there is, from its third batch on."""
@@ -118,7 +104,7 @@ def heavy(advantages, policy_log_probs):
 def test_a_real_run_that_runs_out_of_memory_ends_in_one_line_and_keeps_the_traceback(tmp_path):
     (tmp_path / "heavy_loss.py").write_text(HEAVY)
     words = ("loss=heavy_loss:heavy", *SMALL, "hydra.run.dir=out")
-    done = rlreason(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{rlreason.__globals__['ROOT']}")
+    done = rlreason(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == ResourceError.exit_code
     (line,) = done.stderr.splitlines()
     assert line.startswith("rlreason: out of memory in step 1: update 1/1: ")
@@ -139,3 +125,18 @@ def test_an_interrupted_run_goes_on_with_the_settings_that_save_memory(composed)
         before = {key: 1, "learning_rate": 1}
         assert (changed(before, before | {key: 2}, MAY_CHANGE) == "") == same_result, key
     assert changed({"learning_rate": 1}, {"learning_rate": 2}, MAY_CHANGE)
+
+
+def test_the_page_holds_todays_table():
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert put_between(page, table()) == page, "python benchmarks/plans_by_card.py docs/scale.md writes it again"
+
+
+def test_every_run_has_a_row_for_every_card_and_whoever_does_not_fit_a_cure():
+    rows = [line.strip("|").split("|") for line in table()[2:]]
+    assert len(rows) == len(EXPERIMENTS) * len(CARDS)
+    assert sum(f"{80} GB" in row[1] and "fits" in row[2] for row in rows) == len(EXPERIMENTS)
+    for row in rows:
+        assert ("fits" in row[2]) == (row[3].strip() == "-")
+        assert "none" not in row[3]

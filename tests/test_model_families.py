@@ -1,83 +1,184 @@
-"""The families people bring: grouped heads, untied heads, several end tokens, bfloat16; trainer and engine alike."""
+"""The families people bring: packed, or one sequence to a pass where layers carry a state; engine and trainer."""
+
+import copy
 
 import pytest
 import torch
-from conftest import random_pairs
+from test_learner import RIGHT, gradient_of, make_samples
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
+from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
-from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
+from rlreason.types import Sample
 
 SHAPE = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 128,
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 512, "initializer_range": 0.3, "tie_word_embeddings": True, "pad_token_id": 0,
 }  # fmt: skip
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "head_dim": 16, "num_hidden_layers": 4,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+MIXED = ["linear_attention", "full_attention", "linear_attention"]
+
+
+def lfm2(vocab):
+    layers = ["conv", "full_attention", "conv"]
+    return Lfm2ForCausalLM(Lfm2Config(vocab_size=vocab, num_hidden_layers=3, layer_types=layers, **SHAPE))
+
+
+def falcon_h1(vocab):
+    sizes = MAMBA | {"mamba_d_ssm": 64, "num_hidden_layers": 2}
+    return FalconH1ForCausalLM(FalconH1Config(vocab_size=vocab, lm_head_multiplier=0.5, **SHAPE, **sizes))
+
+
+def granite(vocab):
+    sizes = MAMBA | {"num_hidden_layers": 3, "layer_types": MIXED, "num_local_experts": 0}
+    config = GraniteMoeHybridConfig(
+        vocab_size=vocab, logits_scaling=2.0, shared_intermediate_size=48, **SHAPE, **sizes
+    )  # fmt: skip
+    return GraniteMoeHybridForCausalLM(config)
+
+
+def qwen3_5(vocab):
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(vocab_size=vocab, **SHAPE, **DELTA))
+
+
+def qwen3_next(vocab):
+    return Qwen3NextForCausalLM(Qwen3NextConfig(vocab_size=vocab, **SHAPE, **DELTA, **EXPERTS))
+
+
+PLAIN = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 
 
 def llama(vocab):
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, tie_word_embeddings=False, eos_token_id=[0, 7], **SHAPE))
+    sizes = PLAIN | {"tie_word_embeddings": False}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, eos_token_id=[0, 7], **sizes))
 
 
 def qwen3(vocab):
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab, head_dim=16, tie_word_embeddings=True, **SHAPE))
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab, head_dim=16, **PLAIN))
 
 
 def olmo2(vocab):
-    return Olmo2ForCausalLM(Olmo2Config(vocab_size=vocab, tie_word_embeddings=False, **SHAPE))
+    return Olmo2ForCausalLM(Olmo2Config(vocab_size=vocab, **PLAIN | {"tie_word_embeddings": False}))
 
 
-@pytest.mark.parametrize("family", [llama, qwen3, olmo2])
-def test_trainer_and_engine_score_as_the_models_own_plain_forward_pass(family, tokenizer):
+def hybrid(family, tokenizer) -> Policy:
     torch.manual_seed(0)
-    model = family(len(tokenizer)).eval()
-    pairs = random_pairs(len(tokenizer), 5)
-    model.set_attn_implementation("eager")
-    expected = []
-    for prompt, response in pairs:
+    return Policy(family(len(tokenizer)), tokenizer)
+
+
+@pytest.mark.parametrize("family", [llama, qwen3, olmo2, lfm2, falcon_h1, granite, qwen3_5, qwen3_next])
+def test_what_a_family_samples_is_what_its_own_forward_pass_scores(family, tokenizer):
+    """A state that padding or another sequence gets into, or a scale behind the head that is left out."""
+    policy = hybrid(family, tokenizer)
+    assert policy.packs == policy.shares_prompts == (family in (llama, qwen3, olmo2)), policy.remarks
+    assert policy.end_ids >= ({0, 7} if family is llama else set())
+    prompts = [Prompt(str(i), [(5 * i + j) % 90 + 7 for j in range(1 + i % 3)], i) for i in range(7)]
+    sampling = Sampling(0.8, 2, 24)
+    responses = HFEngine(policy, 9).generate(prompts, sampling, n=3)
+    assert len({len(r.token_ids) for r in responses}) > 1, "none ends before another"
+    scored = LogProbScorer(policy, 4096, 0.8).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    plain = copy.deepcopy(policy.model)
+    plain.set_attn_implementation("eager")
+    for response, scores in zip(responses, scored, strict=True):
+        ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])
         with torch.no_grad():
-            log_probs = model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].log_softmax(-1)
-        expected += [log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)]
-    policy = Policy(model, tokenizer)
-    torch.testing.assert_close(policy.log_probs(pack(pairs))[0], torch.stack(expected), atol=3e-5, rtol=0)
-    assert policy.shares_prompts, policy.remarks
-    prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(pairs)]
-    responses = HFEngine(policy).generate(prompts, Sampling(0.8, 0, 12), n=3)
-    scores = LogProbScorer(policy, 256, 0.8).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
-    assert max(gaps) < 5e-5
+            own = (plain(ids, use_cache=False).logits[0] / 0.8).log_softmax(-1)
+        begin = len(response.prompt_ids)
+        own = [own[begin + t - 1, token].item() for t, token in enumerate(response.token_ids)]
+        assert scores == pytest.approx(own, abs=1e-3)
+        assert response.log_probs[2:] == pytest.approx(own[2:], abs=1e-3)  # before, ending is banned
+    alone = HFEngine(policy, 9).generate(prompts[4:5], sampling, n=3)
+    assert [r.token_ids for r in alone] == [r.token_ids for r in responses[12:15]]
 
 
-def test_every_end_token_of_the_model_ends_a_response(tokenizer):
-    policy = Policy(llama(len(tokenizer)), tokenizer)
-    assert policy.end_ids == {0, 7}
+def test_a_hybrid_trains_one_sequence_at_a_time_from_what_it_samples(tokenizer, tmp_path):
+    hybrid(lfm2, tokenizer).save(tmp_path / "model")
+    policy = load_policy(str(tmp_path / "model"))
+    assert "one sequence" in policy.describe()
+    with pytest.raises(AssertionError):
+        policy.log_probs(pack([([3, 4], [5]), ([6], [7, 8])]))
+    with pytest.raises(ConfigError, match="parallel=shard"):
+        Policy(lfm2(len(tokenizer)), tokenizer, in_main_memory=True)
+    engine, learner = HFEngine(policy), Learner(policy, Objective(), OptimizationConfig(1e-3))
+    for step in range(2):
+        before = [p.detach().clone() for p in learner.parameters]
+        prompts = [Prompt(str(i), [3 + i, 4, 5][: 1 + i], step) for i in range(3)]
+        responses = engine.generate(prompts, Sampling(max_tokens=16), n=4)
+        samples = [Sample(r, RIGHT, advantage=(-1.0) ** i) for i, r in enumerate(responses)]
+        assert 0 < learner.update(samples)["rollout/mismatch_max"] < 1e-4
+        assert all((p != old).any() for p, old in zip(learner.parameters, before, strict=True))
 
 
-def test_bfloat16_products_stay_close_in_trainer_and_engine(tokenizer):
-    torch.manual_seed(0)
-    policy = Policy(qwen3(len(tokenizer)), tokenizer, torch.bfloat16)
-    exact = Policy(policy.model, tokenizer)
-    pairs = random_pairs(len(tokenizer), 6)
-    half, full = (p.log_probs(pack(pairs))[0] for p in (policy, exact))
-    assert half.dtype == torch.float32
-    assert 0 < (half - full).abs().mean() < 0.1
-    responses = HFEngine(policy).generate([Prompt("p", [3, 4, 5], 0)], Sampling(1.0, 0, 16), n=8)
-    scores = LogProbScorer(policy, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
-    assert sum(gaps) / len(gaps) < 0.05
+def test_one_sequence_at_a_time_has_the_gradient_of_packed_ones(policy):
+    samples = make_samples(policy)
+    alone = copy.copy(policy)
+    alone.packs = alone.shares_prompts = False
+    packed, single = (Learner(p, Objective(), OptimizationConfig(1e-3)) for p in (policy, alone))
+    assert len(packed.micro_batches(samples)) < len(single.micro_batches(samples)) == len(samples)
+    expected, found = (gradient_of(learner, samples) for learner in (packed, single))
+    assert expected.norm() > 0
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda vocab: Mamba2ForCausalLM(Mamba2Config(
+            vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=8, n_groups=1
+        )), "cache.*Mamba2Mixer"),
+        (lambda vocab: MiniMaxForCausalLM(MiniMaxConfig(
+            vocab_size=vocab, num_hidden_layers=2, head_dim=16, num_local_experts=2, layer_types=MIXED[:2], **SHAPE
+        )), "cache.*linear_attention"),
+        (lambda vocab: NemotronHForCausalLM(NemotronHConfig(  # its state drifts from the eighth token on
+            **{**SHAPE, "vocab_size": vocab, "hybrid_override_pattern": "M*M-", "num_hidden_layers": 4, "n_groups": 1,
+               "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "head_dim": 16}
+        )), "cache.*Mamba2Mixer"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(model, reason, tokenizer):
+    with pytest.raises(ConfigError, match=reason):
+        hybrid(model, tokenizer)
 
 
 def test_a_sliding_window_limits_the_context(tokenizer):
-    config = MistralConfig(vocab_size=len(tokenizer), sliding_window=24, **SHAPE)
+    config = MistralConfig(vocab_size=len(tokenizer), sliding_window=24, **PLAIN)
     assert Policy(MistralForCausalLM(config), tokenizer).max_context == 24
-    assert Policy(llama(len(tokenizer)), tokenizer).max_context == 128
+    assert Policy(llama(len(tokenizer)), tokenizer).max_context == SHAPE["max_position_embeddings"]

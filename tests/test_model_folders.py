@@ -12,15 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
-from rlreason.cli.doctor import weight_findings
-from rlreason.cli.doctor_probe import ProbeResult
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.start import write_model
 from rlreason.errors import ConfigError
-from rlreason.model.loading import load_model, load_tokenizer, look_into
+from rlreason.model.loading import load_model, load_tokenizer
 from rlreason.model.packing import pack
 from rlreason.model.parameters import END, PAD, TAGS, build_model
 from rlreason.model.policy import Policy, load_policy
@@ -69,32 +67,23 @@ def adapter(folder: Path) -> None:
 LACKING = "model.layers.1.mlp.down_proj.weight"
 FAULTS = {
     "compiled": (prefixed("_orig_mod."), "_orig_mod."),
-    "data parallel": (prefixed("module."), "module."),
     "a tensor is missing": (reweighed(lambda w: {k: v for k, v in w.items() if k != LACKING}), re.escape(LACKING)),
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
-    "no head": (reweighed(same, tie_word_embeddings=False), r"lm_head\.weight.*tie_word_embeddings=false"),
-    "more layers": (reweighed(same, num_hidden_layers=3, layer_types=None), "3 layers, the files 2"),
-    "another shape": (reweighed(same, intermediate_size=64), r"\[32, 96\], expected \[32, 64\]"),
+    "no head": (reweighed(same, tie_word_embeddings=False), r"lm_head\.weight"),
+    "more layers": (reweighed(same, num_hidden_layers=3, layer_types=None), "layers.2"),
+    "another shape": (reweighed(same, intermediate_size=64), r"\[32, 96\], not \[32, 64\]"),
     "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "bitsandbytes"),
-    "fp8": (quantised(quant_method="fp8", weight_block_size=[128, 128]), "fp8"),
-    "an adapter": (adapter, "adapter_config.json.*some/base"),
-    "an activation that is none": (reweighed(same, hidden_act="nosuch"), "nosuch"),
+    "an adapter": (adapter, "adapter_config.json"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_weights_that_were_not_loaded_are_refused_by_a_run_and_by_the_doctor(saved, fault):
+def test_weights_that_were_not_loaded_are_refused(saved, fault):
     change, named = FAULTS[fault]
     change(saved)
-    with pytest.raises(ConfigError, match=named) as of_run:
+    with pytest.raises(ConfigError, match=named) as refused:
         load_policy(str(saved))
-    with pytest.raises(ConfigError) as of_doctor:
-        look_into(str(saved))
-    assert str(of_doctor.value) == str(of_run.value)
-    assert "\n" not in str(of_run.value)
-    [finding] = weight_findings(ProbeResult({"refused": str(of_doctor.value)}))
-    assert finding.state == "fail"
-    assert finding.cure
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +102,6 @@ def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
     reweighed(change)(saved)
     loaded = dict(load_policy(str(saved)).named_weights())
     assert all(w.equal(loaded[name]) for name, w in policy.named_weights())
-    assert "21 weights" in look_into(str(saved))
 
 
 def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(saved):
@@ -121,9 +109,6 @@ def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(sa
     model = load_model(str(saved))
     assert model.lm_head.weight.equal(2 * model.model.embed_tokens.weight)
     assert model.config.tie_word_embeddings is False
-
-
-# Tokenizers
 
 
 def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -> None:
@@ -149,15 +134,9 @@ def test_what_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_fron
         assert changed.encode_prompt(text) == (expected or [policy.tokenizer.eos_token_id])
 
 
-@pytest.fixture
-def tagged(tokenizer):
-    """A tokenizer whose answer tags, and tags of a prompt of one's own, are special tokens."""
-    own = copy.deepcopy(tokenizer)
-    own.add_tokens([*TAGS, "<final>", "</final>", "<|im_end|>"], special_tokens=True)
-    return own
-
-
-def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tagged, composed, tmp_path):
+def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokenizer, composed, tmp_path):
+    tagged = copy.deepcopy(tokenizer)
+    tagged.add_tokens([*TAGS, "<final>", "</final>", "<|im_end|>"], special_tokens=True)
     policy = Policy(build_model(len(tagged), width=16, layers=1), tagged)
     (tmp_path / "own.prompt").write_text("Answer {question} in <final>.<|im_end|>")
     words = f"prompt.file={tmp_path}/own.prompt", "prompt.stop=['</final>','<|im_end|>']"
@@ -165,24 +144,17 @@ def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tagged,
     assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
     written = "2 </think> <answer>4</answer> <final>4</final>"
     ids = tagged.encode(f"{written}<|im_end|>", add_special_tokens=False)
-    stops = Stops(tagged, sampling.stop, 0, sampling.tags)
-    assert stops.text(ids, 0) == written
-    assert stops.overhang(ids[:-1]) == 0
+    assert Stops(tagged, sampling.stop, 0, sampling.tags).text(ids, 0) == written
     assert Stops(tagged, sampling.stop, 0).text(ids, 0).replace(" ", "") == "244"
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_unless_no_text_needs_them(saved, tokenizer):
+def test_a_token_that_the_model_has_no_row_for_is_refused_in_a_text(saved, tokenizer):
     larger = copy.deepcopy(tokenizer)
     larger.add_special_tokens({"pad_token": "[PAD]"})
     larger.save_pretrained(saved)
     policy = load_policy(str(saved))
     with pytest.raises(ConfigError, match=r"\[PAD\]"):
         policy.encode_prompt("How [PAD] many?")
-    larger.add_tokens(["zebra"])
-    larger.save_pretrained(saved)
-    for loads in (load_policy, look_into):
-        with pytest.raises(ConfigError, match=f"{len(larger)} tokens, the model {len(tokenizer)} .*zebra"):
-            loads(str(saved))
 
 
 @pytest.fixture
@@ -222,14 +194,8 @@ def test_an_engine_of_its_own_gets_no_row_that_no_token_has(policy, padded, tmp_
     )
 
 
-# Saving
-
-
-@pytest.mark.parametrize(
-    "settings", [{"do_sample": False, "temperature": 0.6}, {"num_beams": 1, "length_penalty": 2.0}], ids=str
-)
-def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path, settings):
-    edited(saved / "generation_config.json", eos_token_id=[0, 5], **settings)
+def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path):
+    edited(saved / "generation_config.json", eos_token_id=[0, 5], do_sample=False, temperature=0.6)
     policy = load_policy(str(saved))
     policy.try_saving()
     policy.save(tmp_path / "again")
@@ -237,17 +203,6 @@ def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_
     assert again.end_ids == policy.end_ids == {0, 5}
     assert "generation_config.json" in policy.describe()
     assert "generation_config.json" not in again.describe()
-
-
-def test_a_model_of_which_only_the_adapter_would_be_saved_is_found_before_and_behind_the_run(policy, tmp_path):
-    from peft import LoraConfig
-
-    policy.model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
-    with pytest.raises(ConfigError, match="save_model=false"):
-        policy.try_saving()
-    with pytest.raises(ConfigError, match=r"without config\.json"):
-        policy.save(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
 
 
 def test_a_run_tries_to_save_before_its_first_step(policy, tmp_path, monkeypatch):
@@ -261,9 +216,6 @@ def test_a_run_tries_to_save_before_its_first_step(policy, tmp_path, monkeypatch
     with pytest.raises(ConfigError, match="no such luck"):
         train("algorithm=grpo", *words, quiet=True)
     assert not (tmp_path / "run/rollouts").exists()
-
-
-# What lies around
 
 
 def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokenizer):

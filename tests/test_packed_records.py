@@ -1,7 +1,5 @@
 """Files of responses are compressed: the same lines give the same bytes, and older, plain ones are read alike."""
 
-import gzip
-import json
 import math
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from rlreason.records.resume import drop_later
 from rlreason.records.rows import TO_LEARN, sample_of, write_rows
 from rlreason.records.writer import RunWriter, rewrite_rows
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.run_records import lines_of
 from tests.test_subcommands import subcommand
 
 PROBLEM = Problem("p", "3+4?", "7")
@@ -60,12 +57,9 @@ def test_plain_and_packed_runs_hold_the_same_and_every_reader_takes_both(tmp_pat
         assert [sample_of(row) for row in rows.values()] == [sample(i) for i in range(40)]
     assert compared(one, other)[0]["responses"]
     for folder in (new, old):
-        for options in ((), ("--rollouts",), ("--regrade", "--write")):
-            assert subcommand("inspect", folder, *options) == 0
-        assert len(list(folder.glob("rollouts/step_*"))) == 2
-        assert all(
-            "previous_grade" in row for row in RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ()).values()
-        )
+        assert subcommand("inspect", folder, "--regrade", "--write") == 0
+        rows = RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ())
+        assert all("previous_grade" in row for row in rows.values())
     capsys.readouterr()
     assert compared(RunFolder(new), RunFolder(old))[0]["responses"]
 
@@ -104,6 +98,3 @@ def test_numbers_that_are_not_finite_are_null_in_either_kind(tmp_path):
     for name in ("a.jsonl", f"{step_name(1)}"):
         write_rows(tmp_path / name, [{"a": [1.0, math.nan]}, {"b": 2}])
         assert opened(tmp_path / name).read() == b'{"a": [1.0, null]}\n{"b": 2}\n'
-    assert [json.loads(line) for line in lines_of(tmp_path / step_name(1))] == [{"a": [1.0, None]}, {"b": 2}]
-    with gzip.open(tmp_path / step_name(1)) as file:
-        assert file.readline() == b'{"a": [1.0, null]}\n'

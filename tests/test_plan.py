@@ -51,7 +51,7 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
     assert re.match(r"at most about [\d.]+ MB when all have ended: [\d.]+ MB a run, by its settings$", said["disk"])
-    assert said["memory"].startswith("about ")
+    assert "about " in said["memory"]
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]
     assert "by Holm over 2 comparisons" in said["can show"]
@@ -84,18 +84,14 @@ def test_the_losses_that_are_called_one_on_policy_have_one_gradient(loss):
     assert torch.equal(at.grad, -advantages.expand(2, 4))
 
 
-def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):
+def test_few_seeds_are_said_to_settle_nothing(tmp_path, run, composed):
     assert lines(design(tmp_path, 2), run)["can show"].startswith("two seeds never settle anything")
     assert "one seed tells two trained models apart" in lines(design(tmp_path, 1), run)["can show"]
     alone = dataclasses.replace(design(tmp_path), runs=design(tmp_path).runs[:4])
     assert lines(alone, run)["can show"] == "a mean over 4 seeds with its interval"
-
-
-def test_a_monitor_that_can_stop_nothing_with_so_few_seeds_is_said_to(tmp_path, composed):
-    run = typed(composed("monitors.dominated=stop", "data.n_validation=1024"))
-    said = "monitors.dominated=stop stops nothing here: it looks once 3 seeds have ended"
-    assert said in lines(design(tmp_path, 3), run)["can show"]
-    assert said not in lines(design(tmp_path, 4), run)["can show"]
+    stopping = typed(composed("monitors.dominated=stop", "data.n_validation=1024"))
+    found = [lines(design(tmp_path, n), stopping)["can show"] for n in (3, 4)]
+    assert ["monitors.dominated=stop stops nothing here" in text for text in found] == [True, False]
 
 
 def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
@@ -109,6 +105,8 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
     assert said["time"].startswith("about 90 s: 60 s a run, 2 at a time")
     assert said["time"].endswith("by 6 finished runs of this sweep")
     assert "200 problems" in said["can show"]  # that they were asked
+    (tmp_path / "lr" / "sweep.json").write_text("{")  # a damaged state is made again from the runs
+    assert len(read_state(tmp_path / "lr").runs) == 9
 
 
 def test_the_problems_are_those_of_the_last_evaluation(composed, run, gsm8k):
@@ -136,13 +134,6 @@ def test_a_plan_for_elsewhere_says_that_the_disk_is_full_and_refuses_nothing(tmp
     usage = shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert [line for line in planned_warnings([run], tmp_path) if "free" in line]
-
-
-def test_a_state_that_is_there_is_read_again(tmp_path, run):
-    sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
-    (tmp_path / "lr" / "sweep.json").write_text("{")
-    assert len(read_state(tmp_path / "lr").runs) == 12
-    assert "12 ended before" in lines(design(tmp_path / "lr"), run)["runs"]
 
 
 def test_the_subcommand_says_the_same_for_numbers_given_by_hand(tmp_path):
@@ -175,10 +166,3 @@ def test_the_subcommand_plans_the_memory_of_words_before_anything_is_downloaded(
     idle = rlreason("plan", "--minutes", "3", cwd=tmp_path)
     assert (idle.returncode, idle.stderr.count("\n")) == (2, 1)
     assert "add --seeds 4" in idle.stderr
-
-
-def test_a_shape_that_is_unknown_is_said_once(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    done = rlreason("plan", "model=local", f"model.path={tmp_path}", "data=stories", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert " ".join(done.stdout.split()).count("is of type mamba") == 1

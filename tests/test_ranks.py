@@ -9,7 +9,7 @@ from conftest import random_pairs
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlreason.errors import ConfigError
-from rlreason.model.parameters import pick_dtype
+from rlreason.model.parameters import Hardware, choose_dtype
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.runtime.machine import Place, own_gpu, place_of, world_of
 from rlreason.training.build import frozen_copy, learner_settings, set_trained
@@ -70,7 +70,7 @@ QUICK = ("replicate", "shard, checkpointing")
 def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, case):
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
-    products = pick_dtype(run.model.dtype, torch.device("cpu"))
+    products = choose_dtype(run.model.dtype, Hardware())
     policy = grouped_policy(tokenizer, tied, products, run.model.head, spread="parallel=shard" in words)
     set_trained(run.model, policy, run.seed)
     alone = Learner(policy.copy(), **learner_settings(run))

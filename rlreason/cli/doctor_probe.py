@@ -1,6 +1,6 @@
 """Import in a process of its own what may hang or crash, and write down facts: a JSON object a line, as it goes.
 
-    python -m rlreason.cli.doctor_probe FILE SECONDS '{"torch": SETTINGS, "model": FOLDER, "flash-attn": MODULE}'
+    python -m rlreason.cli.doctor_probe FILE SECONDS '{"torch": SETTINGS, "flash-attn": MODULE}'
 
 Each part may take SECONDS. The last line of FILE tells how far the process got, whatever ended it.
 """
@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,27 +49,12 @@ def torch_facts(settings: dict[str, Any]) -> Facts:
     return facts | {"device": device.type, "products": products, "kernel": kernel, "why": why}
 
 
-def model_facts(folder: str) -> Facts:
-    """Return whether the weights in a folder, or in the hub's cache, are those of the model in its config."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # never download here
-    from rlreason.errors import ConfigError
-    from rlreason.model.loading import look_into
-
-    try:
-        return {"holds": look_into(folder)}
-    except ConfigError as error:
-        return {"refused": str(error)}
-
-
 def import_facts(module: str) -> Facts:
     """Import a library behind torch, as a run does."""
     import torch  # noqa: F401
 
     import_module(module)
     return {}
-
-
-PARTS: dict[str, Callable[[Any], Facts]] = {"torch": torch_facts, "model": model_facts}  # others: `import_facts`
 
 
 def main(file: str, patience_s: float, wanted: Mapping[str, Any]) -> None:
@@ -80,7 +65,7 @@ def main(file: str, patience_s: float, wanted: Mapping[str, Any]) -> None:
             signal.setitimer(signal.ITIMER_REAL, patience_s)  # SIGALRM ends the process, whatever it is doing
             lines.write(json.dumps({"part": part}) + "\n")
             try:
-                found = PARTS.get(part, import_facts)(argument)
+                found = torch_facts(argument) if part == "torch" else import_facts(argument)
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
             lines.write(json.dumps({"part": part, "seconds": time.monotonic() - began} | found) + "\n")
@@ -98,43 +83,30 @@ class ProbeResult(NamedTuple):
     seconds: float = 0.0
 
 
-@contextmanager
-def probing(wanted: Mapping[str, Any], patience_s: float) -> Iterator[Callable[[], dict[str, ProbeResult]]]:
-    """Probe some parts next to the block, in a process that ends with it.
-
-    Yield the function that waits for the results: of each part that it came to.
-    """
+def probe(wanted: Mapping[str, Any], patience_s: float) -> dict[str, ProbeResult]:
+    """Probe some parts in a process; return the result of each part that it came to."""
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w+", errors="replace") as output:
         file = Path(folder) / "facts"
         argv = [sys.executable, "-m", "rlreason.cli.doctor_probe", str(file), str(patience_s), json.dumps(wanted)]
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ | quiet, start_new_session=True
-        )
-
-        def results() -> dict[str, ProbeResult]:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(patience_s * len(wanted) + SPARE_S)
-            found = {next(iter(wanted)): Facts()}
-            for line in file.read_text().splitlines() if file.exists() else []:
-                with suppress(ValueError):  # the last one may be cut off
-                    facts = json.loads(line)
-                    found.setdefault(facts.pop("part"), {}).update(facts)
-            output.seek(0)
-            crash = how_ended(process.returncode, output.read(), patience_s)
-            return {
-                part: ProbeResult(
-                    facts, facts.pop("error", "" if "seconds" in facts else crash), facts.pop("seconds", 0.0)
-                )
-                for part, facts in found.items()
-            }
-
-        try:
-            yield results
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all its descendants
+        ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(
+                argv, **ends, env=os.environ | quiet, timeout=patience_s * len(wanted) + SPARE_S, check=False
+            ).returncode
+        found = {next(iter(wanted)): Facts()}
+        for line in file.read_text().splitlines() if file.exists() else []:
+            with suppress(ValueError):  # the last one may be cut off
+                facts = json.loads(line)
+                found.setdefault(facts.pop("part"), {}).update(facts)
+        output.seek(0)
+        crash = how_ended(code, output.read(), patience_s)
+    return {
+        part: ProbeResult(facts, facts.pop("error", "" if "seconds" in facts else crash), facts.pop("seconds", 0.0))
+        for part, facts in found.items()
+    }
 
 
 def how_ended(code: int | None, output: str, patience_s: float) -> str:
@@ -142,5 +114,4 @@ def how_ended(code: int | None, output: str, patience_s: float) -> str:
     if code in (None, -signal.SIGALRM):
         return f"has not ended after {patience_s:g} s"
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    lines = output.strip().splitlines()
-    return f"the process ended by {name}" + (f": {lines[-1][:300]}" if lines else "")
+    return f"the process ended by {name}: {' '.join(output.split())[-300:]}".rstrip(": ")

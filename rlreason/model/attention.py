@@ -1,8 +1,8 @@
 """Attention for packed training and cached sampling, and the kernels that this machine can use."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -22,70 +22,34 @@ HALF = (torch.float16, torch.bfloat16)
 OLDEST_GPU = (8, 0)  # compute capability of Ampere, the first for which the flash kernels are written
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSupport:
-    """Facts about this machine that the choice of a kernel depends on."""
+def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """Return (kernel, reason) on this device, for matrix products in `dtype`.
 
-    device: str  # cuda | cpu | ...
-    dtype: torch.dtype  # of products
-    capability: tuple[int, int] | None = None  # of the GPU
-    absent: Mapping[str, str] = field(default_factory=dict)  # kernel -> why it cannot be called, with the cure
-
-
-def choose_kernel(requested: str, hardware: KernelSupport) -> tuple[str, str]:
-    """Return (kernel, reason). `auto`: torch's variable-length kernel if it runs here, else `sdpa`.
-
-    A kernel requested by name that cannot run is a `ConfigError`.
-
-    >>> choose_kernel("auto", KernelSupport("cpu", torch.float32))
-    ('sdpa', 'no GPU')
-    >>> choose_kernel("auto", KernelSupport("cuda", torch.bfloat16, (9, 0)))[0]
-    'varlen'
+    `auto`: torch's variable-length kernel if it runs here, else `sdpa`. A kernel requested by name that cannot run is a
+    `ConfigError`.
     """
     if requested == "sdpa":
         return "sdpa", "as asked"
-    kernel = "varlen" if requested == "auto" else requested
-    obstacle, cure = None, "choose model.attention=auto"
-    if hardware.device != "cuda":
+    capability, obstacle = torch.cuda.get_device_capability(device) if device.type == "cuda" else None, ""
+    if capability is None:
         obstacle = "no GPU"
-    elif hardware.capability is not None and hardware.capability < OLDEST_GPU:
-        capability, oldest = ("{}.{}".format(*version) for version in (hardware.capability, OLDEST_GPU))
-        obstacle = f"a GPU of compute capability {capability}, below {oldest}"
-    elif hardware.dtype not in HALF:
-        obstacle = f"products in {str(hardware.dtype).removeprefix('torch.')}"
-        cure = "set model.dtype=bfloat16, or model.attention=auto"
-    elif hardware.capability is None:
-        obstacle = "a GPU of unknown compute capability"
-    elif kernel in hardware.absent:
-        obstacle = hardware.absent[kernel]
-    if obstacle is None:
-        return kernel, "as asked" if requested == kernel else "a GPU, in half precision"
+    elif capability < OLDEST_GPU:
+        obstacle = "a GPU of compute capability {}.{}, below 8.0".format(*capability)
+    elif dtype not in HALF:
+        obstacle = f"products in {str(dtype).removeprefix('torch.')}"
     if requested == "auto":
-        return "sdpa", obstacle
-    raise ConfigError(f"model.attention={requested} cannot run here ({obstacle}): {cure}")
-
-
-def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """Return (kernel, reason) on this machine, for matrix products in `dtype`."""
-    return choose_kernel(requested, detect_support(requested, device, dtype))
-
-
-def detect_support(requested: str, device: torch.device, dtype: torch.dtype) -> KernelSupport:
-    """Detect what `choose_kernel` needs; a package is imported only if it is requested."""
-    cuda = device.type == "cuda"
-    absent = {}
-    try:
-        from torch.nn.attention import varlen  # noqa: F401
-    except ImportError as error:
-        absent["varlen"] = f"torch {torch.__version__} has no such kernel: {error}"
-    if cuda and requested == "flash_attention_2":
+        return ("sdpa", obstacle) if obstacle else ("varlen", "a GPU, in half precision")
+    if not obstacle and requested == "flash_attention_2":
         try:
             from flash_attn import flash_attn_varlen_func  # noqa: F401
         except ImportError as error:  # not installed, or built for another torch
-            absent[requested] = (
-                f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
-            )
-    return KernelSupport(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
+            obstacle = f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
+    if obstacle:
+        raise ConfigError(
+            f"model.attention={requested} cannot run here ({obstacle}): choose model.attention=auto, and for a GPU's "
+            "kernels model.dtype=bfloat16"
+        )
+    return requested, "as asked"
 
 
 def end_to_end(
@@ -103,21 +67,15 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scal
     """Call torch's own variable-length flash kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
-    grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-    if grouped and not _takes_grouped_heads():
-        times, grouped = q.shape[1] // k.shape[1], {}
-        k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    grouped: dict[str, Any] = {}
+    if (times := q.shape[1] // k.shape[1]) > 1:
+        if "enable_gqa" in signature(varlen_attn).parameters:
+            grouped = {"enable_gqa": True}
+        else:  # torch up to 2.11
+            k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), **grouped)
     assert isinstance(out, Tensor)  # the log-sum-exp was not requested
     return out
-
-
-@cache
-def _takes_grouped_heads() -> bool:
-    """Whether this torch reads each key head once for all its query heads; up to 2.11 keys must be repeated."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def by_flash_attn(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:

@@ -27,6 +27,8 @@ WRITTEN = f'{MARK}\n\n  A "B" & <b>c</b>\\boxed{{}} {{{{d}}}} %s \u00e9' + " and
 #: Some templates state today's date. A fixed one, so that a run has the same prompts every day.
 TODAY = datetime(2024, 7, 26)  # Llama 3's default date
 
+OTHER = "choose another model, or a prompt without a chat template (prompt=r1_zero)"
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -75,24 +77,17 @@ class Chat:
                 f"prompt.enable_thinking={str(self.enable_thinking).lower()}: this model's chat template has no such "
                 "switch: leave it out (prompt.enable_thinking=null), or choose a model that has it, such as Qwen3"
             )
-        prompt = self.prompt(MARK)
-        if MARK not in prompt:
-            raise ConfigError(
-                "prompt.chat=true: this model's chat template leaves the user's turn out: choose another model, or a "
-                "prompt without a chat template"
-            )
         if WRITTEN not in self.prompt(WRITTEN):
             raise ConfigError(
-                "prompt.chat=true: this model's chat template alters what a user writes (spaces, case, length): "
-                "choose another model, or a prompt without a chat template"
+                f"prompt.chat=true: this model's chat template leaves out or alters a user's text: {OTHER}"
             )
-        user = [{"role": "user", "content": MARK}]
+        prompt, user = self.prompt(MARK), [{"role": "user", "content": MARK}]
         answered = self._text([*user, {"role": "assistant", "content": "It is 42."}]).rpartition("It is 42.")[0]
-        if prompt == self._text(user) and answered.startswith(prompt) and answered[len(prompt) :].strip():
-            begins = answered[len(prompt) :].strip()
+        begins = answered[len(prompt) :].strip()
+        if prompt == self._text(user) and answered.startswith(prompt) and begins:
             raise ConfigError(
                 "prompt.chat=true: this model's chat template ignores add_generation_prompt, so that a prompt lacks "
-                f"what begins an answer ({begins!r}): mend the template, or choose another model"
+                f"what begins an answer ({begins!r}): {OTHER}"
             )
         if self.system is not None and self.system.strip() not in prompt:
             raise ConfigError(
@@ -107,22 +102,21 @@ class Chat:
             choices["enable_thinking"] = self.enable_thinking
         template = self.template
         try:
-            text = self.tokenizer.apply_chat_template(
-                [*system, *turns],
-                chat_template=template,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **choices,
+            return str(
+                self.tokenizer.apply_chat_template(
+                    [*system, *turns],
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **choices,
+                )
             )
         except Exception as error:  # a template may raise anything
-            cure = "choose another model, or a prompt without a chat template"
-            if self.system is not None:
-                cure = "set prompt.system=null, and say it in the user's turn (prompt.file=FILE)"
+            cure = OTHER if self.system is None else "set prompt.system=null, and say it in the user's turn"
             raise ConfigError(
                 f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that "
                 f"({first_line(error)}): {cure}"
             ) from error
-        return str(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +131,12 @@ class PromptEncoder:
         """Raise `ConfigError` if a chat's user would write a control token of the chat, such as the end of a turn."""
         if self.chat is None:
             return
-        tokenizer, frame = self.policy.tokenizer, self.chat.prompt("")
-        written = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        shapes = sorted(text for i, text in written.items() if text in frame or i in self.policy.end_ids)
+        special = {i: str(t) for i, t in self.policy.tokenizer.added_tokens_decoder.items() if t.special}
+        frame = self.chat.prompt("")
+        control = [text for i, text in special.items() if text in frame or i in self.policy.end_ids]
         for problem in (p for p in problems if p.prompt is None):
             text = self.fill(problem.question)
-            if found := next((token for token in shapes if token in text), None):
+            if found := next((token for token in control if token in text), None):
                 raise ConfigError(
                     f"prompt.chat=true: the user's turn of problem {problem.id} holds {found}, which is a token of the "
                     "chat itself and no text: remove it from the question, or from prompt.file"
@@ -161,12 +155,16 @@ class PromptEncoder:
 PromptIds = Callable[[Problem], list[int]]
 
 
+def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
+    """Return the model's chat template with the prompt's settings; None if the prompt is no chat."""
+    return Chat(tokenizer, prompt.system, prompt.enable_thinking) if prompt.chat else None
+
+
 def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
     """Raise `ConfigError` if prompts cannot be made; for a chat this loads the tokenizer, never the weights."""
     template_of(prompt.file)
-    if prompt.chat:
-        assert model.folder is not None, "a model made on the spot has no chat template"
-        chat_of(prompt, load_tokenizer(model.folder)).check()
+    if prompt.chat and model.folder is not None and (chat := chat_of(prompt, load_tokenizer(model.folder))):
+        chat.check()
 
 
 def check_prompts(run: RunConfig) -> None:
@@ -178,26 +176,21 @@ def check_prompts(run: RunConfig) -> None:
             check_prompt(run.eval.prompt, run.model)
 
 
-def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
-    """Return the model's chat template with the prompt's settings."""
-    return Chat(tokenizer, prompt.system, prompt.enable_thinking)
-
-
 def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
     """Return the encoder of these prompts: a problem -> the token ids of its prompt."""
-    return PromptEncoder(
-        policy, prompt_renderer(prompt.file), chat_of(prompt, policy.tokenizer) if prompt.chat else None
-    )
+    return PromptEncoder(policy, prompt_renderer(prompt.file), chat_of(prompt, policy.tokenizer))
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the token that ends a response in a chat, which a base model's folder may not name."""
-    return chat_of(prompt, tokenizer).end_of_turn() if prompt.chat else None
+    chat = chat_of(prompt, tokenizer)
+    return None if chat is None else chat.end_of_turn()
 
 
 def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Describe the prompt for a protocol: the template's text, and the chat template, if any."""
-    return {"prompt": template_of(prompt.file), "chat": chat_of(prompt, tokenizer).describe() if prompt.chat else {}}
+    chat = chat_of(prompt, tokenizer)
+    return {"prompt": template_of(prompt.file), "chat": chat.describe() if chat else {}}
 
 
 def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:

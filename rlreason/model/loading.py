@@ -2,16 +2,14 @@
 
 import contextlib
 import copy
-import json
 import math
 import re
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -24,7 +22,6 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
-from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlreason.errors import ConfigError
@@ -44,10 +41,8 @@ NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
 UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
-LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 #: Buffers that older versions of transformers saved and newer ones compute: no weights.
 _COMPUTED = re.compile(r"\.(masked_bias|attn\.bias|inv_freq|(cos|sin)_cached|position_ids)$")
-WRAPPED = re.compile(r"^(?:_orig_mod\.|module\.|_fsdp_wrapped_module\.|base_model\.model\.)+")
 
 
 @contextlib.contextmanager
@@ -56,22 +51,10 @@ def _loading(path: str) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise ConfigError(
-            f"model.path={path} cannot be loaded ({first_line(error).rstrip(' .')}): {_cure(path, error)}"
+            f"model.path={path} cannot be loaded ({first_line(error).rstrip(' .')}): give a hub name that this machine "
+            "can reach, or a folder with config.json, safetensors weights and a tokenizer, of a family that "
+            "transformers has; a pickle (.bin) or a program of its own is never run here"
         ) from error
-
-
-def _cure(path: str, error: Exception) -> str:
-    """Return advice for a model that cannot be loaded."""
-    if "custom code" in str(error):
-        return "it needs a program of its own, which is never run here: give a model of a family that transformers has"
-    if "safetensors" in str(error) and any(Path(path).glob("*model*.bin")):
-        return (
-            "a pickle holds weights there, which may run a program: where you trust it, load it with transformers and "
-            "save it again with save_pretrained, which writes safetensors"
-        )
-    return (
-        "give a folder with config.json, safetensors weights and a tokenizer, or a hub name that this machine can reach"
-    )
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -79,39 +62,28 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     with seeded(), _loading(path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
-        raise ConfigError(
-            f"model.path={path} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of the model that "
-            "it was made from into it"
-        )
+        raise ConfigError(f"model.path={path} holds no tokenizer: copy that of the model it was made from into it")
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
     return tokenizer
 
 
-def load_model(path: str, **how: Any) -> PreTrainedModel:
-    """Load a model from a folder or a hub name in float32, every weight from the files; `ConfigError` otherwise.
-
-    `how`: further arguments of transformers' `from_pretrained`.
-    """
+def load_model(path: str) -> PreTrainedModel:
+    """Load a model from a folder or a hub name in float32, every weight from the files; `ConfigError` otherwise."""
     with seeded(), _loading(path):
-        if (file := find_adapter_config_file(path)) is not None:  # transformers would add it, or fetch its base model
-            base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        if find_adapter_config_file(path) is not None:  # transformers would add it, or fetch its base model
             raise ConfigError(
-                f"model.path={path} holds an adapter (adapter_config.json, made for {base}), and whole models alone "
-                "are loaded here: merge it with peft (AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload()"
-                ".save_pretrained(NEW), and the tokenizer beside it), or move the adapter_* files away to train the "
-                "model without it"
+                f"model.path={path} holds an adapter (adapter_config.json), and only whole models are loaded: merge it "
+                "with peft's merge_and_unload(), or move the adapter_* files away"
             )
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        for part in (config, config.get_text_config()):
-            given = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-            if given:
-                quantisation = given if isinstance(given, dict) else given.to_dict()
-                method = quantisation.get("quant_method", "quantization_config")
-                raise ConfigError(
-                    f"model.path={path} holds quantised weights ({method}), which cannot be trained here: give the "
-                    "model that they were made from"
-                )
+        if quantised := getattr(config.get_text_config(), "quantization_config", None) or getattr(
+            config, "quantization_config", None
+        ):
+            raise ConfigError(
+                f"model.path={path} holds quantised weights ({str(quantised)[:80]}), which cannot be trained: give the "
+                "model that they were made from"
+            )
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
@@ -119,120 +91,38 @@ def load_model(path: str, **how: Any) -> PreTrainedModel:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, in one line
             **NOTHING_RUNS,
-            **how,
         )
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    unexpected = [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)]
-    if why := mismatch(model, report["missing_keys"], unexpected, report["mismatched_keys"]):
-        raise ConfigError(f"model.path={path}: {why}")
-    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        model.config.get_text_config().tie_word_embeddings = (
-            False  # the files may have a head although config.json says that it is tied
+    names = {
+        "are missing in the files": report["missing_keys"],
+        "have no place in the model": [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)],
+        "have another shape": [
+            f"{name} {[*theirs]}, not {[*ours]}" for name, theirs, ours in report["mismatched_keys"]
+        ],
+    }
+    if wrong := [f"{len(some)} {what} ({', '.join(sorted(some)[:2])})" for what, some in names.items() if some]:
+        raise ConfigError(
+            f"model.path={path}: its weights are not those of the model in its config.json: {'; '.join(wrong)}: give "
+            "the folder as save_pretrained wrote it"
         )
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        # the files may have a head although config.json says that it is tied
+        model.config.get_text_config().tie_word_embeddings = False
     return model
 
 
-def look_into(path: str) -> str:
-    """Load a model without its weights, with a run's checks, and describe it. `ConfigError` as in a run.
-
-    Without accelerate, the package that transformers needs for that, the weights are read too.
-    """
-    model = load_model(path, **({"device_map": "meta"} if is_accelerate_available() else {}))
-    check_tokenizer(path, load_tokenizer(path), model)
-    return f"{len(model.state_dict())} weights of {type(model).__name__}, all in {path}"
-
-
-def check_tokenizer(path: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Raise `ConfigError` if text can become a token for which the model has no row.
-
-    A special token beyond the rows, as for padding, is allowed: nothing here uses it. See `Policy.checked_ids`.
-    """
-    embeddings: Any = model.get_input_embeddings()
-    rows, ids = len(embeddings.weight), tokenizer.get_vocab()
-    special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
-    beyond = {number: token for token, number in ids.items() if number >= rows and number not in special}
-    if beyond:
-        raise ConfigError(
-            f"model.path={path}: its tokenizer has {max(ids.values()) + 1} tokens, the model {rows} "
-            f"({beyond[min(beyond)]!r} is number {min(beyond)}): give the tokenizer that belongs to the model, or give "
-            "the model a row for each with resize_token_embeddings and save both"
-        )
-
-
-def with_settings_that_save(model: PreTrainedModel) -> str:
-    """Reduce generation settings that transformers refuses to save to their tokens, in place; return a line on that.
-
-    Nothing here samples by them. "" if they are valid.
-    """
+def with_settings_that_save(model: PreTrainedModel) -> list[str]:
+    """Reduce generation settings that transformers refuses to save to their tokens, in place; return a line on that."""
     settings = model.generation_config
     try:
         if settings is not None:
             settings.validate(strict=True)
-        return ""
-    except (ValueError, TypeError) as error:
+        return []
+    except (ValueError, TypeError):
         tokens = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.generation_config = GenerationConfig(**tokens)
-        why = " ".join(str(error).split())[:120]
-        return f"generation_config.json is saved with its tokens alone, since transformers refuses the rest ({why} ...)"
-
-
-def check_saved(folder: Path, expected: int) -> None:
-    """Raise `ConfigError` unless the folder holds a config, and weights with this count of numbers."""
-    written = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as held:
-            written += sum(math.prod(held.get_slice(name).get_shape()) for name in held.keys())  # noqa: SIM118
-    if written != expected or not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{folder} was saved with {written} of the model's {expected} numbers"
-            f"{'' if (folder / 'config.json').is_file() else ' and without config.json'}: give a model folder without "
-            "adapters, as save_pretrained writes it"
-        )
-
-
-def mismatch(
-    model: PreTrainedModel,
-    missing: Collection[str],
-    unexpected: Collection[str],
-    wrong: Collection[tuple[str, torch.Size, torch.Size]],
-) -> str:
-    """Say how the weights in the files differ from the model's, and the cure; "" if they do not.
-
-    `missing`: the model's names that the files lack; `unexpected`: names in the files without a place in the model;
-    `wrong`: (name, shape in the files, shape in the model).
-    """
-    if not missing and not unexpected and not wrong:
-        return ""
-    config, names = model.config.get_text_config(), set(model.state_dict())
-    differences, in_files = list[str](), (names - set(missing)) | set(unexpected)
-    layers = len({number[1] for name in in_files if (number := LAYER.search(name))})
-    if layers != (expected := getattr(config, "num_hidden_layers", layers)):
-        differences.append(f"config.json has {expected} layers, the files {layers}")
-    if missing:
-        differences.append(
-            f"{len(missing)} of the model's {len(names)} weights are not in the files ({_some(missing)})"
-        )
-        head = model.get_output_embeddings().weight
-        weights = model.named_parameters(remove_duplicate=False)
-        name_of_head = next(name for name, weight in weights if weight is head)
-        if not config.tie_word_embeddings and name_of_head in missing:
-            differences[-1] += ", the output head among them, and config.json says tie_word_embeddings=false"
-    if unexpected:
-        differences.append(f"{len(unexpected)} in the files have no place in it ({_some(unexpected)})")
-    if wrong:
-        name, theirs, ours = min(wrong)
-        differences.append(
-            f"{len(wrong)} have another shape than config.json says ({name}: {list(theirs)}, expected {list(ours)})"
-        )
-    cure = "give the folder as save_pretrained wrote it, with the config.json that belongs to these weights"
-    if prefix := next((wrapped[0] for name in sorted(unexpected) if (wrapped := WRAPPED.match(name))), ""):
-        cure = f"save it again from the module itself, so that no name begins with {prefix}"
-    return f"{'; '.join(differences)}: {cure}"
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:2]) + " ..." * (len(names) > 2)
+        return ["generation_config.json is saved with its tokens alone, since transformers refuses the rest"]
 
 
 def from_config(config: PretrainedConfig) -> PreTrainedModel:
@@ -294,35 +184,29 @@ def check_model(policy: "Policy") -> None:
     states = ", ".join(_recurrent_layers(policy))
     if states:
         policy.packs = policy.shares_prompts = False
-    theirs = _model_log_probs(policy)
-    if states:
         policy.attention, policy.why_attention = "sdpa" if policy.model._supports_sdpa else "eager", "the model's own"
         policy.remarks.append(f"one sequence to a pass, which is slower ({states}: a state goes from token to token)")
+    theirs = _model_log_probs(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
     types = policy.compute_dtype, policy.head_dtype
     policy.compute_dtype = policy.head_dtype = torch.float32
     ours = _packed_log_probs(policy)
-    shares = policy.shares_prompts and ours.device.type == "cpu"  # on a GPU in half precision: `check_sharing`
-    if shares and not (apart := (_packed_log_probs(policy, share=True) - ours).abs().max().item()) < 1e-3:
-        policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
+    if policy.shares_prompts and ours.device.type == "cpu":  # on a GPU in half precision: `check_kernel`
+        apart = (_packed_log_probs(policy, share=True) - ours).abs().max().item()
+        if not apart < 1e-3:
+            policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
     policy.compute_dtype, policy.head_dtype = types
-    worst, where, why = (ours - theirs).abs().max().item(), "in its own forward pass", "caps, scales or attention sinks"
-    if math.isnan(worst):
-        raise ConfigError(
-            f"model {type(policy.model).__name__} gives log-probabilities that are no numbers, as weights do that a "
-            "diverged run has left: give another model"
-        )
+    worst, why = (ours - theirs).abs().max().item(), "in its own forward pass, because of caps, scales or sinks"
     if states and worst < 1e-3:
-        where, why = "where it samples from its cache", f"layers that carry a state from token to token, {states}"
+        why = f"where it samples from its cache, because of layers with a state, {states}"
         try:
             worst = (ours - _model_log_probs(policy, by_token=True)).abs().max().item()
         except Exception as error:  # a model with a cache of its own kind
             worst, why = math.inf, f"{why} ({first_line(error)})"
-    if not worst < 1e-3:  # float32 rounding stays below a tenth of this
+    if not worst < 1e-3:  # float32 rounding stays below a tenth of this; a diverged run leaves weights that give NaN
         raise ConfigError(
-            f"model {type(policy.model).__name__} gives other log-probabilities here than {where} (by up to "
-            f"{worst:.3g} nats), because of {why}: choose a model without them, such as Qwen2, Qwen3, Llama, OLMo 2 or "
-            "SmolLM2"
+            f"model {type(policy.model).__name__} gives other log-probabilities here than {why} (by up to "
+            f"{worst:.3g} nats): choose another model, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
         )
 
 
@@ -362,62 +246,36 @@ def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:
     return [([i % size for i in prompt], [i % size for i in response]) for prompt, response in pairs]
 
 
-@torch.no_grad()
 def check_kernel(policy: "Policy") -> None:
-    """Raise `ConfigError` if the policy's kernel gives other log-probabilities than one causal call per sequence.
+    """Compare the policy's kernel, in its own dtype, with one causal call per sequence.
 
-    Both are computed in the policy's own dtype.
+    Stop sharing prompts if that changes log-probabilities or gradients, or cannot be computed here; `ConfigError` if
+    they are other ones without sharing too.
     """
-    ours = _packed_log_probs(policy)
     policy.model.set_attn_implementation(NAMES["sdpa"])
-    plain = _packed_log_probs(policy)
+    plain = _with_gradient(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention])
-    worst = (ours - plain).abs().max().item()
-    if not worst < 0.5:  # nats by which half precision may change a token, as between engine and trainer
-        raise ConfigError(
-            f"model.attention={policy.attention} gives other log-probabilities here than one call per sequence (by "
-            f"up to {worst:.3g} nats): choose model.attention=sdpa"
-        )
+    if policy.shares_prompts:
+        try:
+            why = _apart(_with_gradient(policy, share=True), plain)
+        except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
+            why = first_line(error)
+        if why:
+            policy.stop_sharing(why)
+    if why := _apart(_with_gradient(policy), plain):
+        raise ConfigError(f"model.attention={policy.attention} is wrong here ({why}): choose model.attention=sdpa")
 
 
-def check_head(policy: "Policy") -> None:
-    """Raise `ConfigError` if the output head in its number type gives other log-probabilities or gradients than in
-    float32, or cannot be computed here.
-    """
-    head, why = policy.head_dtype, ""
-    try:
-        (ours, slope), policy.head_dtype = _input_gradient(policy, share=False), torch.float32
-        plain, expected = _input_gradient(policy, share=False)
-        worst, apart = (ours - plain).abs().max().item(), ((slope - expected).norm() / expected.norm()).item()
-        if not (worst < 0.5 and apart < 0.1):  # rounding stays below a tenth of both
-            why = f"log-probabilities differ by up to {worst:.2g} nats from those in float32, gradients by {apart:.2g}"
-    except RuntimeError as error:  # this GPU or torch lacks the product
-        why = first_line(error)
-    finally:
-        policy.head_dtype = head
-    if why:
-        name = str(head).removeprefix("torch.")
-        raise ConfigError(f"the output head cannot multiply in {name} here ({why}): set model.head=float32")
+def _apart(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> str:
+    """Say by how much log-probabilities and gradients differ; "" where half precision may: it stays below a tenth."""
+    worst = (ours[0] - theirs[0]).abs().max().item()
+    apart = ((ours[1] - theirs[1]).norm() / theirs[1].norm()).item()
+    if worst < 0.5 and apart < 0.1:
+        return ""
+    return f"log-probabilities differ by up to {worst:.2g}, gradients by {apart:.2g} of their norm"
 
 
-def check_sharing(policy: "Policy") -> None:
-    """Stop sharing prompts if that changes log-probabilities or gradients, or cannot be computed.
-
-    Both are computed in the policy's own dtype.
-    """
-    why = None
-    try:
-        (shared, slope), (plain, expected) = (_input_gradient(policy, share) for share in (True, False))
-        apart = (slope - expected).norm() / expected.norm()
-        if not ((shared - plain).abs().max() < 0.5 and apart < 0.1):  # half precision rounds each part's output
-            why = f"gradients differ by {apart.item():.2g}"
-    except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
-        why = first_line(error)
-    if why is not None:
-        policy.stop_sharing(why)
-
-
-def _input_gradient(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
+def _with_gradient(policy: "Policy", share: bool = False) -> tuple[Tensor, Tensor]:
     """Log-probabilities of short sequences, and the gradient of their sum by the input embeddings, in float32."""
     weight = policy.model.get_input_embeddings().weight
     is_trained = weight.requires_grad

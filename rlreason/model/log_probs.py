@@ -57,8 +57,7 @@ def product(a: Tensor, b: Tensor, add_to: Tensor | None = None) -> Tensor:
         a b^T: out_ij = sum over k of a_ik b_jk
 
     On a GPU, half-precision numbers are multiplied as they are and summed in float32, the type of the result, like
-    vLLM's head there (0.32: LogitsProcessor._apply_head). The kernel is CUDA's alone. Elsewhere the same numbers are
-    float32 (see `operand`), and the product of two of them is exact: the same sum in another order.
+    vLLM's head there (0.32: LogitsProcessor._apply_head). Elsewhere the same numbers are float32 (see `operand`).
     """
     if a.is_cuda and a.dtype.itemsize == 2:
         if add_to is None:
@@ -152,11 +151,6 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, padded_from: int
     return without_padding(logits if temperature == 1.0 else logits.div_(temperature), padded_from)
 
 
-def _space(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
-    """Allocate (positions, vocab) float32, reused by all chunks: new memory costs more than the writing."""
-    return hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0], dtype=torch.float32)
-
-
 class _ChunkedLogProbs(torch.autograd.Function):
     """log softmax(h W^T / T)[y] and its entropy, with logits recomputed chunk by chunk in the backward pass."""
 
@@ -177,7 +171,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
         log_norm = torch.empty_like(log_probs)
         entropy = torch.empty_like(log_probs) if want_entropy else log_probs.new_zeros(0)
-        space = _space(hidden, weight, chunk)
+        # Reused by all chunks: new memory costs more than the writing.
+        space = hidden.new_empty(min(chunk, n), weight.shape[0], dtype=torch.float32)
         rows, factors = operand(hidden, head), operand(weight, head)
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
@@ -206,7 +201,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(rows, dtype=ctx.dtype)
         # The weight gradient sums over all chunks, so it is float32 whatever the dtype of products.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        space = _space(rows, weight, ctx.chunk)
+        space = rows.new_empty(min(ctx.chunk, len(rows)), weight.shape[0], dtype=torch.float32)
         factors = operand(weight, ctx.head)
         same = ctx.products == ctx.head  # else numbers are rounded only for these two products
         inputs, slopes = (rows, factors) if same else (rows.to(ctx.products), weight.to(ctx.products))
@@ -248,16 +243,13 @@ def chunked_log_probs(
 
         log p(y_t) = z_t[y_t] / T - logsumexp(z_t / T),    H_t = -sum_v p_t(v) log p_t(v)
 
-    hidden (n, width), weight (vocab, width), labels (n,) int64; returns two float32 tensors (n,), in
-    nats, whatever the input dtype. Gradients flow through both to `hidden` and `weight`; the entropy is
-    empty when `want_entropy` is false.
+    hidden (n, width), weight (vocab, width), labels (n,) int64; returns two float32 tensors (n,), in nats. Gradients
+    flow through both to `hidden` and `weight`; the entropy is empty when `want_entropy` is false.
 
-    `head` is the number type of h and W in the logits' product, there and back (None: that of `hidden`); z, its sums
-    and all that is made of them are float32. `products` is the type of what the two products of the backward pass
-    multiply (None: `head`): in bfloat16 the gradient of the logits is rounded there, beside h and W, which gives the
-    gradients of h and W an error of 0.15% of their norms (random numbers, tests/test_head.py); that of W is summed over
-    the positions in float32. The rounding of h and W themselves has the gradient 1. From the id `padded_from` on, rows
-    of W belong to no token and have probability 0.
+    `head` is the number type of h and W in the logits' product, there and back (None: that of `hidden`); z and its sums
+    are float32. `products` is the type of what the two products of the backward pass multiply (None: `head`): in
+    bfloat16 the gradients of h and W have an error of 0.15% of their norms (random numbers, tests/test_head.py); that
+    of W is summed in float32. From the id `padded_from` on, rows of W belong to no token and have probability 0.
 
     >>> h, w = torch.zeros(2, 3), torch.ones(4, 3)
     >>> lp, entropy = chunked_log_probs(h, w, torch.tensor([0, 3]))

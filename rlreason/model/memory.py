@@ -1,17 +1,23 @@
 """The memory of a run, in bytes: one formula, as pure functions of plain numbers."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from rlreason.config.model import type_of_head
-from rlreason.config.run import RunConfig
+from rlreason.config.run import UNKNOWN_PROBLEMS, RunConfig
 from rlreason.model.shapes import ModelShape
-from rlreason.runtime.machine import Device
+from rlreason.runtime.machine import Device, place_of
 
 CHUNK = 512  # positions whose logits exist at once: model/log_probs.py
+PROMPT_TOKENS = 8192  # of prompts read in one pass of the in-process engine: engines/hf/decoding.py
+HEADROOM = 64  # most columns of a cache without responses: engines/hf/kv_cache.py
+CACHE_BLOCK = 128  # tokens: vLLM allocates its cache in blocks of at most this; each sequence may leave one unfilled
+SMALLEST_8BIT = 4096  # from this many numbers on, bitsandbytes keeps moments in one byte
+PER_8BIT_BLOCK = 256  # numbers that share a float32 scale there
+PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured
+TINY_PROMPT = 128
 
 
 class Head(NamedTuple):
@@ -28,285 +34,12 @@ class Head(NamedTuple):
         """Bytes of an operand's number; off a GPU rounded ones are held in float32. 0: no copy needed."""
         return (2 if self.on_gpu else 4) if self.size == 2 else 0
 
-    @property
-    def input_size(self) -> int:
-        """Bytes per number of its input that is kept for the backward pass."""
-        return self.rounded or 4
-
-
-def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool = True) -> int:
-    """Peak bytes of the head for `scored` positions. n = min(512, scored).
-
-        forward:  2 x 4 n V + r (V d + scored d)
-        backward: 4 scored d + 4 V d + max(2 x 4 n V, made) + r V d + 2 (V d + scored d)
-        made:     4 n V + 4 V d of float32 products;    6 n V + 2 V d + 4 V d of half-precision ones;
-                  6 n V on a GPU, where products of half precision are added to the gradient in place
-
-    The gradient of the weight is a sum over chunks: the sum and one chunk's, which is made when the logits are gone;
-    the processor rounds it up before it adds. r: bytes of a rounded operand; the last term only where the backward
-    pass rounds what the logits were not made of. `entropy`: 4 n V beside the first of the two. V d with a factor 4:
-    only where the head is trained.
-    """
-    n, v, d = min(CHUNK, scored), shape.vocab, shape.width
-    half = head.products == 2
-    if not with_gradient:
-        return 2 * 4 * n * v + head.rounded * (v * d + scored * d)
-    trained = v * d if head.trained else 0
-    of_logits = (12 if head.entropy else 8) * n * v
-    if half and head.on_gpu:
-        made = 6 * n * v
-    elif half:
-        same = head.size == 2  # its rounded numbers are held in float32, and so are their products
-        made = max(10 * n * v, 8 * n * v + 4 * trained) if same else 6 * n * v + 6 * trained
-    else:
-        made = 4 * n * v + 4 * trained
-    operands = head.rounded * v * d + (2 * (v * d + scored * d) if half and head.size == 4 else 0)
-    return 4 * scored * d + 4 * trained + operands + max(of_logits, made)
-
-
-PROMPT_TOKENS = 8192  # of prompts read in one pass of the in-process engine: engines/hf/decoding.py
-HEADROOM = 64  # most columns of a cache without responses: engines/hf/kv_cache.py
-CACHE_BLOCK = (
-    128  # tokens: vLLM allocates its cache in blocks of at most this, and each sequence may leave one unfilled
-)
-SMALLEST_8BIT = 4096  # from this many numbers on, bitsandbytes keeps moments in one byte
-PER_8BIT_BLOCK = 256  # numbers that share a float32 scale there
-
-
-def weight_bytes(shape: ModelShape, weights: int) -> int:
-    """Weights of `weights` bytes each (4 or 2). The output head, and an embedding tied to it, stays float32.
-
-    weights x (numbers - head) + 4 head
-    """
-    head = shape.vocab * shape.width
-    return weights * (shape.numbers - head) + 4 * head
-
 
 class Casts(NamedTuple):
     """Bytes of autocast's half-precision copies of the linear layers' float32 weights, without the head."""
 
-    every: int = 0  # of all linear layers: held by a pass with gradient, whose backward pass needs them again
-    kept: int = 0  # of trained ones: only of these autocast keeps a copy until its block ends
-    of_layer: int = 0  # of one decoder layer
-    largest: int = 0  # of the largest untrained matrix: cast at each use, and dropped after it
-
-
-def cast_bytes(shape: ModelShape, weights: int, products: int, freeze: Sequence[str] = (), rank: int = 0) -> Casts:
-    """Bytes of the copies for products of half precision: 2 per number of a linear layer, if its weights are wider.
-
-    Only weights that require a gradient are kept within a block of autocast (torch/csrc: cached_cast); adapters of
-    `rank` leave every weight of the model without one.
-    """
-    if products >= weights:
-        return Casts()
-    sizes = {name: 2 * a * b for name, (a, b) in shape.linear_layers().items()}
-    frozen = [size for name, size in sizes.items() if rank or _matches(f"{name}.weight", freeze)]
-    every = sum(sizes.values())
-    return Casts(every, every - sum(frozen), every // shape.layers, max(frozen, default=0))
-
-
-def trained_tensors(
-    shape: ModelShape, weights: int, freeze: Sequence[str] = (), rank: int = 0, targets: Sequence[str] | None = None
-) -> list[tuple[int, int]]:
-    """List (numbers, bytes each) of every trained tensor: all but the frozen ones, or the two of every adapter.
-
-    An adapter of rank r on a layer of `in` and `out` numbers has r (in + out), in float32 (arXiv:2106.09685).
-    `freeze` and `targets` are patterns on names, as `model.parameters.matching_names` reads them.
-    """
-    if rank:
-        adapted = [size for name, size in shape.linear_layers().items() if _matches(name, targets or ["*"])]
-        return [(rank * numbers, 4) for size in adapted for numbers in size]
-    head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-    also = {head: ["lm_head.weight"]} if shape.tied else {}
-    return [
-        (numbers, 4 if name == head else weights)
-        for name, numbers in shape.parameters().items()
-        if not any(_matches(known, freeze) for known in (name, *also.get(name, [])))
-    ]
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, p) or fnmatchcase(name, f"*.{p}") for p in patterns)
-
-
-def gradient_bytes(trained: Sequence[tuple[int, int]]) -> int:
-    """One gradient for every trained number, in its own precision."""
-    return sum(numbers * size for numbers, size in trained)
-
-
-def moment_bytes(trained: Sequence[tuple[int, int]], optimizer: str) -> int:
-    """Both moments of every trained number: adamw in its precision; adamw_8bit in one byte each, and their scales.
-
-    adamw: 2 size;    adamw_8bit: 2 (1 + 4 / 256), but 8 where a tensor has fewer than 4096 numbers
-    """
-    if optimizer == "adamw":
-        return 2 * gradient_bytes(trained)
-    return sum(
-        8 * numbers if numbers < SMALLEST_8BIT else 2 * numbers + 8 * -(-numbers // PER_8BIT_BLOCK)
-        for numbers, _ in trained
-    )
-
-
-class TokenRow(NamedTuple):
-    """A row of tokens in a forward and backward pass. Sizes are bytes per number."""
-
-    tokens: int
-    scored: int  # those that predict a response token
-    products: int
-    residual: int = 4  # of the stream between the layers
-    checkpointing: bool = False
-
-
-def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
-    """Bytes that autograd keeps of one token in one layer, with products of `products` bytes a number.
-
-        float32:  4 (6 d + 2 q + 2 k + 4 m + norms + h)
-        bfloat16: 4 (4 d + norms_32 + h) + 2 (5 d + 2 q + 2 k + 4 m + norms_16)
-
-    d: width; q, k: all queries and all keys of a token; m: inside the MLP; h: heads (log-sum-exps). A norm keeps its
-    input and its output before the weight; a product keeps its input, which autocast rounds once for each layer
-    that reads it (three of attention, two of the MLP). Attention keeps queries, keys, values and outputs; the MLP the
-    outputs of gate, SiLU and up, and their product. norms: of queries and keys, 2 (q + k) if a model has them,
-    half of them in half precision if each head has its own. `residual`: bytes of the stream between the layers,
-    2 if weights in half precision are not tied to the float32 head: then 4 (2 d) + 2 (4 d) of each token, since the
-    inputs of products need no rounding, or 4 (4 d) + 2 (2 d) with norms after attention and MLP.
-    """
-    d, q, k, m = shape.width, shape.query_width, shape.kv_width, shape.intermediate
-    attended, qk, scales = 2 * q + 2 * k, q + k, shape.heads + 2
-    normed = {"none": 0, "head": 2 * qk, "whole": 2 * qk}[shape.qk_norm]
-    if products == 4:
-        return 4 * (6 * d + attended + normed + 4 * m + scales)
-    half = qk if shape.qk_norm == "head" else 0
-    if residual == 4:
-        return 4 * (4 * d + normed - half + scales) + 2 * (5 * d + attended + 4 * m + half)
-    wide, narrow = (4, 2) if shape.qk_norm == "whole" else (2, 4)  # with norms after attention and MLP
-    return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
-
-
-def saved_bytes(shape: ModelShape, row: TokenRow, kept: int = 4) -> int:
-    """Activations of a row. With gradient checkpointing a layer keeps only its input.
-
-    Besides the layers, the last norm and the rotary table in float32, and the head's input of `kept` bytes a number.
-    """
-    of_layer = row.residual * shape.width if row.checkpointing else saved_by_layer(shape, row.products, row.residual)
-    besides = 4 * row.tokens * (2 * shape.width + 2 * shape.head_dim + 1) + kept * row.scored * shape.width
-    return shape.layers * row.tokens * of_layer + besides
-
-
-def training_bytes(
-    shape: ModelShape,
-    row: TokenRow,
-    head: Head = Head(),  # noqa: B008 - a tuple of numbers
-    casts: Casts = Casts(),  # noqa: B008 - a tuple of numbers
-) -> tuple[int, int, int]:
-    """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
-
-    The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it; or at the
-    end, where the gradients of head and embedding, if they are tied, are added. The graph holds the casts of all
-    layers; with checkpointing there is no graph, and they last as long as the forward pass, or a layer's.
-    """
-    kept = saved_bytes(shape, row, head.input_size)
-    waiting = 4 * shape.vocab * shape.width if head.trained and shape.tied else 0
-    # in one layer's backward pass, two gradients inside the MLP and two of the stream
-    layer = row.tokens * (2 * row.products * shape.intermediate + 4 * shape.width) + waiting
-    of_head = head_bytes(shape, row.scored, head)
-    if not row.checkpointing:
-        return kept, casts.every, max(of_head, layer, 2 * waiting - kept)
-    again = row.tokens * (saved_by_layer(shape, row.products, row.residual) - row.residual * shape.width)
-    first = casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped after it
-    return kept, 0, max(of_head, layer + again + casts.of_layer, first, 2 * waiting - kept)
-
-
-def forward_bytes(shape: ModelShape, tokens: int, scored: int, products: int, head: Head) -> int:
-    """A pass without gradients: one layer's numbers, and the logits of a chunk."""
-    layer = tokens * (3 * products * shape.intermediate + 4 * 3 * shape.width)
-    return max(layer, 4 * (tokens + scored) * shape.width + head_bytes(shape, scored, head, with_gradient=False))
-
-
-def kv_of_token(layers: int, kv_width: int, size: int) -> int:
-    """Keys and values of one token in all layers: 2 L k numbers of `size` bytes, k = key heads x their size.
-
-    >>> kv_of_token(28, 2 * 128, 2)
-    28672
-    """
-    return 2 * layers * kv_width * size
-
-
-def kv_bytes(shape: ModelShape, size: int) -> int:
-    """`kv_of_token` of a model's shape."""
-    return kv_of_token(shape.layers, shape.kv_width, size)
-
-
-class Decoding(NamedTuple):
-    """Rows that are decoded side by side, `group` of them after the same prompt; lengths are tokens."""
-
-    rows: int
-    group: int
-    prompt: int
-    response: int
-
-    @property
-    def prompts(self) -> int:
-        """Number of different prompts."""
-        return -(-self.rows // max(1, self.group))
-
-
-def in_process_cache(shape: ModelShape, d: Decoding, size: int, copies: bool = False) -> int:
-    """The in-process engine's cache: each prompt once for its `group` of rows, each row's response.
-
-        (P prompt + rows (response + 1)) kv,    P = rows / group, rounded up; a compaction holds one layer twice
-
-    `copies`: compiled steps also have a copy of the prompt for each row. engines/hf/kv_cache.py.
-    """
-    prompts = d.prompts + (d.rows if copies else 0)
-    return (prompts * d.prompt + d.rows * d.response) * kv_bytes(shape, size)
-
-
-def decoding_bytes(
-    shape: ModelShape,
-    d: Decoding,
-    products: int,
-    waiting: bool = False,
-    head: Head = Head(),  # noqa: B008 - a tuple of numbers
-) -> int:
-    """Peak bytes of the in-process engine besides its cache: of a step, a compaction or the reading of prompts.
-
-    Logits twice (before and after a step, or with their softmax), attention scores of a layer three times; or, in a
-    compaction, keys of a layer twice more; or the keys, values and numbers of prompts being read. Of each row, the
-    tokens, log-probabilities and random numbers. `waiting`: more responses are requested than there are rows, so
-    prompts are read while the cache is full; else before it has any response.
-    """
-    rows, response, columns = d.rows, d.response, d.prompt + d.response
-    logits = 4 * rows * shape.vocab
-    operands = head.rounded * shape.vocab * shape.width
-    small = 8 * rows * shape.vocab if shape.vocab <= 8 * 256 else 0  # a cumulative sum in float64
-    step = max(2 * logits, logits + operands) + small + 3 * 4 * rows * shape.heads * columns
-    responses = rows * response * kv_bytes(shape, products)
-    compaction = logits + (responses // shape.layers if waiting or response > HEADROOM else 0)
-    read = min(PROMPT_TOKENS, d.prompts * d.prompt)
-    # while being read, keys are float32, because of rotary positions, and values have the products' type
-    as_read = d.prompts * d.prompt * kv_bytes(shape, 1) * (4 + products) // 2
-    reading = logits + as_read + forward_bytes(shape, read, d.prompts, products, head)
-    return rows * (20 * response + 4 * columns) + max(step, compaction, reading - (0 if waiting else responses))
-
-
-def vllm_cache(token: int, room: int, max_len: int, max_rows: int, cache_gb: float | None) -> tuple[int, int]:
-    """Return (bytes of vLLM's cache, bytes of one sequence); `token`: bytes of one token.
-
-        one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 room))
-
-    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of `room`: of what is free without the weights
-    and what the trainer takes later. `cache_gb` (of 2^30 bytes) overrides it.
-    """
-    one = token * (max_len + CACHE_BLOCK)
-    if cache_gb is not None:
-        return int(cache_gb * 2**30), one
-    return max(one, min(one * max_rows, int(0.4 * room))), one
-
-
-PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured
-TINY_PROMPT = 128
-UNKNOWN_PROBLEMS = 1000
+    every: int = 0  # of all of them: held by a pass with gradient, whose backward pass needs them again
+    kept: int = 0  # in a pass without: those of trained weights, which autocast keeps, and the largest other
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,15 +87,6 @@ class Workload:
         return 2 if self.weights == 2 and not self.shape.tied else 4
 
     @property
-    def may_be_spread(self) -> bool:
-        """Whether the model can be sharded: 8-bit moments and weights in half precision cannot be divided.
-
-        Nor can a model on a GPU from which the in-process engine samples.
-        """
-        samples_whole = self.engine == "hf" and self.head.on_gpu
-        return self.optimizer == "adamw" and self.weights == 4 and not samples_whole
-
-    @property
     def longest(self) -> int:
         """Tokens of the longest sampled sequence."""
         return min(self.shape.context, self.prompt + max((s.max_tokens for s in self.sampled), default=0))
@@ -370,33 +94,47 @@ class Workload:
 
 def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Workload:
     """Return the workload of a run; `prompt`: tokens of its longest prompt, if known."""
-    model, rollout, options = run.model, run.rollout, vars(run)
-    weights = 2 if model.weights == "bfloat16" else 4
-    half = model.dtype == "bfloat16" or (model.dtype == "auto" and device.kind == "cuda" and device.bf16)
+    settings: Any = run
+    model, rollout, options, trains = run.model, run.rollout, vars(run), run.trains
+    on_gpu, weights = device.kind == "cuda", 2 if model.weights == "bfloat16" else 4
+    half = model.dtype == "bfloat16" or (model.dtype == "auto" and on_gpu and device.bf16)
+    products = 2 if half or weights == 2 else 4
+    head = type_of_head(model.head, rollout.engine, "bfloat16" if products == 2 else "float32")
+    head_size = 2 if head == "bfloat16" else 4
+    rank, freeze = (model.lora.rank, model.freeze) if trains else (0, ())
+    frozen_head = rank > 0 or is_frozen(shape, "model.embed_tokens.weight" if shape.tied else "lm_head.weight", freeze)
     prompt = prompt or (TINY_PROMPT if model.made_on_the_spot else PROMPT)
-    lora = model.lora
-    trained = trained_tensors(shape, weights, model.freeze, lora.rank, lora.targets) if run.trains else []
-    head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-    frozen_head = lora.rank > 0 or len(trained_tensors(shape, weights, [*model.freeze, head])) == len(trained)
-    tokens, several = row_of(run, min(shape.context, prompt + run.sampling.max_tokens))
-    on_gpu, products = device.kind == "cuda", 2 if half or weights == 2 else 4
+    tokens = most = run.micro_batch_tokens
+    several = False
+    if trains:
+        if run.samples_to_learn:
+            most = min(most, shape.context, prompt + run.sampling.max_tokens)
+        size = settings.sequences_per_micro_batch() or settings.train_batch_size
+        tokens = min(tokens, size * most)
+        several = settings.train_batch_size * most > tokens
+    evaluation = run.evaluation
+    problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
+    sampled = [Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)]
+    if run.samples_to_learn:
+        sampled.append(Sampled(run.responses_per_step, settings.group_size, run.sampling.max_tokens))
+    place = place_of()
     return Workload(
         shape=shape,
         weights=weights,
         products=products,
-        trained=tuple(trained),
-        adapters=run.trains and lora.rank > 0,
+        trained=tuple(trained_tensors(shape, weights, freeze, rank, model.lora.targets)) if trains else (),
+        adapters=rank > 0,
         optimizer=run.optimizes_by or "adamw",
         checkpointing=model.gradient_checkpointing,
-        casts=cast_bytes(shape, weights, products, model.freeze if run.trains else (), lora.rank * run.trains),
-        head=head_of(run, products, on_gpu, not frozen_head, bool(options.get("entropy_coef"))),
+        casts=cast_bytes(shape, weights, products, freeze, rank),
+        head=Head(head_size, min(head_size, products), not frozen_head, bool(options.get("entropy_coef")), on_gpu),
         tokens=tokens,
         scored=tokens,
         several=several,
         reference=options.get("kl_placement", "none") != "none",
         restarts=bool(getattr(run, "restarts", False)),
         prompt=prompt,
-        sampled=sampled_by(run),
+        sampled=tuple(sampled),
         max_rows=rollout.max_rows,
         engine=rollout.engine,
         compiled=rollout.compile,
@@ -404,45 +142,212 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
         elsewhere=rollout.engine == "vllm" and rollout.placement == "second_gpu",
         engines=rollout.gpus if rollout.engine == "vllm" else 1,
         cache_gb=rollout.kv_cache_gb,
-        ranks=ranks_of(run),
+        ranks=(place.world if place else run.ranks_requested) if trains else 1,
         parallel=str(options.get("parallel", "auto")),
     )
 
 
-def head_of(run: RunConfig, products: int, on_gpu: bool, trained: bool, entropy: bool) -> Head:
-    """How the run computes its output head; if in half precision, so does its backward pass."""
-    name = type_of_head(run.model.head, run.rollout.engine, "bfloat16" if products == 2 else "float32")
-    size = 2 if name == "bfloat16" else 4
-    return Head(size, min(size, products), trained, entropy, on_gpu)
+def weight_bytes(shape: ModelShape, weights: int) -> int:
+    """Weights of `weights` bytes each (4 or 2). The output head, and an embedding tied to it, stays float32.
+
+    weights x (numbers - head) + 4 head
+    """
+    head = shape.vocab * shape.width
+    return weights * (shape.numbers - head) + 4 * head
 
 
-def row_of(run: RunConfig, longest: int) -> tuple[int, bool]:
-    """Return (tokens of the longest micro-batch, whether a step may have several); a sequence has up to `longest`."""
-    settings: Any = run
-    if not run.trains:
-        return run.micro_batch_tokens, False
-    most = run.micro_batch_tokens if not run.samples_to_learn else min(longest, run.micro_batch_tokens)
-    size = settings.sequences_per_micro_batch() or settings.train_batch_size
-    tokens = min(run.micro_batch_tokens, size * most)
-    return tokens, settings.train_batch_size * most > tokens
+def is_frozen(shape: ModelShape, name: str, freeze: Sequence[str]) -> bool:
+    """Whether a weight's name, or the other name of a tied embedding, matches a pattern of `model.freeze`."""
+    names = [name, "lm_head.weight"] if shape.tied and name == "model.embed_tokens.weight" else [name]
+    return any(matches(known, freeze) for known in names)
 
 
-def sampled_by(run: RunConfig) -> tuple[Sampled, ...]:
-    """What a run requests of its engine at once: in an evaluation, and in a training step."""
-    settings: Any = run
-    evaluation = run.evaluation
-    problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
-    evaluated = Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)
-    if not run.samples_to_learn:
-        return (evaluated,)
-    return evaluated, Sampled(run.responses_per_step, settings.group_size, run.sampling.max_tokens)
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a shell pattern matches the name entirely or from a dot on."""
+    return any(fnmatchcase(name, p) or fnmatchcase(name, f"*.{p}") for p in patterns)
 
 
-def ranks_of(run: RunConfig) -> int:
-    """Number of training processes: those started by torchrun, else the setting `gpus`."""
-    if not run.trains:
-        return 1
-    started, gpus = os.environ.get("WORLD_SIZE", ""), str(getattr(run, "gpus", "auto"))
-    if started.isdecimal() and os.environ.get("RANK"):
-        return max(1, int(started))
-    return int(gpus) if gpus.isdecimal() else 1
+def cast_bytes(shape: ModelShape, weights: int, products: int, freeze: Sequence[str] = (), rank: int = 0) -> Casts:
+    """Bytes of the copies for products of half precision: 2 per number of a linear layer, if its weights are wider.
+
+    Only weights that require a gradient are kept within a block of autocast (torch/csrc: cached_cast); adapters of
+    `rank` leave every weight of the model without one.
+    """
+    if products >= weights:
+        return Casts()
+    sizes = {name: 2 * a * b for name, (a, b) in shape.linear_layers().items()}
+    frozen = [size for name, size in sizes.items() if rank or matches(f"{name}.weight", freeze)]
+    every = sum(sizes.values())
+    return Casts(every, every - sum(frozen) + max(frozen, default=0))
+
+
+def trained_tensors(
+    shape: ModelShape, weights: int, freeze: Sequence[str] = (), rank: int = 0, targets: Sequence[str] | None = None
+) -> list[tuple[int, int]]:
+    """List (numbers, bytes each) of every trained tensor: all but the frozen ones, or the two of every adapter.
+
+    An adapter of rank r on a layer of `in` and `out` numbers has r (in + out), in float32 (arXiv:2106.09685).
+    """
+    if rank:
+        adapted = [size for name, size in shape.linear_layers().items() if matches(name, targets or ["*"])]
+        return [(rank * numbers, 4) for size in adapted for numbers in size]
+    head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+    every = shape.parameters().items()
+    return [(count, 4 if name == head else weights) for name, count in every if not is_frozen(shape, name, freeze)]
+
+
+def gradient_bytes(trained: Sequence[tuple[int, int]]) -> int:
+    """One gradient for every trained number, in its own precision."""
+    return sum(numbers * size for numbers, size in trained)
+
+
+def moment_bytes(trained: Sequence[tuple[int, int]], optimizer: str) -> int:
+    """Both moments of every trained number: adamw in its precision; adamw_8bit in one byte each, and their scales.
+
+    adamw: 2 size;    adamw_8bit: 2 (1 + 4 / 256), but 8 where a tensor has fewer than 4096 numbers
+    """
+    if optimizer == "adamw":
+        return 2 * gradient_bytes(trained)
+    return sum(8 * n if n < SMALLEST_8BIT else 2 * n + 8 * -(-n // PER_8BIT_BLOCK) for n, _ in trained)
+
+
+def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool = True) -> int:
+    """Peak bytes of the head for `scored` positions. n = min(512, scored).
+
+        forward:  2 x 4 n V + r (V d + scored d)
+        backward: 4 scored d + 4 V d + max(2 x 4 n V, made) + r V d + 2 (V d + scored d)
+        made:     4 n V + 4 V d of float32 products;    6 n V + 2 V d + 4 V d of half-precision ones;
+                  6 n V on a GPU, where products of half precision are added to the gradient in place
+
+    The gradient of the weight is the sum over chunks and one chunk's, made when the logits are gone; the processor
+    rounds it up before it adds. r: bytes of a rounded operand; the last term only where the backward pass rounds what
+    the logits were not made of. Entropy: 4 n V beside the logits. V d with a factor 4: only of a trained head.
+    """
+    n, v, d = min(CHUNK, scored), shape.vocab, shape.width
+    half = head.products == 2
+    if not with_gradient:
+        return 2 * 4 * n * v + head.rounded * (v * d + scored * d)
+    trained = v * d if head.trained else 0
+    of_logits = (12 if head.entropy else 8) * n * v
+    if half and head.on_gpu:
+        made = 6 * n * v
+    elif half and head.size == 2:  # its rounded numbers are held in float32, and so are their products
+        made = max(10 * n * v, 8 * n * v + 4 * trained)
+    elif half:
+        made = 6 * n * v + 6 * trained
+    else:
+        made = 4 * n * v + 4 * trained
+    operands = head.rounded * v * d + (2 * (v * d + scored * d) if half and head.size == 4 else 0)
+    return 4 * scored * d + 4 * trained + operands + max(of_logits, made)
+
+
+def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
+    """Bytes that autograd keeps of one token in one layer, with products of `products` bytes a number.
+
+        float32:  4 (6 d + 2 q + 2 k + 4 m + norms + h)
+        bfloat16: 4 (4 d + norms_32 + h) + 2 (5 d + 2 q + 2 k + 4 m + norms_16)
+
+    d: width; q, k: all queries and all keys of a token; m: inside the MLP; h: heads (log-sum-exps). A norm keeps its
+    input and its output before the weight; a product keeps its input, which autocast rounds once for each layer
+    that reads it (three of attention, two of the MLP). Attention keeps queries, keys, values and outputs; the MLP the
+    outputs of gate, SiLU and up, and their product. norms: of queries and keys, 2 (q + k) if a model has them,
+    half of them in half precision if each head has its own. `residual`: bytes of the stream between the layers,
+    2 if weights in half precision are not tied to the float32 head: then 4 (2 d) + 2 (4 d) of each token, since the
+    inputs of products need no rounding, or 4 (4 d) + 2 (2 d) with norms after attention and MLP.
+    """
+    d, q, k, m = shape.width, shape.query_width, shape.kv_width, shape.intermediate
+    attended, scales = 2 * q + 2 * k, shape.heads + 2
+    normed = 0 if shape.qk_norm == "none" else 2 * (q + k)
+    if products == 4:
+        return 4 * (6 * d + attended + normed + 4 * m + scales)
+    half = q + k if shape.qk_norm == "head" else 0
+    wide, narrow = (4, 5) if residual == 4 else (4, 2) if shape.qk_norm == "whole" else (2, 4)
+    return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
+
+
+def saved_bytes(work: Workload) -> int:
+    """Activations of a row. With gradient checkpointing a layer keeps only its input.
+
+    Besides the layers, the last norm and the rotary table in float32, and the head's input.
+    """
+    s = work.shape
+    of_layer = work.residual * s.width if work.checkpointing else saved_by_layer(s, work.products, work.residual)
+    besides = 4 * work.tokens * (2 * s.width + 2 * s.head_dim + 1) + (work.head.rounded or 4) * work.scored * s.width
+    return s.layers * work.tokens * of_layer + besides
+
+
+def training_bytes(work: Workload) -> tuple[int, int, int]:
+    """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
+
+    The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it; or at the
+    end, where the gradients of tied head and embedding are added. The graph holds the casts of all layers; with
+    checkpointing they last as long as the forward pass, or a layer's.
+    """
+    s, kept = work.shape, saved_bytes(work)
+    waiting = 4 * s.vocab * s.width if work.head.trained and s.tied else 0
+    # in one layer's backward pass, two gradients inside the MLP and two of the stream
+    layer = work.tokens * (2 * work.products * s.intermediate + 4 * s.width) + waiting
+    of_head = head_bytes(s, work.scored, work.head)
+    if not work.checkpointing:
+        return kept, work.casts.every, max(of_head, layer, 2 * waiting - kept)
+    again = work.tokens * (saved_by_layer(s, work.products, work.residual) - work.residual * s.width)
+    first = work.casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped after it
+    return kept, 0, max(of_head, layer + again + work.casts.every // s.layers, first, 2 * waiting - kept)
+
+
+def forward_bytes(shape: ModelShape, tokens: int, scored: int, products: int, head: Head) -> int:
+    """A pass without gradients: one layer's numbers, and the logits of a chunk."""
+    layer = tokens * (3 * products * shape.intermediate + 4 * 3 * shape.width)
+    return max(layer, 4 * (tokens + scored) * shape.width + head_bytes(shape, scored, head, with_gradient=False))
+
+
+def kv_of_token(layers: int, kv_width: int, size: int) -> int:
+    """Keys and values of one token in all layers: 2 L k numbers of `size` bytes, k = key heads x their size.
+
+    >>> kv_of_token(28, 2 * 128, 2)
+    28672
+    """
+    return 2 * layers * kv_width * size
+
+
+def in_process_bytes(work: Workload, request: Sampled) -> tuple[int, int]:
+    """Return the bytes of (the in-process engine's cache, what it takes beside it at its peak) for a request.
+
+        cache = (P prompt + rows response) kv,    P = rows / group, rounded up; one more for each row if compiled
+
+    Beside it: logits twice (before and after a step, or with their softmax), attention scores of a layer three times;
+    or, in a compaction, keys of a layer twice more; or the keys, values and numbers of prompts being read, while the
+    cache is full if more responses are requested than there are rows. Of each row, the tokens, log-probabilities and
+    random numbers. engines/hf/kv_cache.py.
+    """
+    s, group, response, prompt = work.shape, max(1, request.group), request.max_tokens, work.prompt
+    rows = min(max(work.max_rows // group * group, group), request.count)
+    prompts, columns, waiting = -(-rows // group), prompt + response, request.count > rows
+    token = kv_of_token(s.layers, s.kv_width, work.products)
+    responses = rows * response * token
+    cache = (prompts + (rows if work.compiled else 0)) * prompt * token + responses
+    logits = 4 * rows * s.vocab
+    small = 8 * rows * s.vocab if s.vocab <= 8 * 256 else 0  # a cumulative sum in float64
+    operands = work.head.rounded * s.vocab * s.width
+    step = max(2 * logits, logits + operands) + small + 3 * 4 * rows * s.heads * columns
+    compaction = logits + (responses // s.layers if waiting or response > HEADROOM else 0)
+    read = min(PROMPT_TOKENS, prompts * prompt)
+    # while being read, keys are float32, because of rotary positions, and values have the products' type
+    as_read = prompts * prompt * kv_of_token(s.layers, s.kv_width, 1) * (4 + work.products) // 2
+    reading = logits + as_read + forward_bytes(s, read, prompts, work.products, work.head)
+    beside = max(step, compaction, reading - (0 if waiting else responses))
+    return cache, rows * (20 * response + 4 * columns) + beside
+
+
+def vllm_cache(token: int, room: int, max_len: int, max_rows: int, cache_gb: float | None) -> tuple[int, int]:
+    """Return (bytes of vLLM's cache, bytes of one sequence); `token`: bytes of one token.
+
+        one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 room))
+
+    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of `room`: of what is free without the weights
+    and what the trainer takes later. `cache_gb` (of 2^30 bytes) overrides it.
+    """
+    one = token * (max_len + CACHE_BLOCK)
+    if cache_gb is not None:
+        return int(cache_gb * 2**30), one
+    return max(one, min(one * max_rows, int(0.4 * room))), one

@@ -1,7 +1,7 @@
 """Pack sequences end to end within a token budget, sharing prompts, and map per-token numbers back."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -9,57 +9,6 @@ import torch
 from torch import Tensor
 
 from rlreason.model.parameters import lists_on_device
-
-FULL = -(1 << 62)  # space left in a closed bin
-
-
-class FreeSpace:
-    """Tokens and rows left in up to `most` bins; a bin is closed until `set` opens it.
-
-    A binary tree over the bins: each node holds the most tokens, and the most rows, left in one of the bins below it.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._leaves = 1 << max(0, most - 1).bit_length()
-        self._tokens, self._rows = ([FULL] * (2 * self._leaves) for _ in range(2))
-
-    def of(self, place: int) -> tuple[int, int]:
-        """Return the (tokens, rows) left in a bin."""
-        return self._tokens[self._leaves + place], self._rows[self._leaves + place]
-
-    def set(self, place: int, tokens: int, rows: int) -> None:
-        """Set what is left in a bin."""
-        for tree, left in ((self._tokens, tokens), (self._rows, rows)):
-            node = self._leaves + place
-            tree[node] = left
-            while node > 1:
-                node //= 2
-                most = max(tree[2 * node], tree[2 * node + 1])
-                if tree[node] == most:
-                    break
-                tree[node] = most
-
-    def close(self, place: int) -> None:
-        """Let a bin take nothing more."""
-        self.set(place, FULL, FULL)
-
-    def first(self, tokens: int, rows: int) -> int | None:
-        """Return the first bin with at least this much left of both; None if there is none.
-
-        >>> bins = FreeSpace(3)
-        >>> bins.set(0, 2, 9), bins.set(1, 5, 1), bins.set(2, 9, 2)
-        (None, None, None)
-        >>> bins.first(1, 1), bins.first(3, 1), bins.first(3, 2), bins.first(10, 1)
-        (0, 1, 2, None)
-        """
-        waiting = [1]
-        while waiting:
-            node = waiting.pop()
-            if self._tokens[node] >= tokens and self._rows[node] >= rows:
-                if node >= self._leaves:
-                    return node - self._leaves
-                waiting += (2 * node + 1, 2 * node)
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +106,13 @@ def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel:
     return found
 
 
-def _heads_first(x: Tensor) -> Tensor:
-    """(tokens, heads, ...) -> (1, heads, tokens, ...)"""
-    return x.transpose(0, 1)[None]
-
-
 def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Split (tokens, heads, ...) into parts (1, heads, size, ...) for the processor's kernel.
 
     In bfloat16 its backward pass takes half as long again as in float32, so that is the lowest precision.
     """
-    parts: tuple[Tensor, ...] = _heads_first(x.to(torch.promote_types(x.dtype, torch.float32))).split(sizes, 2)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    parts: tuple[Tensor, ...] = wide.transpose(0, 1)[None].split(sizes, 2)
     return parts
 
 
@@ -177,7 +122,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
     heads = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
-    into = _heads_first(out).split(cut.queries, 2), lse[None].split(cut.queries, 2)
+    into = out.transpose(0, 1)[None].split(cut.queries, 2), lse[None].split(cut.queries, 2)
     for one, keys, values, to, norm_to in zip(*heads, *into, strict=True):
         found, norm = attend(one, keys, values, 0.0, causal, scale=scale)
         to.copy_(found)
@@ -251,50 +196,6 @@ class PackedBatch:
         return rows.scatter(0, self.row_at, flat).view(self.response_mask.shape)  # a mask would make backward wait
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row under construction, one group of pairs with the same prompt at a time."""
-
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    score_at: list[int] = field(default_factory=list)
-    parts: list[int] = field(default_factory=list)  # tokens of each
-    groups: list[tuple[int, int, int]] = field(default_factory=list)  # first token, of the prompt, of all responses
-    longest: int = 0
-
-    def add(self, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
-        """Append the prompt, then each response without its last token, which predicts nothing."""
-        first, size = len(self.ids), len(prompt)
-        self._append(prompt, 0)
-        parts = [size]
-        for response in responses:
-            at, shown = len(self.ids), response[:-1]
-            self.score_at += [first + size - 1, *range(at, at + len(shown))][: len(response)]
-            self._append(shown, size)
-            parts.append(len(shown))
-            self.longest = max(self.longest, size + len(shown))
-        if len(responses) == 1:  # one sequence
-            parts = [sum(parts)]
-        elif any(parts[1:]):
-            self.groups.append((first, size, sum(parts[1:])))
-        self.parts += [part for part in parts if part]
-
-    def _append(self, ids: Sequence[int], position: int) -> None:
-        self.ids.extend(ids)
-        self.positions.extend(range(position, position + len(ids)))
-
-    @property
-    def stretches(self) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of each part, of all responses of each group, and of each group's prompt."""
-        return self.parts, [more for *_, more in self.groups], [size for _, size, _ in self.groups]
-
-    def shared_places(self) -> tuple[list[int], list[int]]:
-        """Positions of the responses whose prompt is in another part, and those of such prompts."""
-        responses = [token for first, size, more in self.groups for token in range(first + size, first + size + more)]
-        prompts = [token for first, size, _ in self.groups for token in range(first, first + size)]
-        return responses, prompts
-
-
 def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompts: bool = False) -> PackedBatch:
     """Pack (prompt ids, response ids) pairs. The last token of a sequence predicts nothing and is left out.
 
@@ -308,42 +209,58 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.score_at.tolist()
     ([[1, 2, 3, 6, 7]], [[0, 1, 2, 2, 3]], [1, 2, 1, 3, 4])
     """
-    row = _Row()
-    for prompt, responses in _neighbours(pairs) if share_prompts else ((p, [r]) for p, r in pairs):
+    ids, positions, score_at, parts = list[int](), list[int](), list[int](), list[int]()
+    prompt_at, response_at, prompt_sizes, response_sizes = list[int](), list[int](), list[int](), list[int]()
+    longest = 0
+    groups = [[pair] for pair in pairs]
+    if share_prompts:
+        groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
+    for group in groups:
+        prompt, responses = group[0][0], [response for _, response in group]
+        first, size = len(ids), len(prompt)
         if not prompt:
             raise ValueError("a prompt without tokens has no position that predicts the first response token")
-        row.add(prompt, responses)
+        ids += prompt
+        positions += range(size)
+        sizes = [size]
+        for response in responses:  # without its last token
+            at, more = len(ids), max(0, len(response) - 1)
+            ids += response[:-1]
+            positions += range(size, size + more)
+            score_at += [first + size - 1, *range(at, at + more)][: len(response)]
+            sizes.append(more)
+            longest = max(longest, size + more)
+        if len(responses) == 1:  # one sequence
+            sizes = [sum(sizes)]
+        elif any(sizes[1:]):
+            prompt_sizes.append(size)
+            response_sizes.append(sum(sizes[1:]))
+            prompt_at += range(first, first + size)
+            response_at += range(first + size, len(ids))
+        parts += [size for size in sizes if size]
 
     lengths = [len(response) for _, response in pairs]
     labels = [token for _, response in pairs for token in response]
-    bounds = [[0, *accumulate(sizes)] for sizes in row.stretches]
-    longest = max(lengths, default=0)
-    row_at = [i * longest + place for i, length in enumerate(lengths) for place in range(length)]
-    tensors = lists_on_device([row.ids, row.positions, row.score_at, labels, lengths, row_at, *bounds], device)
-    ids, positions, score_at, targets, response_lengths, places, *ends = tensors
+    bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
+    width = max(lengths, default=0)
+    row_at = [i * width + place for i, length in enumerate(lengths) for place in range(length)]
+    tensors = lists_on_device([ids, positions, score_at, labels, lengths, row_at, *bounds], device)
+    input_ids, position_ids, scored, targets, response_lengths, places, *ends = tensors
     part_bounds, response_bounds, prompt_bounds = (x.to(torch.int32) for x in ends)
-    parts, of_group, of_prompt = (tuple(several) for several in row.stretches)
     shared = None
-    if row.groups:
-        across = Cut(of_group, of_prompt, response_bounds, prompt_bounds)
-        shared = SharedPrompts(across, *lists_on_device(row.shared_places(), device))
+    if prompt_sizes:
+        across = Cut(tuple(response_sizes), tuple(prompt_sizes), response_bounds, prompt_bounds)
+        shared = SharedPrompts(across, *lists_on_device([response_at, prompt_at], device))
     return PackedBatch(
-        input_ids=ids[None],
-        position_ids=positions[None],
-        layout=Layout(Cut(parts, parts, part_bounds, part_bounds), row.longest, shared),
-        score_at=score_at,
+        input_ids=input_ids[None],
+        position_ids=position_ids[None],
+        layout=Layout(Cut(tuple(parts), tuple(parts), part_bounds, part_bounds), longest, shared),
+        score_at=scored,
         labels=targets,
         lengths=response_lengths,
-        response_mask=torch.arange(longest, device=device) < response_lengths[:, None],
+        response_mask=torch.arange(width, device=device) < response_lengths[:, None],
         row_at=places,
     )
-
-
-def _neighbours(pairs: Sequence[Pair]) -> Iterator[tuple[Sequence[int], list[Sequence[int]]]]:
-    """Yield each prompt with the responses of consecutive pairs that have it."""
-    for _, members in groupby(pairs, key=lambda pair: list(pair[0])):
-        several = list(members)
-        yield several[0][0], [response for _, response in several]
 
 
 def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_prompts: bool) -> list[list[int]]:
@@ -378,25 +295,21 @@ def within_budget(
 ) -> list[list[int]]:
     """Divide items into bins of at most `budget` tokens (and `max_rows` rows), longest first, first bin that fits.
 
-    `rows`: of each item, by default one. An item larger than the budget gets its own bin. Every index appears exactly
-    once; the result depends on the sizes only, so a rerun makes the same micro-batches.
+    `rows`: of each item, by default one. An item larger than the budget gets its own bin.
 
     >>> within_budget([5, 3, 4, 2], budget=8)
     [[0, 1], [2, 3]]
     """
-    bins: list[list[int]] = []
     rows = rows or [1] * len(sizes)
-    most, fewest = sum(rows) if max_rows is None else max_rows, min(rows, default=0)
-    free = FreeSpace(len(sizes))
+    bins: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # tokens and rows left in each bin
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = free.first(sizes[index], rows[index])
-        tokens_left, rows_left = (budget, most) if place is None else free.of(place)
-        if place is None:
-            place = len(bins)
+        fits = (n for n, left in enumerate(free) if left[0] >= sizes[index] and left[1] >= rows[index])
+        place = next(fits, len(bins))
+        if place == len(bins):
             bins.append([])
+            free.append((budget, sum(rows) if max_rows is None else max_rows))
         bins[place].append(index)
-        if (rows_left := rows_left - rows[index]) < fewest:
-            free.close(place)
-        else:
-            free.set(place, tokens_left - sizes[index], rows_left)
+        tokens_left, rows_left = free[place]
+        free[place] = tokens_left - sizes[index], rows_left - rows[index]
     return bins

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 
@@ -20,6 +19,7 @@ from transformers.utils import logging as hf_logging
 from rlreason.config.leaves import required
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
 from rlreason.errors import ConfigError
+from rlreason.model.memory import matches
 from rlreason.runtime.machine import VISIBLE, driver_gpus, why_unseen
 
 
@@ -44,18 +44,11 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> str:
         named[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
         raise ConfigError(f"model.freeze={list(patterns)} leaves nothing to train: name fewer parameters")
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    tied = head is embedding and not head.requires_grad
-    return "frozen weights: " + describe_trained(model) + (", output head = embeddings: both frozen" if tied else "")
+    return f"frozen weights: {describe_trained(model)}"
 
 
 def describe_trained(model: nn.Module) -> str:
-    """Describe how many parameters an optimizer would change; the model's size excludes its adapters.
-
-    >>> layer = nn.Linear(1000, 1000, bias=False).requires_grad_(False)
-    >>> describe_trained(nn.Sequential(layer, nn.Linear(1000, 3000, bias=False)))
-    '3 M of 4 M parameters are trained'
-    """
+    """Describe how many parameters an optimizer would change; the model's size excludes its adapters."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return f"{trained / 1e6:.3g} M of {model_size(model) / 1e6:.3g} M parameters are trained"
 
@@ -73,25 +66,18 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
     >>> matching_names(["a.0.q_proj", "a.0.v_proj", "a.1.q_proj"], ["q_proj", "a.0.*"], "model.freeze")
     ['a.0.q_proj', 'a.0.v_proj', 'a.1.q_proj']
     """
-    names, hits = list(names), set()
+    names, hits = list(names), set[str]()
     for pattern in patterns:
-        matches = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
-        if not matches:
-            near = get_close_matches(pattern, {*names, *(n.rpartition(".")[2] for n in names)}, n=3, cutoff=0.4)
-            raise ConfigError(
-                f"{setting}: {pattern} matches no name in this model: try "
-                + (", ".join(near) if near else f"one such as {names[0]}")
-            )
-        hits |= matches
+        if not (found := {name for name in names if matches(name, [pattern])}):
+            near = get_close_matches(pattern, {*names, *(n.rpartition(".")[2] for n in names)}, n=3, cutoff=0)
+            raise ConfigError(f"{setting}: {pattern} matches no name in this model: try {', '.join(near)}")
+        hits |= found
     return [name for name in names if name in hits]
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch's CPU generator and hide progress bars in this block; both are restored after it.
-
-    transformers draws weights from the process's generator and replaces functions of torch while it loads some.
-    """
+    """Seed torch's CPU generator, from which transformers draws weights, and hide its progress bars in this block."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which seeds every GPU too
         bars = hf_logging.is_progress_bar_enabled()
@@ -120,8 +106,6 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
 
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
-    if not linear:
-        raise ConfigError(f"model.lora.rank={rank}: {type(model).__name__} has no linear layers to adapt: set it to 0")
     chosen = matching_names(linear, ["*"] if targets is None else targets, "model.lora.targets")
     # Any alpha scales, whatever the annotation says.
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")  # type: ignore[arg-type]
@@ -159,16 +143,12 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def checkpoint_layers(model: nn.Module) -> str:
     """Keep only each layer's input in the forward pass, in place; the backward pass recomputes the rest.
 
-    The layers' own switch for this works in training mode only, which would enable dropout and disable the cache.
-    This one works whenever gradients are recorded, so scoring and sampling are not affected. Return a line on what
-    was done; `ConfigError` if the model's layers do not support it.
+    The layers' own switch works in training mode only, which would enable dropout and disable the cache. Return a line
+    on what was done; `ConfigError` if the model's layers do not support it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ConfigError(
-            f"model.gradient_checkpointing=true: {type(model).__name__} does not mark its layers as ones that can be "
-            "computed again: set it to false, or choose another model"
-        )
+        raise ConfigError(f"model.gradient_checkpointing=true: {type(model).__name__} does not mark its layers")
     for layer in layers:
         # not a closure, which deepcopy would leave bound to the old layer; no random state: dropout is off
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -185,29 +165,22 @@ class Hardware:
     card: str = ""  # the GPU that torch uses; "" if none is accessible
     capability: tuple[int, int] = (0, 0)  # compute capability of that GPU
     bf16: bool = True  # computes bfloat16 natively
-    gpus: tuple[str, ...] = ()  # listed by the driver, accessible to torch or not
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES
-    torch_version: str = str(torch.__version__)
-    built_for: str | None = torch.version.cuda  # of CUDA; None: torch is built for processors only
+
+    def __str__(self) -> str:
+        return "{} (compute capability {}.{})".format(self.card, *self.capability)
 
 
 def hardware_here() -> Hardware:
     """Detect this process's hardware."""
-    gpus, visible = driver_gpus(), os.environ.get(VISIBLE)
     if not torch.cuda.is_available():
-        return Hardware(gpus=gpus, visible=visible)
+        return Hardware()
     half = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Hardware(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), half, gpus, visible)
+    return Hardware(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), half)
 
 
 def pick_device() -> torch.device:
     """Return torch's GPU if there is one, else the processor; `machine_remarks` names those out of its reach."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of matrix products on this machine's `device`; see `choose_dtype`."""
-    return choose_dtype(name, hardware_here() if device.type == "cuda" else Hardware())
 
 
 def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") -> torch.dtype:
@@ -222,7 +195,7 @@ def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") ->
         return torch.bfloat16 if hardware.card and hardware.bf16 else torch.float32
     if name == "bfloat16" and hardware.card and not hardware.bf16:
         raise ConfigError(
-            f"{setting}=bfloat16: {_card(hardware)} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
+            f"{setting}=bfloat16: {hardware} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
             "capability 8.0 or more (Ampere: A100, A10, RTX 30)"
         )
     return DTYPES[name]
@@ -239,34 +212,13 @@ def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[t
     return products, choose_dtype(head, hardware, "model.head")
 
 
-def check_types(model: ModelConfig, engine: str, hardware: Hardware) -> torch.dtype:
-    """Return the dtype of matrix products. `ConfigError` if a type is unavailable, or the engine's head differs."""
-    products, head = choose_types(model, engine, hardware)
-    if engine == "vllm" and head == torch.bfloat16 and products == torch.float32:
-        raise ConfigError(
-            "model.head=bfloat16 with rollout=vllm: products are float32 here, and so is the output head that vLLM "
-            "samples with: set model.head=auto, or model.dtype=bfloat16"
-        )
-    return products
-
-
 def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
-    """Warn about a GPU that torch cannot access, or one without bfloat16.
-
-    >>> from rlreason.config.model import PretrainedModelConfig
-    >>> machine_remarks(PretrainedModelConfig("local", path="m"), Hardware("Tesla T4", (7, 5), bf16=False))
-    ['Tesla T4 (compute capability 7.5) has no bfloat16: products in float32, which take several times as long']
-    """
+    """Warn about a GPU that torch cannot access, or one without bfloat16."""
     if hardware.card:
         lacks = not hardware.bf16 and model.dtype == "auto" and model.weights == "float32"
-        line = f"{_card(hardware)} has no bfloat16: products in float32, which take several times as long"
-        return [line] if lacks else []
-    unseen = why_unseen(hardware.gpus, hardware.visible, hardware.torch_version, hardware.built_for)
+        return [f"{hardware} has no bfloat16: products in float32, which take several times as long"] if lacks else []
+    unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
     return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
-
-
-def _card(hardware: Hardware) -> str:
-    return "{} (compute capability {}.{})".format(hardware.card, *hardware.capability)
 
 
 def lists_on_device(
@@ -300,18 +252,15 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on `texts`: any string survives encoding and decoding.
 
-    A number of up to two digits is one token. `build_tokenizer` adds the tags.
+    A number of up to two digits is one token, and so are the four r1_zero tags, which survive decoding.
     """
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -320,12 +269,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    return core
-
-
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """Wrap `train_tokenizer`'s for transformers. The four r1_zero tags are one token each, and survive decoding."""
-    core = train_tokenizer(texts, vocab_size)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
     tokenizer.add_tokens(list(TAGS))
     return tokenizer

@@ -17,12 +17,8 @@ from transformers.cache_utils import Cache
 from rlreason.errors import ConfigError
 from rlreason.model.attention import select_kernel
 from rlreason.model.loading import (
-    check_head,
     check_kernel,
     check_model,
-    check_saved,
-    check_sharing,
-    check_tokenizer,
     load_model,
     load_tokenizer,
     with_one_layer,
@@ -32,11 +28,12 @@ from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fa
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import (
     DTYPES,
+    choose_dtype,
     free_cached_memory,
+    hardware_here,
     merged_weights,
     model_size,
     pick_device,
-    pick_dtype,
     round_weights,
     seeded,
 )
@@ -68,9 +65,9 @@ class Policy:
         """Move the model to `device` and check it: `ConfigError` if packed sequences would be scored wrongly.
 
         `compute_dtype` is that of matrix products; `weights` of lower precision than float32 set it, too, and the
-        output head keeps float32. `attention`: the kernel for packed sequences, auto or one of `attention.NAMES`.
-        `head_dtype`: that of the output head's operands; its sums and its weights are always float32.
-        `in_main_memory`: the model stays there, and computes on `device` only as parts on several ranks.
+        output head keeps float32. `attention`: auto, or one of `attention.NAMES`. `head_dtype`: that of the output
+        head's operands; its sums and its weights are float32. `in_main_memory`: the model stays there, and computes on
+        `device` only as parts on several ranks.
         """
         self.device, self.in_main_memory = device or pick_device(), in_main_memory
         self.tokenizer = tokenizer
@@ -79,9 +76,9 @@ class Policy:
         self.appended = appended(tokenizer.encode("How many?"), tokenizer.encode("How many?", add_special_tokens=False))
         tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight
         self.padded_from = tokens if tokens < len(rows) else None
-        by_token = {id(rows), id(model.get_input_embeddings().weight)}
+        embeddings = model.get_input_embeddings().weight
         every = model.named_parameters(remove_duplicate=False)
-        self._by_token = frozenset(name for name, weight in every if id(weight) in by_token)
+        self._by_token = frozenset(name for name, weight in every if weight is rows or weight is embeddings)
         self.remarks: list[str] = []  # measures to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype, self.head_dtype = weights, compute_dtype, head_dtype
@@ -93,21 +90,16 @@ class Policy:
         self.shares_prompts = self.attention == ("varlen" if self.device.type == "cuda" else "sdpa")
         if weights == torch.float32:
             self._move()
-            check_model(self)
-        else:  # the float32 weights may not fit on the device
-            check_model(self)
+        check_model(self)
+        if weights != torch.float32:  # the float32 weights may not fit on the device
             round_weights(self.model, weights)
             self.compute_dtype = weights
             self._move()
         if in_main_memory:
             self._check_first_layer()
             return
-        if head_dtype != torch.float32:
-            check_head(self)
-        if self.attention != "sdpa":
+        if self.attention in ("varlen", "flash_attention_2"):
             check_kernel(self)
-            if self.shares_prompts:
-                check_sharing(self)
 
     def _check_first_layer(self) -> None:
         """Check on the device with one layer only: all of them may not fit there."""
@@ -170,11 +162,9 @@ class Policy:
         context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
-            made_from = rope.get("original_max_position_embeddings")
-            made_from = made_from or getattr(config, "original_max_position_embeddings", None) or context
-            context = min(context, int(made_from))
-        window = getattr(config, "sliding_window", None)
-        layers = getattr(config, "layer_types", None)
+            original = getattr(config, "original_max_position_embeddings", None) or context
+            context = min(context, int(rope.get("original_max_position_embeddings") or original))
+        window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         acts = "sliding_attention" in layers if layers else getattr(config, "use_sliding_window", True)
         return min(context, int(window)) if window and acts else context
 
@@ -239,17 +229,17 @@ class Policy:
 
     def describe(self) -> str:
         """Describe size, precision, device, attention kernel and measures to save memory, in one line."""
-        where = (
-            torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
-        )
-        size = f"{model_size(self.model) / 1e6:.3g} M parameters"
-        products = f"{str(self.compute_dtype).removeprefix('torch.')} products"
+        on_gpu, head = self.device.type == "cuda", ""
+        where = torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
         if self.head_dtype != torch.float32:
-            products += f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
+            head = f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
         elif self.compute_dtype != torch.float32:
-            products += ", output head in float32"
-        attention = f"attention by {self.attention} ({self.why_attention})"
-        return "; ".join([f"{size}, {products}, {where}", attention, *self.remarks])
+            head = ", output head in float32"
+        size = f"{model_size(self.model) / 1e6:.3g} M parameters"
+        products = f"{str(self.compute_dtype).removeprefix('torch.')} products{head}, {where}"
+        return "; ".join(
+            [f"{size}, {products}", f"attention by {self.attention} ({self.why_attention})", *self.remarks]
+        )
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's prefix (a beginning-of-text token); at least one.
@@ -264,7 +254,7 @@ class Policy:
 
     def encode_response(self, text: str, end: int | None = None) -> list[int]:
         """Token ids of a given response, with one end token: the tokenizer's, or a chat's own, `end`."""
-        ids: list[int] = self.checked_ids(self.tokenizer.encode(text, add_special_tokens=False))
+        ids = self.checked_ids(self.tokenizer.encode(text, add_special_tokens=False))
         end = self.tokenizer.eos_token_id if end is None else end
         return ids if ids[-1:] == [end] else [*ids, end]
 
@@ -302,16 +292,11 @@ class Policy:
             with seeded(), tempfile.TemporaryDirectory() as place:
                 self._write(Path(place), {name: weight.cpu()})
         except Exception as error:  # a library may raise anything
-            raise ConfigError(
-                f"this model could not be saved at the end ({type(error).__name__}: {first_line(error)}): mend its "
-                "folder, or set save_model=false checkpoint.every=0"
-            ) from error
+            raise ConfigError(f"this model could not be saved ({first_line(error)}): mend its folder") from error
 
     def _write(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        numbers = sum(weight.numel() for weight in weights.values())
-        self.model.save_pretrained(folder, state_dict=weights)  # merges the adapters
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
-        check_saved(folder, numbers)
 
 
 def load_policy(
@@ -324,16 +309,13 @@ def load_policy(
 ) -> Policy:
     """Load a policy from a model folder or a hub name; `ConfigError` if it cannot be loaded or fails a check.
 
-    `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory, `head_dtype`
-    that of the output head's operands; `in_main_memory` as in `Policy`.
+    `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory; the others
+    as in `Policy`.
     """
-    device, tokenizer = pick_device(), load_tokenizer(path)
-    model = load_model(path)
-    check_tokenizer(path, tokenizer, model)
-    products = pick_dtype(dtype, device)
-    dropped = with_settings_that_save(model)
-    policy = Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)
-    policy.remarks += [dropped] * bool(dropped)
+    tokenizer, model = load_tokenizer(path), load_model(path)
+    remarks, products = with_settings_that_save(model), choose_dtype(dtype, hardware_here())
+    policy = Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
+    policy.remarks += remarks
     return policy
 
 
@@ -387,20 +369,12 @@ def scored_rows(
     return scores
 
 
-PER_TENSOR = 1024  # numbers hashed of each tensor
-
-
 def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Return 8 hex digits from about a thousand numbers spread over each tensor: training changes all of them.
-
-    >>> one, two = [("w", torch.zeros(3))], [("w", torch.ones(3))]
-    >>> weights_hash(one) == weights_hash(one), weights_hash(one) == weights_hash(two)
-    (True, False)
-    """
+    """Return 8 hex digits from about a thousand numbers spread over each tensor: training changes all of them."""
     digest = hashlib.sha256()
     for name, weight in weights:
         flat = weight.detach().reshape(-1)
-        some = flat[:: max(1, len(flat) // PER_TENSOR)].to("cpu", torch.float32)
+        some = flat[:: max(1, len(flat) // 1024)].to("cpu", torch.float32)
         digest.update(f"{name}{tuple(weight.shape)}".encode() + some.numpy().tobytes())
     return digest.hexdigest()[:8]
 

@@ -2,29 +2,28 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from rlreason.config.run import RunConfig
-from rlreason.model.fitting import SHARE, Plan, all_fit, enough, plan_of, planned_cache
+from rlreason.model.fitting import SHARE, Plan, may_be_spread, plan_of, planned_cache
 from rlreason.model.memory import Workload, workload_of
 from rlreason.model.shapes import ModelShape, shape_of
 from rlreason.runtime.machine import Device
 from rlreason.runtime.text import size
 
 STEP = 256  # micro_batch_tokens is lowered to multiples of this
+LARGEST_ERROR = 0.15  # of a plan, measured on a processor
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
+class Saving(NamedTuple):
     """Settings that save memory."""
 
     settings: dict[str, Any]
     same_result: bool = True  # the run learns the same, except for rounding
 
 
-@dataclass(frozen=True, slots=True)
-class Fitting:
+class Fitting(NamedTuple):
     """Overrides that make the plan fit, and its peak with them."""
 
     overrides: tuple[str, ...]
@@ -42,18 +41,17 @@ def savings(run: RunConfig, longest: int) -> Iterator[Saving]:
         yield Saving({"rollout.max_rows": rows})
     for gigabytes in (16, 8, 4, 2, 1):
         yield Saving({"rollout.kv_cache_gb": gigabytes})
-    if run.rollout.engine == "vllm":
-        yield Saving({"parallel": "shard"})
-    yield Saving({"optimizer": "adamw_8bit"}, same_result=False)
+    yield Saving({"parallel": "shard"})
+    yield Saving({"optimizer": "adamw_8bit"}, False)
     if run.model.dtype != "float32":
-        yield Saving({"model.weights": "bfloat16"}, same_result=False)
+        yield Saving({"model.weights": "bfloat16"}, False)
     if not run.model.lora.rank and not run.model.freeze:
-        yield Saving({"model.lora.rank": 16}, same_result=False)
-    yield Saving({"kl_placement": "none", "kl_coef": 0}, same_result=False)
+        yield Saving({"model.lora.rank": 16}, False)
+    yield Saving({"kl_placement": "none", "kl_coef": 0}, False)
     for smaller in _halves(getattr(run, "group_size", 0), 2):
-        yield Saving({"group_size": smaller}, same_result=False)
+        yield Saving({"group_size": smaller}, False)
     for tokens in _halves(run.sampling.max_tokens, 64):
-        yield Saving({"sampling.max_tokens": tokens}, same_result=False)
+        yield Saving({"sampling.max_tokens": tokens}, False)
 
 
 def _halves(number: int, least: int) -> Iterator[int]:
@@ -72,16 +70,18 @@ def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
 
     Those that the run's rules refuse, and those that lower nothing that is too large, are left out.
     """
-    plan, settings, same_result = plan_of(workload_of(run, shape, device, prompt), device), dict[str, Any](), True
-    for saving in savings(run, workload_of(run, shape, device, prompt).longest):
+    work = workload_of(run, shape, device, prompt)
+    plan, settings, same_result = plan_of(work, device), dict[str, Any](), True
+    for saving in savings(run, work.longest):
         changed = with_changes(run, settings | saving.settings)
         work = workload_of(changed, shape, device, prompt)
         less = plan_of(work, device)
-        cache, of_one_sequence = planned_cache(work, device) if work.engine == "vllm" else (0, 0)
-        if changed.problems() or not _reduces_excess(less, plan, device) or cache < of_one_sequence:
+        if changed.problems() or not _reduces_excess(less, plan, device):
             continue
+        if work.engine == "vllm" and planned_cache(work, device)[0] < planned_cache(work, device)[1]:
+            continue  # not even one sequence
         plan, settings, same_result = less, settings | saving.settings, same_result and saving.same_result
-        if all_fit(plan, device):
+        if plan.fits(device):
             overrides = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()]
             return Fitting(tuple(overrides), plan.peak, same_result)
     return None
@@ -89,18 +89,9 @@ def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
 
 def _reduces_excess(plan: Plan, before: Plan, device: Device) -> bool:
     """Whether something that does not fit got smaller."""
-    for part, free in (("training", device.free), ("sampling", device.free), ("other_device", device.second_free)):
-        now, then = (sum(getattr(one, part).values()) for one in (plan, before))
-        if not enough(then, free) and now < then:
-            return True
-    return False
-
-
-def device_per_rank(device: Device, ranks: int) -> Device:
-    """One rank's part of a device: all of its GPU, or a share of a processor's memory, which ranks share."""
-    if device.kind != "cpu" or ranks == 1 or device.free is None or device.total is None:
-        return device
-    return replace(device, name=f"{device.name} for each of {ranks} ranks", free=device.free // ranks)
+    pairs = ((before.training, plan.training), (before.sampling, plan.sampling))
+    sums = ((sum(then.values()), sum(now.values())) for then, now in pairs)
+    return any(SHARE * (device.free or 0) < then and now < then for then, now in sums)
 
 
 def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
@@ -115,6 +106,13 @@ def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
     return changed
 
 
+def device_per_rank(device: Device, ranks: int) -> Device:
+    """One rank's part of a device: all of its GPU, or a share of a processor's memory, which ranks share."""
+    if device.kind != "cpu" or ranks == 1 or device.free is None:
+        return device
+    return replace(device, name=f"{device.name} for each of {ranks} ranks", free=device.free // ranks)
+
+
 class Parallel(NamedTuple):
     """What each rank has of the model, and why."""
 
@@ -122,35 +120,25 @@ class Parallel(NamedTuple):
     why: str
 
 
-def parallel_mode(
-    run: RunConfig, shape: ModelShape | None, device: Device, world: int, prompt: int | None = None
-) -> Parallel:
+def parallel_mode(run: RunConfig, shape: ModelShape | None, device: Device, world: int) -> Parallel:
     """Return the mode of `world` ranks on devices like this one; `run.parallel` decides unless it is auto.
 
-    `shape`: None if unknown: then the whole model. `prompt`: tokens of the longest prompt, if known.
+    `shape`: None if unknown: then the whole model.
     """
     setting = str(getattr(run, "parallel", "auto"))
     if setting != "auto":
         return Parallel(setting, "as asked")
     if world == 1:
         return Parallel("replicate", "one process trains")
-    if shape is None:
-        return Parallel("replicate", "the plan does not know the model's shape")
-    work, here = replace(workload_of(run, shape, device, prompt), ranks=world), device_per_rank(device, world)
+    here = device_per_rank(device, world)
+    if shape is None or here.free is None:
+        return Parallel("replicate", "how much memory the model takes, or is free, is unknown")
+    work = replace(workload_of(run, shape, device), ranks=world)
     whole = plan_of(replace(work, parallel="replicate"), here)
-    if here.free is None:
-        return Parallel("replicate", "nobody can tell how much memory is free")
     need = f"a whole model takes about {size(whole.peak)} in {whole.when}, and {size(here.free)} are free"
-    if plan_of(work, here).mode == "replicate":
-        if not work.may_be_spread:
-            setting = "optimizer=adamw_8bit" if work.optimizer != "adamw" else "model.weights=bfloat16"
-            samples_whole = work.engine == "hf" and work.head.on_gpu
-            need += "; rollout=hf samples from a whole one" if samples_whole else f"; {setting} cannot be spread"
-        return Parallel("replicate", need)
-    return Parallel("shard", need)
-
-
-LARGEST_ERROR = 0.15  # of a plan, measured on a processor
+    if not whole.fits(here) and not may_be_spread(work):
+        need += "; 8-bit moments, half-precision weights and rollout=hf on a GPU take whole models"
+    return Parallel(plan_of(work, here).mode, need)
 
 
 class Planned(NamedTuple):
@@ -165,28 +153,11 @@ class Planned(NamedTuple):
     @property
     def verdict(self) -> str:
         """unknown | fits | tight (may run out of memory) | too large."""
-        if self.plan is None or (self.device.free is None and not self.on_second):
+        if self.plan is None or self.device.free is None:
             return "unknown"
-        if all_fit(self.plan, self.device):
+        if self.plan.fits(self.device):
             return "fits"
-        need, free = self.needed
-        return "tight" if need * (1 - LARGEST_ERROR) <= free else "too large"
-
-    @property
-    def on_second(self) -> bool:
-        """Whether the second GPU, which vLLM has for itself, is the one that is too small."""
-        if self.plan is None or self.device.second_free is None or not self.plan.other_device:
-            return False
-        return not enough(sum(self.plan.other_device.values()), self.device.second_free)
-
-    @property
-    def needed(self) -> tuple[int, int]:
-        """(bytes needed, bytes free) on the GPU that decides."""
-        if self.plan is None:
-            return 0, 0
-        if self.on_second:
-            return sum(self.plan.other_device.values()), self.device.second_free or 0
-        return self.plan.peak, self.device.free or 0
+        return "tight" if self.plan.peak * (1 - LARGEST_ERROR) <= self.device.free else "too large"
 
 
 def planned(run: RunConfig, device: Device, prompt: int | None = None) -> Planned:
@@ -200,57 +171,29 @@ def planned(run: RunConfig, device: Device, prompt: int | None = None) -> Planne
     work = workload_of(run, shape, device, prompt)
     device = device_per_rank(device, work.ranks)
     plan = plan_of(work, device)
-    cure = None if all_fit(plan, device) else fitting(run, shape, device, prompt)
+    cure = None if plan.fits(device) else fitting(run, shape, device, prompt)
     return Planned(device, source, work, plan, cure)
-
-
-def one_line(outcome: Planned) -> str:
-    """Describe the plan in a line: its peak, when, and the free memory."""
-    if outcome.plan is None:
-        return f"unknown: {outcome.source}"
-    there = "" if outcome.device.free is None else f", {size(outcome.device.free)} free on {outcome.device.name}"
-    return f"about {size(outcome.plan.peak)} in {outcome.plan.when}{there}"
-
-
-def start_lines(outcome: Planned) -> list[str]:
-    """Describe the plan at the start of a run, in at most four lines, the cure last."""
-    if outcome.plan is None:
-        return [f"memory: {one_line(outcome)}"]
-    lines = [f"memory: {verdict(outcome)}{_of_ranks(outcome.plan)}"]
-    for name, parts in ((outcome.plan.first, outcome.plan.training), ("sampling", outcome.plan.sampling)):
-        held = ", ".join(f"{part} {size(amount)}" for part, amount in parts.items())
-        lines.append(f"  {name} takes {size(sum(parts.values()))}: {held}")
-    return [*lines, *(f"  cure: {line}" for line in [cure(outcome)] if line)]
-
-
-def _of_ranks(plan: Plan) -> str:
-    """Describe what each of several ranks has; "" for a single process."""
-    if plan.ranks == 1:
-        return ""
-    has = "a part of the model" if plan.mode == "shard" else "the whole model"
-    copy = f"; rank 0 takes {size(plan.main_memory)} of main memory too" if plan.main_memory else ""
-    return f"; each of {plan.ranks} ranks has {has}{copy}"
 
 
 def table(outcome: Planned) -> list[str]:
     """Format the plan as aligned lines, a part a line, at the peak of training and at that of sampling."""
     if outcome.plan is None or outcome.work is None:
-        return [f"unknown: {outcome.source}"]
-    plan, work, shape = outcome.plan, outcome.work, outcome.work.shape
-    precision = f"float{8 * work.products}" if work.products == 4 else "bfloat16"
-    assumptions = (
-        f"{precision} products, rows of {work.tokens} tokens, prompts taken as {work.prompt}, at most "
-        f"{work.max_rows} responses side by side"
-    )
+        return [outcome.source]
+    plan, work = outcome.plan, outcome.work
     rows = [("", plan.first, "sampling")]
     for part in dict.fromkeys([*plan.training, *plan.sampling]):
         first, second = (size(held[part]) if part in held else "-" for held in (plan.training, plan.sampling))
         rows.append((part, first, second))
     rows.append(("together", size(sum(plan.training.values())), size(sum(plan.sampling.values()))))
-    lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {outcome.source}", assumptions]
-    lines += [f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows]
+    lines = [
+        f"{work.shape.numbers / 1e6:.4g} M parameters, by {outcome.source}",
+        f"{'float32' if work.products == 4 else 'bfloat16'} products, rows of {work.tokens} tokens, prompts taken as "
+        f"{work.prompt}, at most {work.max_rows} responses side by side",
+        *(f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows),
+    ]
     if plan.ranks > 1:
-        lines.append(f"the plan is of rank 0{_of_ranks(plan)}")
+        copies = f"; rank 0 takes {size(plan.main_memory)} of main memory too" if plan.main_memory else ""
+        lines.append(f"the plan is of rank 0 of {plan.ranks}, by parallel={plan.mode}{copies}")
     if plan.other_device:
         lines.append("on the second GPU: " + ", ".join(f"{size(v)} of {k}" for k, v in plan.other_device.items()))
     return lines
@@ -265,39 +208,28 @@ def verdict(outcome: Planned) -> str:
     """Say whether it fits, and by which numbers."""
     if outcome.plan is None:
         return outcome.source
-    need = f"about {size(outcome.plan.peak)} in {outcome.plan.when}"
-    if outcome.verdict == "unknown":
-        return f"takes {need}; nobody can tell how much memory is free here"
-    start = {"fits": "fits", "tight": "may not fit", "too large": "does not fit"}[outcome.verdict]
-    if outcome.on_second:
-        need, free = (size(number) for number in outcome.needed)
-        return f"{start}: about {need} for vLLM on the second GPU, and {free} are free there"
-    return f"{start}: {need}, and {size(outcome.needed[1])} are free on {outcome.device.name}"
+    words = {"unknown": "takes", "fits": "fits:", "tight": "may not fit:", "too large": "does not fit:"}
+    need = f"{words[outcome.verdict]} about {size(outcome.plan.peak)} in {outcome.plan.when}"
+    if outcome.device.free is None:
+        return f"{need}; how much memory is free here is unknown"
+    return f"{need}, and {size(outcome.device.free)} are free on {outcome.device.name}"
 
 
 def cure(outcome: Planned) -> str:
     """Return the overrides that make it fit; "" if it does."""
-    if outcome.verdict in ("fits", "unknown"):
+    if outcome.plan is None or outcome.verdict in ("fits", "unknown"):
         return ""
     if outcome.cure is None:
-        assert outcome.plan is not None
         peak = outcome.plan.sampling if outcome.plan.when == "sampling" else outcome.plan.training
-        part, amount = max((outcome.plan.other_device if outcome.on_second else peak).items(), key=lambda pair: pair[1])
-        return (
-            f"none of the settings tried makes it fit; the largest part is {part} ({size(amount)}): choose a smaller "
-            "model, or a machine with more memory"
-        )
+        part = max(peak, key=lambda name: peak[name])
+        return f"no settings make it fit, the largest part is {part}: choose a smaller model, or a larger machine"
     changes = "" if outcome.cure.same_result else ", which changes what is learned"
     return f"{' '.join(outcome.cure.overrides)} takes {size(outcome.cure.peak)}{changes}"
 
 
 def figures(outcome: Planned) -> dict[str, Any]:
     """Return the plan for `--json`, all sizes in bytes."""
-    known: dict[str, Any] = {
-        "verdict": outcome.verdict,
-        "device": asdict(outcome.device),
-        "shape_from": outcome.source,
-    }
+    known = {"verdict": outcome.verdict, "device": asdict(outcome.device), "shape_from": outcome.source}
     if outcome.plan is None or outcome.work is None:
         return known
     return known | {

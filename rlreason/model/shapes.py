@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,18 +12,7 @@ from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's, and the four tags
 #: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
 FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
-#: Sizes in a config.json -> the largest plausible value, so that a typo ends in a message.
-LARGEST = {
-    "vocab_size": 10**7,
-    "hidden_size": 10**6,
-    "num_hidden_layers": 1000,
-    "num_attention_heads": 10**4,
-    "num_key_value_heads": 10**4,
-    "head_dim": 10**5,
-    "intermediate_size": 10**7,
-    "max_position_embeddings": 10**9,
-}
-MAY_BE_LEFT_OUT = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+QKV = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +28,7 @@ class ModelShape:
     intermediate: int  # width inside the MLP
     tied: bool  # the output head is the embedding
     qk_norm: str = "none"  # none | head | whole
-    qkv_bias: bool = False
-    out_bias: bool = False  # of attention's output
-    mlp_bias: bool = False
+    biased: tuple[str, ...] = ()  # linear layers with a bias
     context: int = 1 << 30  # tokens with positions
 
     @property
@@ -74,34 +62,26 @@ class ModelShape:
 
     def parameters(self) -> dict[str, int]:
         """Name -> size of every weight, named as in transformers; a tied head is listed as the embedding."""
-        found = {"model.embed_tokens.weight": self.vocab * self.width}
+        found = {"model.embed_tokens.weight": self.vocab * self.width, "model.norm.weight": self.width}
         for name, (inward, outward) in self.linear_layers().items():
             found[f"{name}.weight"] = inward * outward
-            layer = name.rpartition(".")[2]
-            biased = self.out_bias if layer == "o_proj" else self.mlp_bias
-            if layer in ("q_proj", "k_proj", "v_proj"):
-                biased = self.qkv_bias
-            if biased:
+            if name.rpartition(".")[2] in self.biased:
                 found[f"{name}.bias"] = outward
-        for n in range(self.layers):
-            found |= {f"model.layers.{n}.{name}.weight": size for name, size in self._norms().items()}
-        found["model.norm.weight"] = self.width
-        return found if self.tied else found | {"lm_head.weight": self.vocab * self.width}
-
-    def _norms(self) -> dict[str, int]:
         before = "post_feedforward_layernorm" if self.qk_norm == "whole" else "input_layernorm"
         norms = {before: self.width, "post_attention_layernorm": self.width}
         if self.qk_norm == "head":
-            return norms | {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
-        if self.qk_norm == "whole":
-            return norms | {"self_attn.q_norm": self.query_width, "self_attn.k_norm": self.kv_width}
-        return norms
+            norms |= {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+        elif self.qk_norm == "whole":
+            norms |= {"self_attn.q_norm": self.query_width, "self_attn.k_norm": self.kv_width}
+        for n in range(self.layers):
+            found |= {f"model.layers.{n}.{name}.weight": size for name, size in norms.items()}
+        return found if self.tied else found | {"lm_head.weight": self.vocab * self.width}
 
 
 #: The published shapes of the models in conf/model, for a plan before anything is downloaded.
 PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
-    "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, qkv_bias=True, context=4096),
+    "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, biased=QKV, context=4096),
     "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=40960),
     "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=32768),
     "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, "head", context=32768),
@@ -125,15 +105,15 @@ def shape_of(model: ModelConfig) -> Shape:
     if isinstance(model, TinyModelConfig):
         return Shape(tiny_shape(model.width, model.layers, model.heads), "model=tiny")
     name = model.folder or ""
-    file = Path(name) / "config.json"
-    if not file.is_file() and not Path(name).is_dir():
-        file = _in_cache(name) or file
-    if file.is_file():
-        return _read(file)
+    file = Path(name) / "config.json" if Path(name).is_dir() else _in_cache(name)
+    if file is not None:
+        shape = None
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            shape = shape_from(json.loads(file.read_text(encoding="utf-8")))
+        known = str(file) if shape else f"the shape is unknown: the plan reads {', '.join(FAMILIES)} from {file}"
+        return Shape(shape, known)
     if name in PUBLISHED:
         return Shape(PUBLISHED[name], f"the published shape of {name}")
-    if Path(name).is_dir():
-        return Shape(None, f"the shape of model.path={name} is unknown: the folder has no config.json")
     return Shape(None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json")
 
 
@@ -148,11 +128,18 @@ def tiny_shape(width: int, layers: int, heads: int) -> ModelShape:
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
-    """Read the shape from a config.json; None for another family, or for implausible sizes."""
-    family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES or wrong_size(config):
+    """Read the shape from a config.json; None for another family, or where a size is missing or no count."""
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    family, sizes = config.get("model_type"), [config.get(key) for key in keys]
+    if family not in FAMILIES or not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    heads, bias = config["num_attention_heads"], bool(config.get("attention_bias"))
+    heads, biased = config["num_attention_heads"], list[str]()
+    if family == "qwen2":
+        biased += QKV
+    elif config.get("attention_bias"):
+        biased += (*QKV, "o_proj")
+    if config.get("mlp_bias"):
+        biased += ("gate_proj", "up_proj", "down_proj")
     return ModelShape(
         vocab=config["vocab_size"],
         width=config["hidden_size"],
@@ -163,43 +150,8 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
         intermediate=config["intermediate_size"],
         tied=bool(config.get("tie_word_embeddings")),
         qk_norm=FAMILIES[family],
-        qkv_bias=bias or family == "qwen2",
-        out_bias=bias and family != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias")),
+        biased=tuple(biased),
         context=config.get("max_position_embeddings") or 1 << 30,
-    )
-
-
-def wrong_size(config: Mapping[str, Any]) -> str:
-    """Say which size in a config.json is missing or implausible; "" if all are valid.
-
-    >>> wrong_size({"vocab_size": 100, "hidden_size": -8})
-    'hidden_size=-8 must be a whole number from 1 to 1000000'
-    """
-    for key, most in LARGEST.items():
-        value = config.get(key)
-        if value is None and key in MAY_BE_LEFT_OUT:
-            continue
-        if value is None:
-            return f"{key} is missing"
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            return f"{key}={str(value)[:30]} must be a whole number from 1 to {most}"
-    return ""
-
-
-def _read(file: Path) -> Shape:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        return Shape(None, f"the shape is unknown: {file} cannot be read ({error})")
-    settings = config if isinstance(config, dict) else {}
-    if (shape := shape_from(settings)) is not None:
-        return Shape(shape, str(file))
-    families = ", ".join(FAMILIES)
-    if settings.get("model_type") in [*FAMILIES]:
-        return Shape(None, f"the shape is unknown: in {file} {wrong_size(settings)}")
-    return Shape(
-        None, f"the shape is unknown: {file} is of type {settings.get('model_type')}, and the plan knows {families}"
     )
 
 
@@ -208,8 +160,7 @@ def _in_cache(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    try:
+    with suppress(HFValidationError):  # not a valid name on the hub
         file = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # not a valid name on the hub
-        return None
-    return Path(file) if isinstance(file, str) else None
+        return Path(file) if isinstance(file, str) else None
+    return None

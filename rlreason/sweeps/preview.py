@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
-from rlreason.model.savings import one_line, planned
+from rlreason.model.savings import planned, verdict
 from rlreason.model.shapes import shape_of
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, assumed_range, points, smallest_difference
 from rlreason.runtime.machine import believed_device
@@ -38,7 +38,7 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
     if works_on_a_model(run):
         space += space_needed(run).left
         peak = planned(run, believed_device())
-        memory = one_line(peak)
+        memory = verdict(peak)
         if peak.plan and (n := jobs.sharing) > 1:
             memory += f"; {n} runs side by side take {n} times that"
         unknown = "; without the model's weights, whose size is not known here" * (shape_of(run.model).shape is None)

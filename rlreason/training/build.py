@@ -39,7 +39,6 @@ from rlreason.model.parameters import (
     add_lora,
     build_model,
     build_tokenizer,
-    check_types,
     checkpoint_layers,
     choose_types,
     freeze,
@@ -131,7 +130,7 @@ def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
     Print a line if the GPU is not used, or lacks what makes it fast.
     """
     hardware = hardware_here()
-    products = check_types(run.model, run.rollout.engine, hardware)
+    products, _ = choose_types(run.model, run.rollout.engine, hardware)
     select_kernel(run.model.attention, pick_device(), products)
     for line in machine_remarks(run.model, hardware):
         say(line)

@@ -20,7 +20,7 @@ from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.grader import reward_name_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
-from rlreason.model.savings import conclusion, planned, start_lines
+from rlreason.model.savings import conclusion, planned
 from rlreason.model.shapes import shape_of
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
@@ -153,8 +153,8 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     worth = [p for run, p in plans if p.verdict not in quiet or (shows and not run.model.made_on_the_spot)]
     if not worth:
         return []
-    tightest = max(worth, key=lambda plan: plan.needed[0] / max(1, plan.needed[1]))
-    return ["\n".join(start_lines(tightest))]
+    tightest = max(worth, key=lambda one: one.plan.peak if one.plan else 0)
+    return [f"memory: {conclusion(tightest)}"]
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
