@@ -53,7 +53,7 @@ from rlreason.model.savings import Parallel, parallel_mode
 from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
-from rlreason.records.loggers import Loggers, Resumed
+from rlreason.records.loggers import Loggers
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
@@ -298,10 +298,8 @@ def build_components(
     )
 
 
-def start_loggers(
-    run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
-) -> None:
-    """Start the chosen loggers; `resumed`: the id of the run in each service that it continues."""
+def start_loggers(run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: bool = False) -> None:
+    """Start the chosen loggers; `resumed`: each continues its run in its service."""
     if run.logger.chosen:
         with console.wait("starting the loggers"):
             loggers.start(run.logger, folder, asdict(run), resumed)

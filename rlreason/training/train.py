@@ -111,7 +111,8 @@ def start_records(run: TrainingConfig, components: Components, records: RunWrite
     if run.save_model or run.checkpoint.every != 0:
         components.policy.try_saving()  # after the facts: saving completes the model's config
     if records.checkpoint is not None:
-        start_loggers(run, components.loggers, records.folder, console, records.resume(facts, console.say))
+        records.resume(facts, console.say)
+        start_loggers(run, components.loggers, records.folder, console, resumed=True)
     records.add_provenance(facts)
 
 
