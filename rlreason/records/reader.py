@@ -306,8 +306,8 @@ class RunFolder:
                 return found[-1]
         if steps := sorted({str(f.step) for of_kind in saved for f in of_kind if f.update is None}, key=int):
             raise ConfigError(f"--step {step}: {self.path} saved the steps {', '.join(steps)}: choose one of them")
-        kinds = files.ROLLOUTS if rollouts else f"{files.EVALS}/, {files.ROLLOUTS}"
-        raise ConfigError(f"{self.path} ({self.status}) has no responses in {kinds}/: give the folder of one run")
+        kinds = files.ROLLOUTS if rollouts else f"{files.EVALS}, {files.ROLLOUTS}"
+        raise ConfigError(f"{self.path} holds no {kinds} or {files.RESPONSES}: give the folder of one run")
 
     def rows(self, file: ResponseFile, needed: Sequence[str]) -> dict[int, Row]:
         """Return the responses of a file by line number, each with the needed fields (`rows.FIELDS`)."""
