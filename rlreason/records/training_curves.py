@@ -114,24 +114,33 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
         strong = name.startswith("eval/") or len(drawn) == 1
         style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
         ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
+        if name == "eval/accuracy":
+            draw_interval(ax, rows)
     ax.set_title(heading, fontsize=10, loc="left")
     ax.set_xlabel("optimizer update", fontsize=9)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=0.25)
     if heading.startswith("accuracy"):
-        draw_accuracies(ax, rows)
+        draw_whole_split(ax, rows)
+        rewards = series(rows, "reward/mean")[1]  # a user's reward may have any range
+        low, high = min([0, *rewards]), max([1, *rewards])
+        ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     elif heading.startswith(("response", "entropy", "clip")):
         ax.set_ylim(bottom=0)
     if len(drawn) > 1:
         ax.legend(fontsize=8, frameon=False)
 
 
-def draw_accuracies(ax: Any, rows: Rows) -> None:
-    """Draw the 95% interval of each accuracy, and the final accuracy on the whole split with its interval."""
+def draw_interval(ax: Any, rows: Rows) -> None:
+    """Draw the 95% interval of each accuracy."""
     names = ("eval/accuracy_low", "eval/accuracy", "eval/accuracy_high")
     measured = [row for row in rows if all(row.get(name) is not None for name in names)]
     (at, low), (_, high) = series(measured, names[0]), series(measured, names[2])
     ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
+
+
+def draw_whole_split(ax: Any, rows: Rows) -> None:
+    """Draw the final accuracy on the whole split with its interval, where there is one."""
     names = ("final/accuracy_low", "final/accuracy", "final/accuracy_high")
     whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
     if all(whole.get(name) is not None for name in names):
@@ -140,9 +149,6 @@ def draw_accuracies(ax: Any, rows: Rows) -> None:
         ax.errorbar(
             whole.get("train_step", 0), value, [[value - low], [high - value]], fmt="D", color="k", ms=4, label=label
         )
-    rewards = series(rows, "reward/mean")[1]  # a user's reward may have any range
-    low, high = min([0, *rewards]), max([1, *rewards])
-    ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
 
 
 def title_of(run: RunFolder) -> str:

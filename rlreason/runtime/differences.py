@@ -49,7 +49,7 @@ class Difference:
 
 
 def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
-    """Add t_{dof, 1 - level/2} se_seeds and z_{1 - level/2} se_extra in quadrature; z is t_{dof_extra} if that is finite."""
+    """Add t_{dof, 1 - level/2} se_seeds and z_{1 - level/2} se_extra in quadrature; z is t of few problems."""
     from scipy.special import ndtri, stdtrit  # here: a tenth of a second to import
 
     z = float(ndtri(1 - level / 2))
