@@ -79,6 +79,7 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
         return f"number {seen[id(value)][0]} again"
     seen[id(value)] = len(seen), value
     held: list[Any]
+    kind: Any = type(value)
     if (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
         return f"{place} {source_of(value)}"
     if isinstance(value, ModuleType):
@@ -99,8 +100,8 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
         held.append(source_of(value) or value.__code__.co_code.hex())
     elif isinstance(value, type) or inspect.isroutine(value):
         held = [value.__module__, value.__qualname__, source_of(value)]
-    elif type(value).__reduce_ex__ is object.__reduce_ex__ and hasattr(value, "__dict__"):
-        held = [type(value), vars(value)]
+    elif kind.__reduce_ex__ is object.__reduce_ex__ and hasattr(value, "__dict__"):
+        held = [kind, vars(value)]
     else:
         import cloudpickle
 
@@ -108,7 +109,7 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
             return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
         except Exception:  # pickle's own, or that of an object which refuses
             return uuid.uuid4().hex
-    return f"{type(value).__name__}({', '.join(_state(one, seen) for one in held)})"
+    return f"{kind.__name__}({', '.join(_state(one, seen) for one in held)})"
 
 
 def source_of(thing: Any) -> str:
