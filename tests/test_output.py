@@ -37,7 +37,6 @@ from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import width_of
 from rlreason.runtime.text import HIDDEN, redacted
 from rlreason.sweeps.state import RunState, SweepState, write_state
-from rlreason.types import Grade, Problem, Response, Sample
 from tests.starts import ENV as OF_STARTS
 from tests.starts import SMALL, rlreason
 from tests.waiting import MINUTES, wait_for
@@ -174,16 +173,6 @@ def test_what_cannot_be_encoded_is_replaced(encoding):
     words = DO.format("print('r\\ufffd', file=sys.stderr) or print('\\ufffd \\udc80 ok')")
     done = python("-c", words, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stdout, done.stderr) == (0, "? ? ok\n", "r\\ufffd\n")
-
-
-@pytest.mark.parametrize("option", ["--regrade", "--rollouts"])
-def test_every_command_prints_to_any_stream(option, tmp_path):
-    response = Response("p", [5], [1], [-0.5], "so \ufffd 7", "stop")
-    records = RunWriter(tmp_path, "prompt: {reward: r1_zero}\n")
-    records.responses("rollouts", 1, [Sample(response, Grade(1.0, 1.0, 1.0, "correct"))], [Problem("p", "q", "7")])
-    done = python("-m", "rlreason", "inspect", str(tmp_path), option, PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    assert "so ? 7" in done.stdout
 
 
 def test_a_reader_may_leave_or_have_no_room():

@@ -79,12 +79,6 @@ def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(m
     assert len(why.splitlines()) == 1
 
 
-def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
-    why = unusable("scorer=good:f", "good:f", GradingConfig())
-    assert f"module good lies in {modules}, where Python does not look: set PYTHONPATH={modules}" in why
-
-
 def test_a_function_that_can_be_had_is_no_matter(modules):
     assert unusable("prompt.reward=good:f", "good:f", GradingConfig()) == ""
 

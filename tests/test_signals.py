@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from rlreason.errors import ConfigError, UnwritableError
-from rlreason.grading.pool import Pool, WorkerOptions
 from rlreason.runtime import signals
 from rlreason.runtime.files import FileLock, holder, run_lock
-from rlreason.training.algorithms import Batches
 from tests.test_end_to_end import SMALL
 from tests.waiting import wait_for
 
@@ -255,48 +253,6 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
     monkeypatch.setattr(FileLock, "acquire", refuse)  # no such file system can be had here
     (warning,) = take(tmp_path / "run")
     assert "without locks" in warning
-
-
-@pytest.mark.long
-def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
-    code = "import pathlib, time\ndef f(response, gold):\n    pathlib.Path(response).touch()\n    time.sleep(30)\n"
-    (tmp_path / "slow_reward.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    pool, ended = Pool(1, 40.0, 60.0, WorkerOptions(1024, "slow_reward:f")), []
-
-    def wait() -> None:
-        with pytest.raises(RuntimeError, match="closed while it graded"):
-            pool.run([[str(tmp_path / "began"), "b"]])
-        ended.append(True)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_for((tmp_path / "began").exists)
-    began = time.monotonic()
-    pool.close()
-    thread.join(600)
-    assert ended
-    assert time.monotonic() - began < 3
-
-
-@pytest.mark.long
-def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
-    class Hanging:
-        n_steps = 2
-
-        def collect(self, step: int) -> int:
-            if step == 2:
-                end.wait(600)
-            return step
-
-    end = threading.Event()
-    monkeypatch.setattr("rlreason.training.algorithms.CLOSING_S", 0.1)
-    feed = Batches(Hanging(), ahead=True)
-    assert feed.collect(1) == 1
-    began = time.monotonic()
-    feed.close()
-    assert time.monotonic() - began < 5
-    end.set()
 
 
 HELPLESS = """

@@ -209,8 +209,9 @@ def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     try:
         signature.bind("response", "reference answer")
     except TypeError as error:
+        taken = signature if len(str(signature)) < 60 else "(...)"
         raise NotImportableError(
-            f"{name.partition(':')[2]}{signature} cannot be called with two texts ({error}): a reward takes (response, "
+            f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
             "reference answer), a scorer (question, response)"
         ) from None
     return function
