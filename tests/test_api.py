@@ -21,7 +21,7 @@ from hydra.core.singleton import Singleton
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from rlreason import Grader, Run, compose, evaluate, load_run, train
+from rlreason import Run, compose, evaluate, load_run, train
 from rlreason.api.start import own_hydra
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
@@ -177,10 +177,8 @@ def test_a_config_is_read_and_changed_and_a_run_of_it_repeated(tmp_path):
         (["seed=0,1"], "a loop of Python's"),
         (["sweep=grpo_learning_rate"], "a loop of Python's"),
         (["-m", "seed=0"], "-m is a flag of the command line"),
-        (["--config-dir=/"], "hydra.searchpath"),
         (["hydra.mode=MULTIRUN"], "would change the whole process"),
         (["nsteps=3"], "did you mean n_steps"),
-        (["loss.cliprange=0.1"], "has no effect"),
         ([3], "3 is no override"),
         (["hydra.run.dir="], "names no folder"),
         (["hydra.run.dir=p/../q", "group_size=3"], "group_size"),
@@ -199,9 +197,6 @@ def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
     config.data.name = "gsm8k"
     with pytest.raises(ConfigError, match="choose the option itself, data=gsm8k"):
         train(config=config)
-    with pytest.raises(ConfigError, match=r"choose the option itself, eval\.prompt=r1_zero"):
-        compose("eval.prompt=question_only", "eval.prompt.name=r1_zero")
-    assert compose("data.name=mine").data.name == "mine"
     config = compose(*TINY)
     config.group_size = 3
     with pytest.raises(ConfigError, match="group_size"):
@@ -244,20 +239,10 @@ def test_the_rows_of_a_run_are_flat_and_ready_for_pandas(tmp_path, done):
     for nothing in (tmp_path / "nowhere", 3, None):
         with pytest.raises(ConfigError, match="is no folder"):
             load_run(nothing)
-
-
-def test_a_broken_file_is_named_once_however_much_is_asked(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
     (tmp_path / "provenance.json").write_text("{")
     run = load_run(tmp_path)
     assert (run.config, run.metrics, run.summary) == ({"algorithm": "grpo"}, [], {})
-    assert capsys.readouterr().err.count("provenance.json is left out") == 1
-
-
-def test_one_response_is_graded():
-    with Grader() as grader:
-        assert grader.grade("2 + 2 </think> <answer>4</answer>", "4").reward == 1.0
-        assert grader.grade("4", "4").outcome == "unformatted"
 
 
 def test_the_names_are_there_at_once_and_load_nothing():
@@ -283,23 +268,5 @@ def test_the_numbers_are_those_of_the_command_line(tmp_path):
     for run in runs:
         assert numbers(run) == numbers(typed_run)
         assert run.config == typed_run.config
-        timeless = [{k: v for k, v in row.items() if k != "milliseconds"} for row in run.responses]
-        assert timeless == [{k: v for k, v in row.items() if k != "milliseconds"} for row in typed_run.responses]
+        assert run.responses == typed_run.responses
         assert {p.name for p in run.folder.iterdir()} == {p.name for p in typed_run.folder.iterdir()}
-
-
-@pytest.mark.long
-def test_a_script_that_uses_it_passes_a_strict_type_check(tmp_path):
-    (tmp_path / "script.py").write_text(
-        "from rlreason import Grader, Run, compose, evaluate, load_run, train\n\n"
-        "def brief(response: str, truth: str) -> float:\n    return float(truth in response)\n\n"
-        "config = compose('n_steps=2')\nconfig.n_steps = 3\n"
-        "run: Run = train('seed=1', config=config, reward=brief, quiet=True)\n"
-        "rows: list[dict[str, object]] = run.metrics + evaluate(run).responses + load_run('x').evaluations\n"
-        "score: float = Grader().grade('4', '4').reward\n"
-    )
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", "script.py"]
-    env = os.environ | {"MYPYPATH": str(root), "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout

@@ -59,12 +59,8 @@ def test_ratios_are_those_of_pairs_without_the_first():
         ({"digest": "cd"}, True, True, False),
         ({"digest": "cd"}, False, True, True),
         ({"log_prob": -2.0002}, True, True, False),
-        ({"log_prob": -2.00005}, True, True, True),
         ({"entropy": 1.5002}, True, True, False),
-        ({"entropy": None}, True, True, True),
-        ({"log_prob": -2.01, "entropy": 1.49}, True, False, True),
         ({"log_prob": -2.1}, True, False, False),
-        ({"tokens": 1019}, False, True, True),
         ({"tokens": 1021}, False, True, False),
     ],
 )
@@ -87,11 +83,8 @@ def test_the_growth_that_made_the_costs_is_found(fixed, slope, exponent):
     growth = fitted(sizes, [fixed + slope * n**exponent for n in sizes])
     assert math.isclose(growth.exponent, exponent, abs_tol=0.02)
     assert growth.fixed >= 0 <= growth.slope
-
-
-def test_costs_that_do_not_grow_are_fixed():
-    growth = fitted([1, 2, 4], [3.0, 3.0, 3.0])
-    assert all(math.isclose(growth.at(size), 3.0, rel_tol=0.01) for size in (1, 2, 4))
+    flat = fitted([1, 2, 4], [3.0, 3.0, 3.0])
+    assert all(math.isclose(flat.at(size), 3.0, rel_tol=0.01) for size in (1, 2, 4))
 
 
 def test_growth_is_told_and_drawn(tmp_path):
@@ -139,17 +132,6 @@ def gpu_check(*words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str],
 
 
 @pytest.mark.long
-def test_the_checks_for_a_card_do_here_what_a_processor_allows(tmp_path):
-    done, found = gpu_check("--only", "kernels,memory", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert found["kernels"]["passed"] is True
-    assert found["kernels"]["figures"]["sdpa, prompt shared"]["mean"] < 1e-5
-    assert found["memory"]["passed"] is None  # left out, and said to be
-    assert "left out" in done.stdout
-    assert done.stdout.startswith("no GPU here")
-
-
-@pytest.mark.long
 def test_a_check_that_crashes_leaves_the_others_and_names_a_likely_cause(tmp_path):
     done, found = gpu_check("--only", "head,memory", "--model", str(tmp_path / "nowhere"), cwd=tmp_path)
     assert done.returncode == 1
@@ -165,6 +147,8 @@ def test_every_check_for_a_card_passes_here_or_is_left_out(tmp_path):
     assert done.returncode == 0, done.stdout
     assert set(found) == set(CHECKS)
     assert {name for name, row in found.items() if row["passed"] is None} == {"head", "memory", "overlap"}
+    assert found["kernels"]["figures"]["sdpa, prompt shared"]["mean"] < 1e-5
+    assert done.stdout.startswith("no GPU here")
 
 
 class Watch:

@@ -49,26 +49,21 @@ def one_line(done: Done, code: int, *words: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("file", "damage"), [("state.json", "a flipped bit"), ("model/model.safetensors", "no file")])
-def test_the_newest_checkpoint_is_broken(runs, killed, file, damage):
-    newest = checkpoints_of(killed)[-1]
-    DAMAGE[damage][0](killed / "checkpoints" / newest / file)
+def test_checkpoints_are_broken(runs, killed):
+    newest, other = checkpoints_of(killed)[-1], runs.new()
+    DAMAGE["a flipped bit"][0](killed / "checkpoints" / newest / "state.json")
+    shutil.copytree(killed, other)
     done = runs.goes_on("grpo", killed)
-    assert f"{newest} cannot be used ({file}" in re.sub(r"\s+", " ", done.stderr + done.stdout)
-    assert "the one before it is tried" in re.sub(r"\s+", " ", done.stderr + done.stdout)
+    assert f"{newest} cannot be used (state.json" in re.sub(r"\s+", " ", done.stderr + done.stdout)
     assert runs.equal("grpo", killed)
-
-
-@pytest.mark.long
-def test_every_checkpoint_is_broken(runs, killed):
-    for name in checkpoints_of(killed):
-        DAMAGE["half a file"][0](killed / "checkpoints" / name / "state.safetensors")
+    for name in checkpoints_of(other):
+        DAMAGE["half a file"][0](other / "checkpoints" / name / "state.safetensors")
     for _ in range(2):
-        one_line(runs.start("grpo", killed), 2, "holds no checkpoint that can be used", "move checkpoints/ away")
-    (killed / "checkpoints").rename(killed / "away")
-    runs.goes_on("grpo", killed)
-    assert (killed / "broken_off_1/metrics.jsonl").exists()
-    assert runs.equal("grpo", killed)
+        one_line(runs.start("grpo", other), 2, "holds no checkpoint that can be used", "move checkpoints/ away")
+    (other / "checkpoints").rename(other / "away")
+    runs.goes_on("grpo", other)
+    assert (other / "broken_off_1/metrics.jsonl").exists()
+    assert runs.equal("grpo", other)
 
 
 @pytest.mark.long
@@ -180,25 +175,6 @@ def test_a_folder_that_can_only_be_read(runs, killed, disk):
     remounted(disk, "rw")
     assert Started(*words, cwd=runs.place).finished().returncode == 0
     assert differences(runs.unbroken("grpo"), folder) == []
-
-
-@pytest.mark.long
-def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
-    """Writing them works, on a disk of their own under the name that only a rename may take."""
-    folder = runs.new()
-    runs.killed("grpo", folder, "rlreason.records.files:write_checkpoint:call:2")
-    before = {path: path.read_bytes() for path in folder.glob("checkpoints/*/*") if path.is_file()}
-    shutil.copytree(folder / "checkpoints", disk / "checkpoints")
-    subprocess.run(["mount", "--bind", disk / "checkpoints", folder / "checkpoints"], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder / "checkpoints"], check=True)
-        one_line(runs.start("grpo", folder), 2, "checkpoints/", "cannot be written (Read-only file system)")
-    finally:
-        subprocess.run(["umount", "-l", folder / "checkpoints"], check=True)
-    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
-    assert {path: path.read_bytes() for path in folder.glob("checkpoints/*/*") if path.is_file()} == before
-    runs.goes_on("grpo", folder)
-    assert runs.equal("grpo", folder)
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.

@@ -106,22 +106,12 @@ def test_where_no_checkpoint_can_be_used_nothing_is_begun_anew_in_silence(tmp_pa
         assert len(said) == 3
 
 
-def test_a_checkpoint_of_another_format_is_named_as_such(tmp_path):
-    (path,) = three_in(tmp_path)[:1]
-    state = read_state(path) | {"format": 7}
-    shutil.rmtree(path)
-    write_checkpoint(tmp_path, path.name, state, write_some)
-    assert "format 7" in checkpoint_fault(path)
-
-
-def test_half_written_and_half_removed_ones_are_never_taken(tmp_path):
-    _, second, newest = three_in(tmp_path)
-    shutil.copytree(newest, newest.with_name(f"{name_of(4, 8, 4)}.partial"))
-    assert checkpoints_in(tmp_path)[-1] == newest == newest_good(tmp_path, print)
-    (newest / "manifest.json").unlink()  # what `remove` does first
-    assert newest_good(tmp_path, print) == second
-    remove(second)
-    assert not second.exists()
+def test_half_written_ones_are_never_taken(tmp_path):
+    *_, newest = three_in(tmp_path)
+    partial = newest.with_name(f"{name_of(4, 8, 4)}.partial")
+    shutil.copytree(newest, partial)
+    assert checkpoints_in(tmp_path)[-1] == newest
+    assert newest_good(tmp_path, print) == newest
 
 
 def test_checkpoints_are_in_the_order_in_which_they_were_written_however_many_steps_there_are(tmp_path):
@@ -194,8 +184,7 @@ def test_records_behind_a_checkpoint_are_cut_off_wherever_a_line_ends(tmp_path):
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("step_*"))
     assert left == ["evals/step_00000.jsonl", "rollouts/step_00001.jsonl"]
     assert not (tmp_path / "model").exists()
-    assert cut_off.rows_sent == {(0, 2, 0), (0, 3, 0)}
-    assert cut_off.tables_sent == {("rollouts", 2), ("evals", 1)}
+    assert cut_off == 3
 
 
 def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
@@ -214,7 +203,7 @@ def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
     assert newest_good(tmp_path, said.append) == second  # no checkpoint has them: the newest is as good as any
     assert "had 1 lines then and has 0" in said[-2]
     assert said[-1].endswith("stay lost")
-    assert drop_later(tmp_path, state_of(2, 2)).rows_sent == set()
+    assert drop_later(tmp_path, state_of(2, 2)) == 0
     (tmp_path / "metrics.jsonl").write_text("{}\n{")
     drop_later(tmp_path, state_of(2, 2))
     assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"

@@ -43,30 +43,20 @@ def test_every_setting_of_every_schema_has_one_line():
     assert Counter(row[0].strip("`") for row in rows(SETTINGS, 5)) == expected
 
 
-def test_every_setting_says_its_type_its_default_and_what_it_is_for():
-    wanting = [row for row in rows(SETTINGS, 5) if not (row[1] and row[2] and row[4].partition("*Read")[0].strip(" ."))]
+def test_a_line_says_type_default_range_use_and_condition():
+    found = {row[0].strip("`"): row for row in rows(SETTINGS, 5)}
+    wanting = [row for row in found.values() if not (row[1] and row[2] and row[4].partition("*Read")[0].strip(" ."))]
     assert not wanting, "say doc=... on the field of each"
-
-
-@pytest.mark.parametrize(
-    ("key", "cells"),
-    [
-        ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9"]),
-        ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors"]),
-        ("logger.tags", ["list of str or null", "`null`", ""]),
-        ("model.path", ["str", "required; by [model](#model)", ""]),
-        ("model.weights", ["str", "`float32`", "`float32`, `bfloat16`"]),
-    ],
-)
-def test_a_line_of_the_settings_page(key, cells):
-    (row,) = [row for row in rows(SETTINGS, 5) if row[0] == f"`{key}`"]
-    assert row[1:4] == cells
-
-
-def test_a_condition_stands_with_the_settings_that_have_it():
-    said = {row[0].strip("`"): row[4] for row in rows(SETTINGS, 5)}
-    assert "only where overlong=penalty" in said["overlong_cache"]
-    assert "with eval.data.n_validation, only" in said["data.train"]
+    for key, cells in {
+        "n_steps": ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9"],
+        "grading.workers": ["int", "`1`", "1 to 64, or to the number of processors"],
+        "logger.tags": ["list of str or null", "`null`", ""],
+        "model.path": ["str", "required; by [model](#model)", ""],
+        "model.weights": ["str", "`float32`", "`float32`, `bfloat16`"],
+    }.items():
+        assert found[key][1:4] == cells
+    assert "only where overlong=penalty" in found["overlong_cache"][4]
+    assert "with eval.data.n_validation, only" in found["data.train"][4]
 
 
 def test_every_option_and_sweep_has_a_line_that_says_what_it_is():

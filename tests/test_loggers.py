@@ -1,6 +1,5 @@
-"""Loggers beside the run folder, with the real services, offline: what they are given, and that none can end a run."""
+"""Loggers next to the run folder, with the real services, offline: what they get, and that none can end a run."""
 
-import contextlib
 import json
 import math
 import os
@@ -8,31 +7,18 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
-from rlreason.records import files
 from rlreason.records.files import CONTENTS, SUMMARY
-from rlreason.records.loggers import (
-    AXES,
-    COLUMNS,
-    COUNTERS,
-    SERVICES,
-    LoggedRun,
-    Loggers,
-    Resumed,
-    WandbLogger,
-    counters_of,
-)
+from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, LoggedRun, Loggers, WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
@@ -57,7 +43,9 @@ def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     folder = tmp_path / "lr=1"
     folder.mkdir()
-    return folder
+    wandb.teardown()  # W&B reads its variables once in a process
+    yield folder
+    wandb.teardown()
 
 
 @pytest.fixture
@@ -79,37 +67,41 @@ def logger(place, monkeypatch):
         made.append(WandbLogger(LoggedRun(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, f"run{len(made)}")))
         return made[-1]
 
-    wandb.teardown()  # W&B reads its variables once in a process
     yield make
     for one in made:
         one.run.finish()
-    wandb.teardown()
 
 
-def identity(made: WandbLogger) -> tuple[Any, ...]:
-    run = made.run
-    return run.project, run.entity, run.group, run.name, run.tags, run.notes
-
-
-def test_without_a_word_the_defaults_are_ours(logger):
-    made = logger({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline"})
-    assert (made.run.project, made.run.group, made.run.name) == ("rlreason", "grid", "lr=1")
-    assert made.run.settings.mode == "offline"
-    assert made.run.settings.disable_git  # it would keep a difference from the commit, and what is secret there
-    assert not made.run.settings.x_disable_meta
-    assert list(Path("lr=1/wandb").glob("offline-run-*"))
+@pytest.mark.parametrize(
+    ("variables", "settings", "expected"),
+    [
+        ({}, {}, ("rlreason", None, "grid", "lr=1", (), None)),
+        (OTHERS, {}, ("theirs", "team", "course", "first", ("a", "b"), "a note")),
+        (
+            OTHERS | {"WANDB_MODE": "online"},
+            {"mode": "offline", "project": "p", "entity": "e", "group": "g", "name": "n", "tags": ["t"], "notes": "o"},
+            ("p", "e", "g", "n", ("t",), "o"),
+        ),
+        (
+            {"SOME_TOKEN": "swordfish-6"},
+            {"group": "g swordfish-6", "name": "swordfish-6", "tags": ["swordfish-6"], "notes": "is swordfish-6"},
+            ("rlreason", None, f"g {HIDDEN}", HIDDEN, (HIDDEN,), f"is {HIDDEN}"),
+        ),
+    ],
+)
+def test_settings_win_over_variables_and_these_over_our_defaults_and_secrets_are_hidden(
+    logger, variables, settings, expected
+):
+    run = logger({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline"} | variables, **settings).run
+    assert (run.project, run.entity or None, run.group, run.name, run.tags, run.notes or None) == expected
+    assert run.settings.mode == "offline"
+    assert run.settings.disable_git  # it would keep a difference from the commit, and what is secret there
+    assert not run.settings.x_disable_meta
 
 
 def test_a_command_that_holds_a_secret_is_kept_from_wandb(logger, monkeypatch):
     monkeypatch.setattr("sys.argv", ["rlreason", "model.cache=https://me:swordfish@host"])
     assert logger(mode="offline").run.settings.x_disable_meta
-
-
-def test_secrets_in_the_names_of_a_run_are_hidden(logger):
-    names = {"name": "run swordfish-6", "group": "g swordfish-6", "tags": ["swordfish-6"], "notes": "is swordfish-6"}
-    made = logger({"SOME_TOKEN": "swordfish-6"}, mode="offline", **names)
-    hidden = (f"g {HIDDEN}", f"run {HIDDEN}", (HIDDEN,), f"is {HIDDEN}")
-    assert (made.run.group, made.run.name, made.run.tags, made.run.notes) == hidden
 
 
 def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):
@@ -118,29 +110,11 @@ def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):
     assert part.samefile(made.run.settings.sync_dir)
     made.log(ROW)
     made.finish({"accuracy": 1.0})
+    off = logger({"WANDB_MODE": "disabled"})
+    off.log(ROW)
+    assert off.place == ""
+    assert off.run.disabled
     assert capfd.readouterr() == ("", "")
-    assert logger(mode="disabled").place == ""
-
-
-def test_variables_of_wandb_win_over_our_defaults(logger):
-    made = logger({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline", **OTHERS})
-    assert identity(made) == ("theirs", "team", "course", "first", ("a", "b"), "a note")
-
-
-def test_settings_win_over_variables(logger):
-    made = logger(
-        {SWEEP_VARIABLE: "grid", "WANDB_MODE": "online", **OTHERS},
-        mode="offline", project="p", entity="e", group="g", name="n", tags=["t"], notes="o",
-    )  # fmt: skip
-    assert identity(made) == ("p", "e", "g", "n", ("t",), "o")
-    assert made.run.settings.mode == "offline"
-
-
-def test_wandb_can_be_switched_off_by_its_variable(logger):
-    made = logger({"WANDB_MODE": "disabled"})
-    made.log(ROW)
-    assert made.run.disabled
-    assert not list(Path("lr=1").rglob("*.wandb"))
 
 
 def test_a_variable_that_changes_after_the_first_run_of_a_process_holds_for_the_next(logger, monkeypatch):
@@ -171,10 +145,10 @@ def records(file: Path) -> list[wandb_internal_pb2.Record]:
     return out
 
 
-def history(found: list[wandb_internal_pb2.Record]) -> list[dict[str, str]]:
-    """What was logged, as JSON by its name."""
+def history(found: list[wandb_internal_pb2.Record]) -> list[dict[str, Any]]:
+    """What was logged, by its name."""
     rows = [r.history.item for r in found if r.HasField("history")]
-    return [{item.key or "/".join(item.nested_key): item.value_json for item in row} for row in rows]
+    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
 
 
 def test_every_row_and_every_table_stands_at_its_counters(logger):
@@ -188,21 +162,18 @@ def test_every_row_and_every_table_stands_at_its_counters(logger):
     assert {name: axes[name] for names in AXES.values() for name in names} == {
         name: counter for counter, names in AXES.items() for name in names
     } | {"eval/*": "eval_step"}  # W&B's, as the handout defines it
-    keys = history(found)
-    assert [[json.loads(row[counter]) for counter in COUNTERS] for row in keys] == [[2, 5, 1], [2, 5, 1]]
-    assert any(name.startswith("generations/rollouts/") for name in keys[1])
-
-
-# The other services
+    rows = history(found)
+    assert [[row[counter] for counter in COUNTERS] for row in rows] == [[2, 5, 1], [2, 5, 1]]
+    assert any(name.startswith("generations/rollouts/") for name in rows[1])
 
 
 def texts(events: EventAccumulator, tag: str) -> list[tuple[int, str]]:
     return [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(f"{tag}/text_summary")]
 
 
-def logged_to(place: Path, *names: str, said: list[str] | None = None) -> Loggers:
+def logged_to(place: Path, *names: str, messages: list[str] | None = None) -> Loggers:
     """Loggers that have got the same from a run: a row, another with numbers that are none, a table, the end."""
-    loggers = Loggers(([] if said is None else said).append)
+    loggers = Loggers(([] if messages is None else messages).append)
     loggers.start(LoggerConfig(**dict.fromkeys(names, True)), place, {"seed": 0, "prompt": {"file": ODD}})
     loggers.log(ROW)
     loggers.log({"train_step": 6, "train/loss": math.nan, "reward/mean": math.inf})
@@ -220,8 +191,7 @@ def test_tensorboard_draws_each_metric_over_its_counter_and_shows_texts_as_they_
     first, second = events.Scalars("train/loss")
     assert (first.step, first.value, second.step, math.isnan(second.value)) == (5, 0.5, 6, True)
     ((step, shown),) = texts(events, "generations/evals")
-    assert step == 6
-    assert shown.count("ü ``` <think> |") == 2
+    assert (step, shown.count("ü ``` <think> |")) == (6, 2)
     assert all(line.startswith("    ") for line in shown.split("\n"))  # nothing in it is read as Markdown
     assert "    seed: 0" in texts(events, "config")[0][1]
     assert "    status: finished" in texts(events, "summary")[0][1]
@@ -245,91 +215,61 @@ def test_trackio_keeps_rows_tables_and_settings_in_its_own_place(trackio, place,
 
 
 def test_runs_at_once_share_nothing_and_leave_the_callers_own_run_alone(place):
-    wandb.teardown()
     mine = wandb.init(mode="offline", dir=str(place.parent), settings={"silent": True, "console": "off"})
-    loggers = [Loggers(), Loggers()]
-    settings = LoggerConfig(wandb=True, mode="offline")
-    folders = [place / "a", place / "b"]
-    for folder in folders:
+    runs = {place / "a": Loggers(), place / "b": Loggers()}
+    threads = []
+    for folder, one in runs.items():
         folder.mkdir()
-    starts = zip(loggers, folders, strict=True)
-    threads = [threading.Thread(target=one.start, args=(settings, folder, {})) for one, folder in starts]
-    for thread in threads:
-        thread.start()
+        threads.append(threading.Thread(target=one.start, args=(LoggerConfig(wandb=True, mode="offline"), folder, {})))
+        threads[-1].start()
     for thread in threads:
         thread.join()
-    for number, one in enumerate(loggers):
+    for number, one in enumerate(runs.values()):
         one.log(ROW | {"train_step": number})
         one.finish({"status": "finished"})
     assert wandb.run is mine
     mine.log({"own": 1})
     mine.finish()
     wandb.teardown()
-    written = list(place.parent.rglob("*.wandb"))
-    kept = [
-        {name for r in records(file) for i in r.history.item for name in (i.key, *i.nested_key)} for file in written
-    ]
+    kept = [{name for row in history(records(file)) for name in row} for file in place.parent.rglob("*.wandb")]
     assert sorted("own" in names for names in kept) == sorted("train/loss" not in names for names in kept)
     assert len(kept) == 3
 
 
-# What fails
-
-
 def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
-    wandb.teardown()
     (place / "tensorboard").write_text("no folder")
-    said: list[str] = []
-    records = RunWriter(place.parent / "run", "seed: 0\n")
-    records.loggers = logged_to(place, "wandb", "tensorboard", said=said)  # online, without a login
-    assert [line.partition(" (")[0] for line in said] == [
+    messages: list[str] = []
+    run = RunWriter(place.parent / "run", "seed: 0\n")
+    run.loggers = logged_to(place, "wandb", "tensorboard", messages=messages)  # online, without a login
+    assert [line.partition(" (")[0] for line in messages] == [
         "! logger=wandb could not start", "! logger=tensorboard could not start",
     ]  # fmt: skip
-    assert "(no login was found here): run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline" in said[0]
-    assert all(len(line.splitlines()) == 1 and line.endswith("; the run folder has everything") for line in said)
-    records.metrics(ROW)
-    records.summary({"status": "finished"})
-    assert len(said) == 2
-    summary = json.loads((records.folder / SUMMARY).read_text())
-    assert summary["failed_loggers"] == records.loggers.failed == records.loggers.places
+    assert "logger.mode=offline" in messages[0]
+    assert all(len(line.splitlines()) == 1 for line in messages)
+    run.metrics(ROW)
+    run.summary({"status": "finished"})
+    assert len(messages) == 2
+    summary = json.loads((run.folder / SUMMARY).read_text())
+    assert summary["failed_loggers"] == run.loggers.failed == run.loggers.places
     assert summary["failed_loggers"]["wandb"] == "could not start (no login was found here)"
-    wandb.teardown()
-
-
-@pytest.mark.long
-def test_a_process_of_wandb_that_is_stopped_holds_the_end_of_a_run_no_longer_than_it_may(place, monkeypatch):
-    wandb.teardown()
-    monkeypatch.setattr("rlreason.records.loggers.FINISH_S", 8.0)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    said: list[str] = []
-    loggers = Loggers(said.append)
-    loggers.start(LoggerConfig(wandb=True), place, {})
-    (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
-    core.suspend()
-    loggers.finish({})
-    assert [line.partition(" (")[0] for line in said] == ["! logger=wandb could not end in order"]
-    with contextlib.suppress(Exception):  # of W&B, whose process is gone
-        wandb.teardown()
 
 
 @pytest.mark.long
 def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(place, monkeypatch, capfd):
     """A server that takes connections and says nothing, as behind some firewalls."""
-    wandb.teardown()
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
-    said: list[str] = []
+    messages: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         began = time.monotonic()
-        loggers = Loggers(said.append)
+        loggers = Loggers(messages.append)
         loggers.start(LoggerConfig(wandb=True), place, {})
         loggers.finish({})
         assert time.monotonic() - began < 20
-    assert [line.partition(" (")[0] for line in said] == ["! logger=wandb could not start"]
-    assert "Consider" not in said[0]
+    assert [line.partition(" (")[0] for line in messages] == ["! logger=wandb could not start"]
+    assert "Consider" not in messages[0]
     assert not capfd.readouterr().out
-    wandb.teardown()
 
 
 class Failing:
@@ -361,7 +301,7 @@ def test_a_logger_that_raises_is_dropped_with_one_line_and_the_others_go_on(plac
     for name, service in services.items():
         monkeypatch.setitem(SERVICES, name, lambda *_, service=service: service)
     messages: list[str] = []
-    loggers = logged_to(place, *services, said=messages)
+    loggers = logged_to(place, *services, messages=messages)
     what = "could not end in order" if at == "finish" else "failed"
     assert messages == [f"! logger=wandb {what} ({at} broke): wait; the run folder has everything"]
     assert loggers.failed == {"wandb": f"{what} ({at} broke)"}
@@ -370,62 +310,36 @@ def test_a_logger_that_raises_is_dropped_with_one_line_and_the_others_go_on(plac
     assert services["trackio"].calls == ["log", "log", "table", "finish"]
 
 
-# A run that resumes
-
-
-def in_tensorboard(place: Path) -> Counter[int]:
-    events = EventAccumulator(str(place / "tensorboard")).Reload()
-    assert len(texts(events, "config")) == 1
-    return Counter(event.step for event in events.Scalars("train/loss"))
-
-
-def in_wandb(place: Path) -> Counter[int]:
-    wandb.teardown()  # waits until everything is written
-    id = json.loads((place / files.LOGGERS).read_text())["wandb"]
-    parts = sorted((place / "wandb").glob(f"offline-run-*-{id}/*.wandb"))
-    assert len(parts) == 2
-    rows = [{key: json.loads(value) for key, value in row.items()} for part in parts for row in history(records(part))]
-    steps = [row["_step"] for row in rows]
-    assert steps == sorted(set(steps))  # the parts follow one another on W&B's own axis too
-    return Counter(row["train_step"] for row in rows if "train/loss" in row)
-
-
-def in_trackio(place: Path) -> Counter[int]:
-    import trackio
-
-    [run] = [run for run in trackio.Api().runs("rlreason") if run.name == "resumed"]
-    rows = trackio.SQLiteStorage.get_logs("rlreason", "resumed", run_id=run.id)
-    return Counter(row["train_step"] for row in rows if "train/loss" in row)
-
-
-@pytest.mark.parametrize("read", [in_tensorboard, in_wandb, in_trackio])
-def test_a_run_that_resumes_goes_on_in_the_same_run_with_every_row_once(place, read, request):
-    """It was interrupted after row 6, and its last checkpoint is from before row 4.
-
-    One row of the first part does not come again: the evaluation at the end of a run that is then given more steps.
-    """
-    name = read.__name__.removeprefix("in_")
-    if name == "trackio":
-        request.getfixturevalue("trackio")
-    wandb.teardown()
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_run_that_resumes_goes_on_in_the_same_run(place, name, request):
+    """It was interrupted after row 6, and its last checkpoint is from before row 4: rows 4 to 6 come twice."""
+    service = request.getfixturevalue("trackio") if name == "trackio" else None
     settings = LoggerConfig(**{name: True}, mode="offline" if name == "wandb" else None, name="resumed")
     rows = [{"train_step": step, "train/loss": step / 8} for step in range(1, 10)]
-    end = {"train_step": 6, "eval_step": 1, "eval/accuracy": 0.5}
-    sent = frozenset(counters_of(row) for row in [*rows[3:6], end])
-    for first, last, resumed in ((0, 6, None), (3, 9, Resumed(sent, frozenset({("evals", 5)})))):
-        (place / files.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows[:first]))
+    for part, resumed in ((rows[:6], False), (rows[3:], True)):
         loggers = Loggers()
         loggers.start(settings, place, {}, resumed)
-        for row in rows[first:last]:
+        for row in part:
             loggers.log(row)
-            if row["train_step"] == 5:
-                loggers.table("evals", 5, [RESPONSE])
-        if resumed is None:
-            loggers.log(end)
         loggers.interrupted()
         assert not loggers.failed
         time.sleep(1.1 if name == "wandb" else 0)  # its folders are named by the second
-    assert read(place) == Counter(range(1, 10))
+    wandb.teardown()  # waits until everything is written
+    if name == "tensorboard":
+        events = EventAccumulator(str(place / "tensorboard")).Reload()
+        assert len(texts(events, "config")) == 1
+        values = {(event.step, event.value) for event in events.Scalars("train/loss")}
+    elif name == "trackio":
+        [run] = [run for run in service.Api().runs("rlreason") if run.name == "resumed"]
+        found = service.SQLiteStorage.get_logs("rlreason", "resumed", run_id=run.id)
+        values = {(row["train_step"], row["train/loss"]) for row in found if "train/loss" in row}
+    else:
+        id = json.loads((place / "loggers.json").read_text())["wandb"]
+        parts = sorted((place / "wandb").glob(f"offline-run-*-{id}/*.wandb"))
+        first, second = ([row for row in history(records(part)) if "train/loss" in row] for part in parts)
+        assert all(new["_step"] == old["_step"] for old, new in zip(first[3:], second, strict=False))
+        values = {(row["train_step"], row["train/loss"]) for row in first + second}
+    assert values == {(row["train_step"], row["train/loss"]) for row in rows}
 
 
 def test_names_of_folders_are_the_run_folders_own():

@@ -67,8 +67,7 @@ def test_plain_and_packed_runs_hold_the_same_and_every_reader_takes_both(tmp_pat
 @pytest.mark.parametrize("packed", [True, False])
 def test_resuming_cuts_files_of_later_steps_away(tmp_path, packed):
     folder = run_in(tmp_path) if packed else made_plain(run_in(tmp_path))
-    cut = drop_later(folder, {"step": 1, "lines": {}, "parts": {"validation": []}})
-    assert cut.tables_sent == {("rollouts", 2), ("evals", 2)}
+    drop_later(folder, {"step": 1, "lines": {}, "parts": {"validation": []}})
     assert [file.step for file in RunFolder(folder).rollouts()] == [1]
     assert not list((folder / "evals").iterdir())
 

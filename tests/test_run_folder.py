@@ -1,7 +1,8 @@
-"""One reader of the run folder for every command: broken lines, unfinished runs, other versions; names in one place."""
+"""One reader of the run folder: broken lines, unfinished runs; and what a run says of its origin."""
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,25 +10,38 @@ from pathlib import Path
 import pytest
 
 import rlreason
-from rlreason.errors import ConfigError
+from rlreason import Run, evaluate, train
 from rlreason.records import files
 from rlreason.records.files import opened
+from rlreason.records.provenance import (
+    Origin,
+    code_differs,
+    commit_of,
+    differences,
+    own_code,
+    package_digest,
+    part_line,
+    provenance,
+)
 from rlreason.records.reader import RunFolder, runs_in, write_status
 from rlreason.records.rows import TO_LEARN, TO_SHOW, lacks, sample_of
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.text import HIDDEN
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append
+from tests.some import some
+from tests.starts import ROOT
+from tests.test_api import TINY
 from tests.test_subcommands import subcommand
 
 PACKAGE = Path(rlreason.__file__).parent
-PROBLEM = Problem("p", "How many?", "7")
 BROKEN = {
     b'{"step": 1, "resp': "half a line",
     b"not json\n": "not JSON",
     b"[1, 2]\n": "not a JSON object",
     b'{"outcome": "correct", "gold": "7", "train/loss": "low"}\n': "no",  # keys are missing, and a value is no number
-    b"\0\0\0\0\n": "NUL bytes",
-    b'{"response": "\xff"}\n': "not UTF-8",
+    b"\0\0\0\0\n": "not JSON",
+    b'{"response": "\xff"}\n': "not JSON",
     b"[" * 100_000 + b"\n": "maximum recursion depth",
 }
 
@@ -41,11 +55,12 @@ def run(tmp_path):
     records.metrics({"train_step": 1, "eval_step": 1, "reward/mean": 0.5})
     response = Response("p", [5], [1], [-0.5], "</think> <answer>7</answer>", "stop")
     for kind in (files.ROLLOUTS, files.EVALS):
-        records.responses(kind, 1, [Sample(response, Grade(1.0, 1.0, 1.0, "correct"))], [PROBLEM])
+        sample = Sample(response, Grade(1.0, 1.0, 1.0, "correct"))
+        records.responses(kind, 1, [sample], [Problem("p", "How many?", "7")])
     return folder
 
 
-@pytest.mark.parametrize(("line", "says"), BROKEN.items(), ids=BROKEN.values())
+@pytest.mark.parametrize(("line", "says"), BROKEN.items(), ids=range(len(BROKEN)))
 def test_a_broken_line_is_named_once_and_the_others_are_read(run, line, says):
     said = list[str]()
     folder = RunFolder(run, said.append)
@@ -61,7 +76,7 @@ def test_a_broken_line_is_named_once_and_the_others_are_read(run, line, says):
         assert not said
 
 
-def test_every_command_goes_on_behind_broken_lines(run, capsys):
+def test_every_command_goes_on_behind_broken_lines_and_names_them_in_one(run, capsys):
     broken = {
         ("curves",): run / "metrics.jsonl",
         ("inspect", "--regrade"): run / "rollouts/step_00001.jsonl.gz",
@@ -70,58 +85,40 @@ def test_every_command_goes_on_behind_broken_lines(run, capsys):
     for (name, *options), path in broken.items():
         append(path, b"".join(sorted(BROKEN, key=lambda line: line[-1:] != b"\n")))
         assert subcommand(name, run, *options) == 0
-        told = [text for text in capsys.readouterr().err.splitlines() if "left out" in text]
-        assert [text.startswith(f"rlreason: {path}: left out line ") for text in told] == [True]
+        messages = [text for text in capsys.readouterr().err.splitlines() if "left out" in text]
+        assert [text.startswith(f"rlreason: {path}: left out line ") for text in messages] == [True]
 
 
-def test_many_broken_lines_are_one_line(run):
-    said = list[str]()
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write("x\n" * 1000)
-    folder = RunFolder(run, said.append)
-    assert [row["train_step"] for row in folder.metrics] == [0, 1]
-    assert folder.metrics is folder.metrics
-    where = "3 (not JSON), 4 (not JSON), 5 (not JSON) and 997 more"
-    assert said == [f"{run / 'metrics.jsonl'}: left out line {where}"]
-
-
-def test_an_unfinished_run_has_no_summary_and_no_model(run):
+def test_an_unfinished_run_has_no_summary_and_a_broken_file_counts_as_not_there(run):
     folder = RunFolder(run)
     assert (folder.status, folder.summary, folder.model) == ("running", None, None)
     assert folder.setting("model.name") == "m"
-    assert [file.step for file in folder.rollouts()] == [1]
     assert folder.setting("model.nothing.there") is None
-
-
-def test_whole_files_that_are_broken_are_named_and_count_as_not_there(run):
     said = list[str]()
     for name in ("summary.json", "provenance.json", "status.json"):
         (run / name).write_text('{"status": "fin')
     folder = RunFolder(run, said.append)
-    assert (folder.summary, folder.status) == (None, None)
+    assert (folder.provenance, folder.summary, folder.summary, folder.status) == ({}, None, None, None)
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "has no config.yaml"), ("a: [", "holds no settings"), ("7", "holds no settings"), ("{}", "prompt.reward")],
+    [
+        (None, "has no config.yaml"),
+        ("a: [", "holds no settings"),
+        ("7", "holds no settings"),
+        ("{}", "prompt.reward"),
+        ("prompt: {reward: r1_zero}\ngrading: 5\n", "grading=5"),
+        ("prompt: {reward: r1_zero}\ngrading: {rel_tol: abc}\n", "grading.rel_tol"),
+    ],
 )
-def test_settings_that_cannot_be_read_are_one_line(run, text, says):
+def test_settings_that_cannot_be_read_are_one_line(run, text, says, capsys):
     (run / "config.yaml").unlink() if text is None else (run / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=rf"^.*{says}.*: give the folder of one run[^\n]*$"):
-        RunFolder(run).grading()
-
-
-def test_a_folder_of_a_later_version_is_one_line(run, capsys):
-    told = json.loads((run / "provenance.json").read_text())
-    assert told["schema_version"] == files.VERSION
-    (run / "provenance.json").write_text(json.dumps(told | {"schema_version": 99}))
-    for name, *options in (("curves",), ("inspect",), ("inspect", "--regrade")):
-        assert subcommand(name, run, *options) == 2
-        said = capsys.readouterr().err
-        assert said == f"rlreason: {run} is a run folder of version 99, and this program reads up to version 1" + (
-            ": update rlreason\n"
-        )
+    assert subcommand("inspect", run) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
 
 
 def test_reading_imports_neither_torch_nor_hydra(run):
@@ -134,23 +131,18 @@ def test_reading_imports_neither_torch_nor_hydra(run):
 
 
 def test_no_other_package_names_a_file_of_the_run_folder():
-    """`runtime` lies below `records` and has the name of the log itself; Hydra has a `config.yaml` of its own.
-
-    The sandbox has a copy of a program.
-    """
+    """`runtime` lies below `records` and has the name of the log itself; the sandbox has a copy of a program."""
     names = [name for name in files.CONTENTS if "." in name] + [files.SUMMARY, "hydra.yaml"]
     found = []
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text("utf-8"))
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if " " not in text and any(name in text for name in names):
                 found.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {text}")
-    outside = [line for line in found if not line.startswith(("records/", "runtime/streams.py", "discovery/sandbox/"))]
-    assert outside == []
+    assert [f for f in found if not f.startswith(("records/", "runtime/streams.py", "discovery/sandbox/"))] == []
 
 
-def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_said(run, tmp_path, capsys):
+def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_one_line(run, tmp_path, capsys):
     for name in ("run/broken_off_1", "sweep/broken_off_1", "sweep/a"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / files.CONFIG).write_text("algorithm: grpo\n")
@@ -159,7 +151,7 @@ def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_sai
     assert [path.name for path in runs_in(tmp_path / "sweep")] == ["a"]
     for name in ("inspect", "curves"):
         assert subcommand(name, tmp_path / "killed") == 2
-        assert "killed before it began" in capsys.readouterr().err
+        assert capsys.readouterr().err.count("give the folder of") == 1
 
 
 @pytest.mark.parametrize(
@@ -167,10 +159,7 @@ def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_sai
     [
         ({"token_ids": [1.5]}, "token_ids"),
         ({"log_probs": [-0.5, -0.5]}, "log_probs"),
-        ({"log_probs": []}, "log_probs"),
         ({"trainer_log_probs": 5}, "trainer_log_probs"),
-        ({"trainer_log_probs": [-0.5, -0.5]}, "trainer_log_probs"),
-        ({"prompt_reward": 5}, "prompt_reward"),
         ({"prompt_reward": {"reward": 1.0}}, "prompt_reward"),
         ({"entropy": "high"}, "entropy"),
         ({"trainer_log_probs": None, "prompt_reward": None, "entropy": None}, ""),
@@ -183,17 +172,115 @@ def test_a_field_that_cannot_be_learned_from_makes_a_row_unusable(run, change, s
     assert says or sample_of(row)
 
 
+# Where a run comes from
+
+
+def git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A checkout with one commit of one file."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / "a é.py").write_text("one = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    return root
+
+
+def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(checkout, tmp_path, monkeypatch):
+    """And git starts no program that the repository names."""
+    commit, trap = git(checkout, "rev-parse", "HEAD").strip(), tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch '{tmp_path}/sprung'\n")
+    trap.chmod(0o755)
+    git(checkout, "config", "core.fsmonitor", str(trap))
+    monkeypatch.chdir(checkout)
+    assert (commit_of(checkout), own_code(), own_code(root=checkout)) == (commit, {"commit": commit}, None)
+    (checkout / "new.py").write_text("")
+    assert commit_of(checkout) == f"{commit}+changes"
+    (checkout / "new.py").unlink()
+    (checkout / "a é.py").write_text("two = 2\n")
+    assert own_code() == {"commit": f"{commit}+changes"}
+    assert not (tmp_path / "sprung").exists()
+    monkeypatch.chdir(tmp_path)
+    assert (commit_of(tmp_path), own_code()) == (None, None)
+
+
+def test_provenance_is_made_without_torch_and_names_neither_host_nor_other_variables(monkeypatch):
+    program = (
+        "import json, sys; from rlreason.records.provenance import Origin, provenance; "
+        "print(json.dumps(provenance(Origin(['seed=1', 'logger.token=swordfish1'])))); "
+        "assert not {'torch', 'hydra', 'transformers', 'numpy'} & {*sys.modules}"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "3", "PRIVATE": "my-own-business"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert facts["command"] == f"python -m rlreason seed=1 'logger.token={HIDDEN}'"
+    assert facts["environment"]["OMP_NUM_THREADS"] == "3"
+    assert {"torch", "numpy", "tokenizers", "safetensors", "transformers"} <= facts["packages"].keys()
+    assert facts["hardware"]["processors"] >= facts["cpu_count"] >= 1
+    assert facts["hardware"]["memory_gb"] > 0
+    assert facts["hardware"]["cpu"]
+    assert (facts["code"], facts["directory"]) == (package_digest(), str(Path.cwd()))
+    assert "my-own-business" not in done.stdout
+    assert not {"host", "hostname", "user"} & (facts.keys() | facts["hardware"].keys())
+    assert "sweep" not in provenance(Origin())
+    monkeypatch.setenv("RLREASON_JOB_OF_SWEEP", "grid")
+    assert provenance(Origin())["sweep"] == "grid"
+
+
+def test_parts_of_a_run_are_told_apart():
+    then = {"commit": "0" * 40, "code": "same", "rlreason": "1"}
+    assert code_differs(then, then | {"commit": "1" * 40}) == ""  # of documents
+    assert "(code other) now" in code_differs(then, then | {"code": "other"})
+    own = {"own_code": {"commit": "3" * 40}}
+    assert "own code 3333333333 now" in code_differs(then | {"own_code": {"commit": "2" * 40}}, then | own)
+    assert part_line({"started": "T", "status": "running"}).startswith("T: ended without a word")
+    assert "\n" not in part_line({})
+    then = {"a": 1, "g": {"x": 1, "gone": 2}, "only then": 1}
+    now = {"a": 2, "g": {"x": 1, "new": [3]}, "only now": 1}
+    assert differences(then, now, ["a", "g", "only then", "only now"]) == [
+        "a: 1 then, 2 now", "g.gone: 2 then, none now", "g.new: none then, [3] now"
+    ]  # fmt: skip
+
+
+FACTS = ("data", "prompts", "model", "tokenizer", "sampling", "eval_sampling", "engine", "seeds", "device")
+JOB = tuple(word for word in TINY if not word.startswith(("n_steps", "rollout_batch", "group_size")))
+
+
+def facts_of(run: Run) -> dict:
+    return json.loads((run.folder / "provenance.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Run:
+    return evaluate(*JOB, f"hydra.run.dir={tmp_path_factory.mktemp('measured') / 'run'}", quiet=True)
+
+
 @pytest.mark.parametrize(
-    ("file", "text", "words", "says"),
-    [
-        ("config.yaml", "prompt: {reward: r1_zero}\ngrading: 5\n", ["inspect"], "grading=5"),
-        ("config.yaml", "prompt: {reward: r1_zero}\ngrading: {rel_tol: abc}\n", ["inspect"], "grading.rel_tol"),
-    ],
+    ("word", "other"),
+    some(
+        [
+            ("seed=5", {"seeds"}),
+            ("model.seed=1", {"model", "seeds"}),
+            ("prompt=r1_zero", {"prompts", "model", "tokenizer"}),
+            ("sampling.temperature=0.5", {"sampling", "eval_sampling"}),
+            ("data.n_validation=9", {"data"}),
+            ("rollout.max_rows=2", {"engine"}),
+        ]
+    ),
 )
-def test_a_broken_document_is_one_line(run, file, text, words, says, capsys):
-    (run / file).write_text(text)
-    (run / "evals/step_00009.jsonl.gz").mkdir()
-    assert subcommand(*words, run) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert len(said.splitlines()) == 1
+def test_each_fact_follows_its_setting_alone(word, other, measured, tmp_path):
+    facts, before = facts_of(evaluate(*JOB, word, f"hydra.run.dir={tmp_path / 'run'}", quiet=True)), facts_of(measured)
+    assert {name for name in FACTS if facts[name] != before[name]} == other
+
+
+def test_a_training_run_has_the_facts_of_its_start(tmp_path, measured):
+    facts, before = facts_of(train(*TINY, f"hydra.run.dir={tmp_path / 'run'}", quiet=True)), facts_of(measured)
+    assert {*FACTS} <= facts.keys()
+    for name in ("model", "tokenizer", "prompts", "device", "engine"):
+        assert facts[name] == before[name], name  # the weights are those before training
+    assert before["model"]["start_weights"] == measured.summary["weights"]

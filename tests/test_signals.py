@@ -1,5 +1,6 @@
-"""A process that is told to end: politely the first time, at once the second, and nothing is left behind."""
+"""A process that is told to end: in order the first time, at once the second; and one process for each run folder."""
 
+import errno
 import json
 import os
 import re
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.groups import GradingConfig
+from rlreason.errors import ConfigError, UnwritableError
 from rlreason.grading.pool import Pool
 from rlreason.runtime import signals
-from rlreason.training.algorithms import Batches
+from rlreason.runtime.files import FileLock, holder, run_lock
 from tests.test_end_to_end import SMALL
 from tests.waiting import wait_for
 
@@ -103,7 +105,7 @@ def left(folder: Path) -> tuple[dict[str, str], list[dict[str, float]]]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_asked() -> Iterator[None]:
+def _no_signal_left() -> Iterator[None]:
     yield
     with signals.stoppable():  # forgets the signal
         pass
@@ -115,32 +117,39 @@ def me(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_a_signal_interrupts_and_has_a_name(number):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip(f"{signal.Signals(number).name} is ignored here, as nohup asks")
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), signals.stoppable():
-        me(number)
-    assert signals.stop_signal() == signal.Signals(number).name
-    assert signal.getsignal(number) is before
+def test_a_signal_interrupts_and_has_a_name_and_an_ignored_one_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else signal.default_int_handler)
+    try:
+        set_here = signal.getsignal(number)
+        with pytest.raises(KeyboardInterrupt), signals.stoppable():
+            me(number)
+        assert signals.stop_signal() == signal.Signals(number).name
+        assert signal.getsignal(number) is set_here
+        signal.signal(number, signal.SIG_IGN)
+        with signals.stoppable():
+            me(number)
+        assert signals.stop_signal() is None
+    finally:
+        signal.signal(number, before)
 
 
-def test_a_block_that_is_held_is_never_cut_in_two(monkeypatch):
+def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once(monkeypatch, capfd):
+    """The blocks of files that a step writes would raise in its middle."""
     monkeypatch.setattr(signals, "ONCE_S", 600.0)
-    done = []
+    done: list[str] = []
 
     def work() -> None:
-        with signals.held():
+        with signals.held("after this step"):
             with signals.held():
                 me(signal.SIGTERM)
-            done.append("inner")
+            done.append(capfd.readouterr().err)
             me(signal.SIGTERM)  # sent twice at once, as `timeout` does
             done.append("outer")
         done.append("behind")
 
     with pytest.raises(KeyboardInterrupt), signals.stoppable():
         work()
-    assert done == ["inner", "outer"]
+    assert done == ["rlreason: after this step\n", "outer"]
 
 
 def test_other_threads_hold_nothing_up():
@@ -176,30 +185,60 @@ def test_whoever_tidies_up_is_not_interrupted_by_the_same_signal_again():
     assert tidied
 
 
-def test_a_step_is_ended_and_its_notice_printed_at_once(capfd):
-    """The blocks of files that it writes would raise in its middle."""
-    done: list[str] = []
-
-    def step() -> None:
-        with signals.held("after this step"):
-            with signals.held():
-                me(signal.SIGINT)
-            done.append(capfd.readouterr().err)
-        done.append("left")
-
-    with pytest.raises(KeyboardInterrupt), signals.stoppable():
-        step()
-    assert done == ["rlreason: after this step\n"]
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from rlreason.runtime.files import run_lock
+with run_lock(Path(sys.argv[1]), print):
+    child = subprocess.Popen(["sleep", "6000"], start_new_session=True)
+    print(child.pid, flush=True)
+    time.sleep(6000)
+"""
 
 
-def test_an_ignored_signal_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def take(folder: Path) -> list[str]:
+    said: list[str] = []
+    with run_lock(folder, said.append):
+        assert (folder / ".lock").exists()
+    return said
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_child_lives_on(tmp_path):
+    folder = tmp_path / "run"
+    argv = [sys.executable, "-c", HOLDER, str(folder)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
     try:
-        with signals.stoppable():
-            me(signal.SIGHUP)
-        assert signals.stop_signal() is None
+        with pytest.raises(ConfigError, match=f"is being written by process {process.pid} .*wait for it") as refused:
+            take(folder)
+        assert refused.value.exit_code == 2
+        assert (folder / ".lock").read_text().startswith(f"{process.pid}\n")  # it is the other's
+        assert str(holder(folder)).startswith(f"process {process.pid} since ")
+        process.kill()
+        process.wait()
+        assert (folder / ".lock").exists()
+        assert holder(folder) is None
+        assert take(folder) == []
     finally:
-        signal.signal(signal.SIGHUP, before)
+        process.kill()
+        process.stdout.close()
+        os.kill(child, signal.SIGKILL)
+
+
+def test_another_run_in_this_process_is_refused_until_the_first_has_ended(tmp_path):
+    folder, link = tmp_path / "run", tmp_path / "link"
+    with run_lock(folder, print):
+        link.symlink_to(folder)
+        (folder / "kept").touch()
+        for same in (folder, link, tmp_path / "other/../run"):
+            with pytest.raises(ConfigError, match="by this process"):
+                take(same)
+        with run_lock(tmp_path / "second", print):
+            pass
+        assert (folder / ".lock").exists()
+    assert take(folder) == []
+    assert [path.name for path in folder.iterdir()] == ["kept"]
 
 
 @pytest.mark.long
@@ -224,24 +263,20 @@ def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
     assert time.monotonic() - began < 3
 
 
-@pytest.mark.long
-def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
-    class Hanging:
-        n_steps = 2
+def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="no"), run_lock(tmp_path / "a/b/run", print):
+        raise ValueError("no")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UnwritableError, match=r"file/run cannot be written"):
+        take(tmp_path / "file/run")
 
-        def collect(self, step: int) -> int:
-            if step == 2:
-                end.wait(600)
-            return step
+    def refuse(lock: FileLock) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    end = threading.Event()
-    monkeypatch.setattr("rlreason.training.algorithms.CLOSING_S", 0.1)
-    feed = Batches(Hanging(), ahead=True)
-    assert feed.collect(1) == 1
-    began = time.monotonic()
-    feed.close()
-    assert time.monotonic() - began < 5
-    end.set()
+    monkeypatch.setattr(FileLock, "acquire", refuse)  # no such file system can be had here
+    (warning,) = take(tmp_path / "run")
+    assert "without locks" in warning
 
 
 HELPLESS = """
@@ -289,34 +324,25 @@ def test_a_signal_while_python_imports_is_one_line(tmp_path, words):
 RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 
 
-def test_a_run_that_is_stopped_in_an_update_ends_its_step_and_keeps_model_rows_and_curves(tmp_path):
-    more = ["epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1000000"]
-    process = Process(tmp_path, *RUN, *more)
-    wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
-    process.send(signal.SIGTERM)
-    process.ends()
-    status, rows = left(tmp_path / "run")
-    step = rows[-1]["rollout_step"]
-    assert status["reason"] == f"by SIGTERM after step {step} of 100000"
-    assert rows[-1]["train_step"] == 20 * step
-    assert list((tmp_path / "run/checkpoints").glob(f"step_{step:05d}_*"))
-    assert (tmp_path / "run/model/model.safetensors").exists()
-    assert f"by SIGTERM after step {step}" in process.said.splitlines()[-1]
-
-
-def test_a_run_whose_output_is_closed_ends_behind_its_step_with_a_checkpoint(tmp_path):
-    command = [sys.executable, *RUN, "eval_every=1"]
+@pytest.mark.parametrize("by", ["SIGTERM", "a reader that leaves"])
+def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp_path, by):
+    command = [sys.executable, *RUN, "epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.close()
-        assert process.wait(600) == 141
+        assert process.stderr is not None
+        wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
+        process.send_signal(signal.SIGTERM) if by == "SIGTERM" else process.stdout.close()
+        error = process.stderr.read().decode()
+        assert process.wait(600) == (130 if by == "SIGTERM" else 141)
     status, rows = left(tmp_path / "run")
     step = rows[-1]["rollout_step"]
     assert status["reason"].endswith(f"after step {step} of 100000")
+    assert rows[-1]["train_step"] == 20 * step
     assert list((tmp_path / "run/checkpoints").glob(f"step_{step:05d}_*"))
     assert (tmp_path / "run/model/model.safetensors").exists()
+    if by == "SIGTERM":
+        assert f"by SIGTERM after step {step}" in error.splitlines()[-1]
 
 
 @pytest.mark.long

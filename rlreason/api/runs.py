@@ -6,7 +6,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
-from rlreason.records.reader import RunFolder, refuse_unbegun
+from rlreason.records.reader import RunFolder
 from rlreason.runtime.streams import print_stderr
 
 Rows = list[dict[str, Any]]
@@ -24,9 +24,7 @@ class Run:
             raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
         self.folder = Path(folder).absolute()  # wherever the program goes
         self._messages = set[str]()
-        reader = self._reader()
-        refuse_unbegun(self.folder)
-        _ = reader.config
+        _ = self._reader().config
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.3f}"

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
 from rlreason.records.files import CONVERSATION, finite
-from rlreason.records.reader import refuse_unbegun, runs_in
+from rlreason.records.reader import runs_in
 from rlreason.runtime.files import ELSEWHERE, write_whole
 from rlreason.runtime.streams import Answer, Parser, refuse_target
 
@@ -128,11 +128,9 @@ def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
 
 
 def refuse_no_run(arguments: argparse.Namespace, subcommand: str) -> None:
-    """Raise `ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
+    """Raise `ConfigError` for a run of discovery, and for a sweep's folder where one run is read."""
     one = [arguments.run] if "run" in arguments else []
     for folder in one or getattr(arguments, "runs", []):
-        if subcommand != "health":  # `health` says why such a run never began
-            refuse_unbegun(folder)
         if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
             raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
     if one and (inner := runs_in(one[0])):

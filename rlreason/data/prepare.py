@@ -99,6 +99,7 @@ def without_overlap(
 
 
 def note_repetitions(problems: Sequence[Problem], what: str, say: Say) -> None:
+    """Say how many of the problems ask a question that another one asks."""
     different = len(set(question_keys((p.id, p.question) for p in problems).values()))
     if different < len(problems):
         say(f"{len(problems)} {what} rows ask {different} different questions")

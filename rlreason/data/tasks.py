@@ -187,6 +187,7 @@ class Term(NamedTuple):
 
 
 def countdown_question(numbers: Sequence[int], target: int) -> str:
+    """Return the question of a countdown problem."""
     return (
         f"Use the numbers {', '.join(map(str, numbers))} to make {target}. Use each number exactly once, with "
         "+, -, *, / and brackets. The answer is the expression alone."

@@ -1,13 +1,12 @@
 """The terminal during a run: a header, one row per evaluation, a live line, a closing table."""
 
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from rlreason.runtime.files import alive
 from rlreason.runtime.streams import LINE_ANEW, folded, width_of
@@ -16,29 +15,18 @@ from rlreason.runtime.text import visible
 T = TypeVar("T")
 
 
-class Column(NamedTuple):
-    """A column of the table of steps: its heading and width, and both for a narrow terminal."""
-
-    title: str
-    width: int
-    short: str
-    narrow: int
-
-
-COLUMNS = (
-    Column("step", 9, "step", 7), Column("accuracy", 9, "acc.", 5), Column("reward", 7, "rew.", 6),
-    Column("format", 7, "form.", 5), Column("length", 7, "len.", 6), Column("entropy", 8, "entr.", 5),
-    Column("grad", 7, "grad", 6), Column("time", 6, "time", 5), Column("left", 6, "left", 5),
-)  # fmt: skip
-#: The metrics of each column, of which the first that exists is shown: of a step, or of the first evaluation.
-CELLS = (
-    (("reward/mean",), ".3f"),
-    (("reward/format", "eval/format"), ".3f"),
-    (("rollout/length", "eval/length"), ".1f"),
-    (("train/entropy",), ".3f"),
-    (("train/grad_norm",), ".3g"),
+#: The columns of the table of steps: heading, width, the metrics of which the first that a step has is shown, format.
+COLUMNS: tuple[tuple[str, int, tuple[str, ...], str], ...] = (
+    ("step", 9, (), ""),
+    ("accuracy", 9, (), ""),
+    ("reward", 7, ("reward/mean",), ".3f"),
+    ("format", 7, ("reward/format", "eval/format"), ".3f"),
+    ("length", 7, ("rollout/length", "eval/length"), ".1f"),
+    ("entropy", 8, ("train/entropy",), ".3f"),
+    ("grad", 7, ("train/grad_norm",), ".3g"),
+    ("time", 6, (), ""),
+    ("left", 6, (), ""),
 )
-WIDE = sum(column.width + 1 for column in COLUMNS) - 1
 
 
 def clock(seconds: float) -> str:
@@ -51,23 +39,6 @@ def clock(seconds: float) -> str:
     return f"{s // 3600}h{s % 3600 // 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
 
 
-BAR_COLUMNS = 12
-_COUNT = re.compile(r"(\d+)/(\d+)")
-
-
-def with_bar(text: str, width: int) -> str:
-    """Put a bar before the first count of a progress line; without a count, or where it does not fit, return the text.
-
-    >>> with_bar("evaluation: 3/4 responses", 80), with_bar("loading", 80), with_bar("evaluation: 3/4 responses", 39)
-    ('evaluation: [#########...] 3/4 responses', 'loading', 'evaluation: 3/4 responses')
-    """
-    count = _COUNT.search(text)
-    if count is None or len(text) + BAR_COLUMNS + 3 > width:
-        return text
-    filled = BAR_COLUMNS * int(count[1]) // max(int(count[2]), 1)
-    return f"{text[: count.start()]}[{'#' * filled:.<{BAR_COLUMNS}}] {text[count.start() :]}"
-
-
 class Wait:
     """A long activity on the console: its name, its progress and its time so far."""
 
@@ -78,18 +49,16 @@ class Wait:
         self.began, self.thread = time.monotonic(), threading.get_ident()
         self.over = threading.Event()
         self.shown = False
-        self.own_line = False  # whether `Console.progress` has replaced its line
 
     def part(self, text: str) -> None:
         """Set its progress, such as `3/16 responses`; calls from other threads than the waiting one are ignored."""
-        if threading.get_ident() == self.thread and not self.own_line:
+        if threading.get_ident() == self.thread:
             self.text = f"{self.what}: {text}"
 
     def line(self, width: int) -> str:
-        """Return its line with a bar where it has a count, cut to `width` columns."""
-        text = self.text if self.own_line else self.text + self.more()
+        """Return its line, cut to `width` columns."""
         spent = f", {clock(time.monotonic() - self.began)}"
-        return with_bar(text, width - len(spent))[: width - len(spent)] + spent
+        return f"{self.text}{self.more()}"[: width - len(spent)] + spent
 
 
 class Console:
@@ -128,7 +97,7 @@ class Console:
         """
         self.began, self.n_steps, self.done = time.monotonic(), n_steps, done
         self.say()
-        self.table(self._in_columns([c.title if self._is_wide() else c.short for c in COLUMNS]))
+        self.table(in_columns([title for title, *_ in COLUMNS]))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
         """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
@@ -142,12 +111,11 @@ class Console:
     def progress(self, text: str) -> None:
         """Show a line in place on a terminal, such as the warm start's loss."""
         alive()
-        if not self._waits:
-            self._in_place(with_bar(text, self.width - 1))
-            return
-        wait = self._waits[-1]
-        wait.text, wait.own_line, wait.shown = text, True, True
-        self._in_place(wait.line(self.width - 1))
+        if self._waits:
+            wait = self._waits[-1]
+            wait.text, wait.more, wait.shown = text, str, True
+            text = wait.line(self.width - 1)
+        self._in_place(text)
 
     @contextmanager
     def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
@@ -208,22 +176,20 @@ class Console:
                 self.out.write(LINE_ANEW + visible(text.replace("\n", " "))[: self.width - 1])
                 self.out.flush()
 
-    def _is_wide(self) -> bool:
-        return self.width > WIDE
-
-    def _in_columns(self, cells: list[str]) -> str:
-        widths = [c.width if self._is_wide() else c.narrow for c in COLUMNS]
-        return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-
     def _row(self, step: int, accuracy: float, m: Mapping[str, float]) -> str:
         spent = time.monotonic() - self.began if self.began is not None else 0.0
         left = clock(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
-        numbers = [next((f"{m[key]:{form}}" for key in keys if key in m), "") for keys, form in CELLS]
-        return self._in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
+        numbers = [next((f"{m[key]:{form}}" for key in keys if key in m), "") for _, _, keys, form in COLUMNS if keys]
+        return in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
 
     def _wipe(self) -> None:
         if self.live:
             self.out.write(LINE_ANEW)
+
+
+def in_columns(cells: Sequence[str]) -> str:
+    """Format the cells of a row of the table of steps."""
+    return " ".join(f"{cell:>{width}}" for cell, (_, width, _, _) in zip(cells, COLUMNS, strict=True))
 
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ import json
 import os
 import shlex
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
 import yaml
 
 from rlreason.config.groups import LoggerConfig
@@ -44,19 +42,7 @@ COUNTERS = ("rollout_step", "train_step", "eval_step")
 
 #: Seconds that W&B waits for its server at the start and at the end of a run.
 TIMEOUTS = {"init_timeout": 30.0, "finish_timeout": 30.0}
-FINISH_S = 60.0  # after which a service that has not ended is given up
 REASON_CHARS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The records behind the checkpoint of a resumed run, which the loggers have already.
-
-    `rows_sent`: the counters of each row (`counters_of`). `tables_sent`: the (kind, step) of each table.
-    """
-
-    rows_sent: frozenset[tuple[float, ...]] = frozenset()
-    tables_sent: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +53,7 @@ class LoggedRun:
     settings: LoggerConfig
     config: dict[str, Any]
     id: str
-    resumed: bool = False  # the service has a run of this id, which goes on
+    resumed: bool = False  # the service has a run of this id, which continues
 
 
 class Logger:
@@ -97,15 +83,6 @@ def axis_of(metric: str) -> str:
     """
     counters = (counter for counter, names in AXES.items() if any(fnmatchcase(metric, name) for name in names))
     return next(counters, "train_step")
-
-
-def counters_of(row: Row) -> tuple[float, ...]:
-    """Return the values of `COUNTERS` in a row, which no two rows of a run share.
-
-    >>> counters_of({"rollout_step": 2, "train_step": 8, "eval_step": 1, "train/loss": 0.5})
-    (2, 8, 1)
-    """
-    return tuple(row.get(name, 0) for name in COUNTERS)
 
 
 class WandbLogger(Logger):
@@ -164,19 +141,7 @@ class WandbLogger(Logger):
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         self.run.summary.update(dict(summary or {}))
-        last_resort = threading.Timer(FINISH_S, kill_wandb)  # else Python itself would wait for it, at its end
-        last_resort.start()
-        try:
-            self.run.finish(exit_code=1 if summary is None else 0)
-        finally:
-            last_resort.cancel()
-
-
-def kill_wandb() -> None:
-    """Kill the process of W&B that serves this one and does not answer; what waits for it then fails."""
-    for child in psutil.Process().children():
-        if child.name() == "wandb-core":
-            child.kill()
+        self.run.finish(exit_code=1 if summary is None else 0)
 
 
 class TensorBoardLogger(Logger):
@@ -269,41 +234,43 @@ class Loggers:
         self._say, self._running = say, dict[str, Logger]()
         self.failed, self.places = dict[str, str](), dict[str, str]()
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
-        self._resumed = Resumed()
 
-    def start(
-        self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: Resumed | None = None
-    ) -> None:
-        """Start the chosen loggers. `resumed`: each resumes its run, without the rows and tables that it has."""
+    def start(self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: bool = False) -> None:
+        """Start the chosen loggers. `resumed`: each continues its run."""
         if not settings.chosen:
             return
-        self._resumed, path = resumed or Resumed(), folder / LOGGERS
-        ids = json.loads(path.read_text(encoding="utf-8")) if resumed is not None and path.is_file() else {}
+        path = folder / LOGGERS
+        ids = json.loads(path.read_text(encoding="utf-8")) if resumed and path.is_file() else {}
         ids |= {name: uuid4().hex[:12] for name in settings.chosen if name not in ids}
         write_whole(path, json.dumps(ids, indent=1) + "\n")
         whole = encodable(redacted(config))
         for name in settings.chosen:
-            try:
-                self._running[name] = SERVICES[name](LoggedRun(folder, settings, whole, ids[name], resumed is not None))
+            kind = SERVICES[name]
+            with self._dropped_if_failing(name, "could not start", kind):
+                self._running[name] = kind(LoggedRun(folder, settings, whole, ids[name], resumed))
                 self.places[name] = self._running[name].place
-            except Exception as error:  # whatever a service raises must not end the run
-                self._drop(name, "could not start", error, SERVICES[name].cure)
 
     def log(self, row: Row) -> None:
         """Log a row of metrics, completed by the latest counters."""
         self._counters |= {name: row[name] for name in COUNTERS if name in row}
-        if counters_of(self._counters) not in self._resumed.rows_sent:
-            self._each("failed", lambda logger: logger.log(self._counters | dict(row)))
+        for name, logger in list(self._running.items()):
+            with self._dropped_if_failing(name, "failed", logger):
+                logger.log(self._counters | dict(row))
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log responses of a step; `name` is `rollouts` or `evals`."""
-        if self._running and (name, step) not in self._resumed.tables_sent:
-            values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
-            self._each("failed", lambda logger: logger.table(name, values, self._counters))
+    def table(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log responses of a step; `kind` is `rollouts` or `evals`."""
+        if not self._running:
+            return
+        values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
+        for name, logger in list(self._running.items()):
+            with self._dropped_if_failing(name, "failed", logger):
+                logger.table(kind, values, self._counters)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
-        self._each("could not end in order", lambda logger: logger.finish(summary and encodable(summary)))
+        for name, logger in list(self._running.items()):
+            with self._dropped_if_failing(name, "could not end in order", logger):
+                logger.finish(summary and encodable(summary))
         self._running.clear()
 
     def interrupted(self) -> None:
@@ -314,19 +281,16 @@ class Loggers:
         """End the loggers of a failed run; after another end, do nothing."""
         self.finish(None)
 
-    def _each(self, failure: str, act: Callable[[Logger], object]) -> None:
-        for name, logger in list(self._running.items()):
-            try:
-                act(logger)
-            except Exception as error:  # whatever a service raises must not end the run
-                del self._running[name]
-                self._drop(name, failure, error, logger.cure)
-
-    def _drop(self, name: str, failure: str, error: Exception, cure: str) -> None:
-        # without W&B's advice on a time limit that is ours
-        reason = " ".join(str(error).split()).partition(" Consider increasing ")[0] or type(error).__name__
-        self.failed[name] = self.places[name] = redacted(f"{failure} ({shorten(reason, REASON_CHARS)})")
-        self._say(f"! logger={name} {self.failed[name]}: {cure}; the run folder has everything")
+    @contextmanager
+    def _dropped_if_failing(self, name: str, failure: str, logger: Logger | type[Logger]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a service raises must not end the run
+            self._running.pop(name, None)
+            # without W&B's advice on a time limit that is ours
+            reason = " ".join(str(error).split()).partition(" Consider increasing ")[0] or type(error).__name__
+            self.failed[name] = self.places[name] = redacted(f"{failure} ({shorten(reason, REASON_CHARS)})")
+            self._say(f"! logger={name} {self.failed[name]}: {logger.cure}; the run folder has everything")
 
 
 def encodable(value: Any) -> Any:

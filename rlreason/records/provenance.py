@@ -17,7 +17,7 @@ import psutil
 
 from rlreason.records.files import VERSION
 from rlreason.runtime.machine import ALLOCATION, SWEEP_VARIABLE, query_driver, usable_processors, value_in
-from rlreason.runtime.text import redacted
+from rlreason.runtime.text import redacted, shorten
 from rlreason.runtime.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]  # of this package's checkout, where there is one
@@ -88,10 +88,7 @@ class Origin:
 
 
 def provenance(origin: Origin) -> dict[str, Any]:
-    """Return the version of the folder, and where, when and by which command line the run was started.
-
-    Facts that need torch come from `training.summary.run_facts`.
-    """
+    """Return the version of the folder, and where, when and by which command line the run was started."""
     directory = None
     with suppress(OSError):  # it may be gone
         directory = str(Path.cwd())
@@ -138,36 +135,28 @@ def part_line(earlier: Mapping[str, Any]) -> str:
     """Describe an earlier part of a resumed run by its provenance: when, by which code, how it ended.
 
     >>> part_line({"started": "2026-01-31T12:00:00+0000", "commit": "0123456789abcdef+changes",
-    ...            "command": "python -m rlreason seed=1", "ended": "2026-01-31T12:05:00+0000",
-    ...            "status": "interrupted", "reason": "by SIGINT after step 3"})
+    ...            "command": "python -m rlreason seed=1", "status": "interrupted", "reason": "by SIGINT after step 3"})
     '2026-01-31T12:00:00+0000, commit 0123456789+changes, python -m rlreason seed=1: interrupted by SIGINT after step 3'
-    >>> part_line({"started": "2026-01-31T12:00:00+0000", "status": "running"})
-    '2026-01-31T12:00:00+0000: ended without a word (killed, or the machine went down)'
     """
-    status, reason = str(earlier.get("status") or "running"), str(earlier.get("reason") or "")
     ended = "ended without a word (killed, or the machine went down)"
-    if status != "running":
-        ended = f"{status} {reason}".strip()
+    if earlier.get("status", "running") != "running":
+        ended = f"{earlier['status']} {earlier.get('reason', '')}".strip()
     commit = f"commit {short(earlier['commit'])}" if earlier.get("commit") else ""
-    command = str(earlier.get("command") or "")
-    about = ", ".join(filter(None, (str(earlier.get("started") or "at an unknown time"), commit, command)))
-    return f"{about}: {ended}"
+    about = (str(earlier.get("started") or "at an unknown time"), commit, str(earlier.get("command") or ""))
+    return f"{', '.join(filter(None, about))}: {ended}"
 
 
 def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return a sentence where the code of a run has changed since its earlier part; "" where it is the same.
 
     >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "1" * 40, "code": "cd"})
-    'the code has changed: commit 0000000000 then, commit 1111111111 now'
+    'the code has changed: commit 0000000000 (code ab) then, commit 1111111111 (code cd) now'
     >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "1" * 40, "code": "ab"})  # of documents
     ''
     """
     if all(earlier[key] == now.get(key) for key in ("code", "own_code") if key in earlier):
         return ""
-    before, after = _code_name(earlier), _code_name(now)
-    if before == after:
-        before, after = f"{before} (code {earlier.get('code')})", f"{after} (code {now.get('code')})"
-    return f"the code has changed: {before} then, {after} now"
+    return f"the code has changed: {_code_name(earlier)} then, {_code_name(now)} now"
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
@@ -181,37 +170,27 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     """
     lines = []
     for key in keys:
-        if key not in then or key not in now:
+        before, after = then.get(key), now.get(key)
+        if key not in then or key not in now or before == after:
             continue
-        before, after = then[key], now[key]
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            names = list(dict.fromkeys((*before, *after)))
-            inner = differences({n: before.get(n) for n in names}, {n: after.get(n) for n in names}, names)
-            lines += [f"{key}.{line}" for line in inner]
-        elif before != after:
-            lines.append(f"{key}: {_shortened(before)} then, {_shortened(after)} now")
+            names = dict.fromkeys((*before, *after), "none")
+            lines += [f"{key}.{line}" for line in differences(names | {**before}, names | {**after}, [*names])]
+        else:
+            lines.append(f"{key}: {shorten(str(before), 100)} then, {shorten(str(after), 100)} now")
     return lines
 
 
 def short(commit: str) -> str:
-    """Shorten a commit for display.
-
-    >>> short("0123456789abcdef+changes")
-    '0123456789+changes'
-    """
+    """Shorten a commit for display."""
     digits, plus, changes = str(commit).partition("+")
     return digits[:10] + plus + changes
 
 
 def _code_name(origin: Mapping[str, Any]) -> str:
     commit, own = origin.get("commit"), origin.get("own_code")
-    named = f"commit {short(commit)}" if commit else f"rlreason {origin.get('rlreason')} (no git)"
-    return f"{named} with own code {short(own['commit'])}" if own else named
-
-
-def _shortened(value: Any) -> str:
-    text = "none" if value in (None, "", [], {}) else str(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    named = f"commit {short(commit)}" if commit else f"rlreason {origin.get('rlreason')}"
+    return f"{named} (code {origin.get('code')})" + (f" with own code {short(own['commit'])}" if own else "")
 
 
 def _version(package: str) -> str | None:

@@ -18,7 +18,7 @@ from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import few, redacted, shorten, visible
+from rlreason.runtime.text import redacted, shorten, visible
 
 
 class Ending(NamedTuple):
@@ -42,6 +42,8 @@ STATUSES: dict[str, Ending] = {
 
 RESOURCES = ResourceError.exit_code
 SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in libraries' errors
+TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
+PHASES_IN_LINE = 4
 
 
 def ending(status: str) -> Ending:
@@ -129,9 +131,6 @@ def sweep_code(statuses: Sequence[str]) -> int:
     return 0 if all(ending(status).of_its_own for status in statuses) else 1
 
 
-PHASES_IN_LINE = 4
-
-
 def time_summary(clock: Clock) -> dict[str, Any]:
     """Return seconds, also of each phase, tokens per second and the peak of memory in GB, for `summary.json`."""
     return {
@@ -154,30 +153,18 @@ def time_line(summary: Mapping[str, Any]) -> str:
     if not total:
         return ""
     longest = sorted(phases.items(), key=lambda item: -item[1])[:PHASES_IN_LINE]
-    parts = [", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
+    parts = ["time       " + ", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
     for name in ("rollout", "train"):
         if (speed := summary.get(f"perf/{name}_tokens_per_second")) is not None:
             used = summary.get(f"perf/{name}_mfu")
             parts.append(f"{name} {speed:.0f} tokens/s" + (f" ({used:.0%} of peak FLOPs)" if used is not None else ""))
-    return "; ".join([f"time       {parts[0]}", *parts[1:], f"memory {summary['peak_gb']:.1f} GB"])
-
-
-TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
+    return "; ".join([*parts, f"memory {summary['peak_gb']:.1f} GB"])
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folders of the runs of a sweep, by name; [] where `folder` is a run's own, or has none."""
     inner = [] if (folder / files.CONFIG).exists() else folder.glob(f"*/{files.CONFIG}")
     return sorted(path.parent for path in inner if not path.parent.name.startswith((".", files.SET_ASIDE)))
-
-
-def refuse_unbegun(path: Path) -> None:
-    """`ConfigError` for the folder of a run that was killed before it wrote its settings."""
-    if not (path / files.CONFIG).exists() and (path / files.STATUS).exists():
-        raise ConfigError(
-            f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
-            "or start it again"
-        )
 
 
 def setting_in(settings: Mapping[str, Any], key: str) -> Any:
@@ -188,32 +175,16 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-class PlainLoader(yaml.SafeLoader):
-    """A SafeLoader that refuses aliases: no run writes any, and a few lines of them expand beyond all memory."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node, as yaml does, unless it is an alias."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases")
-        return super().compose_node(parent, index)
-
-
 class RunFolder:
     """One run's folder; each of its files is read when it is needed.
 
-    Raises `ConfigError` where there is no such folder, or where a later version wrote it.
+    Raises `ConfigError` where there is no such folder.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
         self.path, self._say, self._messages = path, say, set[str]()
-        version = int(self.provenance.get("schema_version", files.VERSION))
-        if version > files.VERSION:
-            raise ConfigError(
-                f"{path} is a run folder of version {version}, and this program reads up to version "
-                f"{files.VERSION}: update rlreason"
-            )
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -225,9 +196,7 @@ class RunFolder:
         """The text of `config.yaml`. Raises `ConfigError` where there is none."""
         path = self.path / files.CONFIG
         if not path.is_file():
-            runs = runs_in(self.path)
-            names = f" (it holds the runs {few([run.name for run in runs], 3)})" if runs else ""
-            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run, not of several{names}")
+            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run that has begun")
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -237,7 +206,7 @@ class RunFolder:
     def settings(self) -> dict[str, Any]:
         """Every setting of the run with its value, from `config.yaml`."""
         try:
-            settings = PlainLoader(self.config).get_single_data() or {}
+            settings = yaml.safe_load(self.config) or {}
         except (yaml.YAMLError, RecursionError) as error:
             settings = error
         if isinstance(settings, dict):
@@ -289,14 +258,16 @@ class RunFolder:
             odd = [name for name, value in row.items() if not (value is None or isinstance(value, NUMBER))]
             return f"no number in '{odd[0]}'" if odd else ""
 
-        path = self.path / files.METRICS
-        return [row for _, row in each_line(path, wrong, self._say_once)] if path.is_file() else []
+        return self._lines(files.METRICS, wrong)
 
     @cached_property
     def incidents(self) -> list[dict[str, Any]]:
         """The pairs of answer and ground truth on which grading failed, with the reasons."""
-        path = self.path / files.INCIDENTS
-        return [row for _, row in each_line(path, lambda row: "", self._say_once)] if path.is_file() else []
+        return self._lines(files.INCIDENTS, lambda row: "")
+
+    def _lines(self, name: str, wrong: files.Checks) -> list[dict[str, Any]]:
+        path = self.path / name
+        return [row for _, row in each_line(path, wrong, self._say_once)] if path.is_file() else []
 
     def tail(self, name: str, lines: int) -> list[str]:
         """Return the last lines of a log in the folder that are not blank; [] where there is none."""
@@ -333,15 +304,10 @@ class RunFolder:
         for of_kind in saved:
             if found := [f for f in of_kind if step is None or (f.step == step and f.update is None)]:
                 return found[-1]
-        if steps := sorted({f.step for of_kind in saved for f in of_kind if f.step is not None and f.update is None}):
-            raise ConfigError(
-                f"--step {step}: {self.path} saved the steps {', '.join(map(str, steps))}: choose one of them"
-            )
-        kinds = (files.ROLLOUTS,) if rollouts else (files.EVALS, files.ROLLOUTS)
-        raise ConfigError(
-            f"{self.path} holds no {' or '.join((*kinds, files.RESPONSES))}: give the folder of one run"
-            + (f" (this one is {self.status})" if self.status else "")
-        )
+        if steps := sorted({str(f.step) for of_kind in saved for f in of_kind if f.update is None}, key=int):
+            raise ConfigError(f"--step {step}: {self.path} saved the steps {', '.join(steps)}: choose one of them")
+        kinds = files.ROLLOUTS if rollouts else f"{files.EVALS}, {files.ROLLOUTS}"
+        raise ConfigError(f"{self.path} holds no {kinds} or {files.RESPONSES}: give the folder of one run")
 
     def rows(self, file: ResponseFile, needed: Sequence[str]) -> dict[int, Row]:
         """Return the responses of a file by line number, each with the needed fields (`rows.FIELDS`)."""

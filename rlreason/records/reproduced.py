@@ -18,14 +18,15 @@ def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], 
     equal, said = dict[str, bool | None](), list[str]()
     for kind, contents in (("metrics", metrics), ("responses", responses), ("weights", weights)):
         then, now = contents(one), contents(other)
-        key = next((key for key in then | now if key not in then or key not in now or then[key] != now[key]), None)
-        equal[kind] = key is None if then and now else None
+        different = [key for key in then | now if key not in then or key not in now or then[key] != now[key]]
+        equal[kind] = not different if then and now else None
         if not then or not now:
             said.append(f"{kind}: one of the two has none")
-        elif key is None:
-            said.append(f"{kind} are equal ({len(then)} {'numbers' if kind == 'metrics' else 'files'})")
-        else:
+        elif different:
+            key = different[0]
             said.append(f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now")
+        else:
+            said.append(f"{kind} are equal ({len(then)} {'numbers' if kind == 'metrics' else 'files'})")
     return equal, said
 
 

@@ -1,6 +1,5 @@
 """Decide whether a run resumes what an interrupted one left in its folder, and with which settings."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rlreason.records.files import (
     CURVES,
     EVALS,
     GROWING,
+    METRICS,
     MODEL,
     ROLLOUTS,
     SUMMARY,
@@ -29,9 +29,9 @@ from rlreason.records.files import (
     read_state,
     response_files,
 )
-from rlreason.records.loggers import Resumed, counters_of
-from rlreason.records.reader import RunFolder, known_status
+from rlreason.records.reader import RunFolder
 from rlreason.runtime.files import explained, removed, write_whole
+from rlreason.runtime.text import few
 
 #: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.
 HARMLESS = (
@@ -110,13 +110,16 @@ def refuse_other_run(folder: Path, config: str) -> None:
     before, now = settings_in(folder), flat_text(config)  # a damaged config differs in everything
     refuse_changed(folder, before, now, MAY_CHANGE)
     if (folder / SUMMARY).exists() and not _has_more_to_do(folder, before, now):
-        raise ConfigError(f"hydra.run.dir={folder} holds {_how_to_resume(folder, before)}")
+        more = f", or type resume={folder} {key}" if (key := _how_to_resume(folder, before)) else ""
+        ended = _final_status(folder) or "failed"
+        raise ConfigError(
+            f"hydra.run.dir={folder} holds a finished run, which ended as {ended}: choose another folder{more}"
+        )
 
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a run that ended by itself can resume, because the setting that ended it has changed."""
-    status = _final_status(folder)
-    kind, _, rule = status.partition(":")
+    kind, _, rule = _final_status(folder).partition(":")
     if kind == "budget":
         return raised(below(before, "budget."), below(now, "budget."))
     if kind in ("stopped", "diverged"):
@@ -126,29 +129,19 @@ def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 def _how_to_resume(folder: Path, before: Mapping[str, Any]) -> str:
-    """Describe a run that has ended, and the settings with which it would resume."""
-    status = _final_status(folder)
-    kind, _, rule = status.partition(":")
-    again = f"choose another folder, or type resume={folder}"
+    """Return the setting with which a run that has ended would resume; "" where there is none."""
+    kind, _, rule = _final_status(folder).partition(":")
     if kind == "budget":
-        key = next((f"budget.{name}" for name in BUDGETS if before.get(f"budget.{name}") is not None), "budget.hours")
-        return f"a run that has spent its budget: {again} {key}=MORE"
+        spent = [f"budget.{name}=MORE" for name in BUDGETS if before.get(f"budget.{name}") is not None]
+        return spent[0] if spent else "budget.hours=MORE"
     if keys := settings_of(rule):
-        return f"a run that ended as {status}: {again} {keys[0]}=warn"
-    if kind != "finished":
-        return f"a run that ended as {status or 'failed'}: choose another folder"
-    if before.get("n_steps") is None:
-        return "a finished run of so many epochs: choose another folder"
-    more = f"to give it more steps than its {before.get('n_steps')}, type resume={folder} n_steps=MORE"
-    return f"a finished run: choose another folder, or {more}"
+        return f"{keys[0]}=warn"
+    return "n_steps=MORE" if kind == "finished" and before.get("n_steps") is not None else ""
 
 
 def _final_status(folder: Path) -> str:
-    """Return the status in a run's summary; "" where none can be read."""
-    try:  # not the status file, which a killed start may have overwritten
-        return known_status(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    """Return the status in a run's summary, and not in its status file, which a killed start may have overwritten."""
+    return str((RunFolder(folder).summary or {}).get("status", ""))
 
 
 def reopen(folder: Path, checkpoint: Path) -> None:
@@ -161,36 +154,27 @@ def reopen(folder: Path, checkpoint: Path) -> None:
             summary.rename(folder / f"summary_of_{read_state(checkpoint)['step']}_steps.json")
 
 
-def drop_later(folder: Path, state: Mapping[str, Any]) -> Resumed:
-    """Drop what a run recorded after a checkpoint and will record again; return what that was.
+def drop_later(folder: Path, state: Mapping[str, Any]) -> int:
+    """Drop what a run recorded after a checkpoint and will record again; return how many rows that were.
 
     Rows and files of responses of later steps and evaluations go, and so do the later model and curves.
     """
-    rows_before = recorded_rows(folder)
+    dropped = 0
     for name in GROWING:
         path = folder / name
         if path.exists():
-            lines = path.read_bytes().splitlines(keepends=True)[: state["lines"].get(name, 0)]
-            whole = b"".join(line for line in lines if line.endswith(b"\n"))
-            write_whole(path, whole.decode(errors="replace"))
-    rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["step"]]
+            lines = path.read_bytes().splitlines(keepends=True)
+            kept = lines[: state["lines"].get(name, 0)]
+            dropped += (len(lines) - len(kept)) * (name == METRICS)
+            write_whole(path, b"".join(line for line in kept if line.endswith(b"\n")).decode(errors="replace"))
     evaluated = {evaluation["step"] for evaluation in state["parts"]["validation"]}
-    evaluations = [file for file in response_files(folder, EVALS) if file.update or file.step not in evaluated]
+    later = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["step"]]
+    later += [file for file in response_files(folder, EVALS) if file.update or file.step not in evaluated]
+    unfinished = [path for kind in (CHECKPOINTS, ROLLOUTS, EVALS) for path in (folder / kind).glob("*.partial")]
     with explained(folder):
-        for file in (*rollouts, *evaluations):
-            file.path.unlink()
-        for kind in (CHECKPOINTS, ROLLOUTS, EVALS):  # left by a process that was killed while writing
-            for old in (folder / kind).glob("*.partial"):
-                removed(old)
-        for name in (MODEL, CURVES):
-            removed(folder / name)
-    tables_sent = frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations))
-    return Resumed(rows_before - recorded_rows(folder), tables_sent)
-
-
-def recorded_rows(folder: Path) -> frozenset[tuple[float, ...]]:
-    """Return the counters of every row in `metrics.jsonl`."""
-    return frozenset(counters_of(row) for row in RunFolder(folder).metrics)
+        for path in (*(file.path for file in later), *unfinished, folder / MODEL, folder / CURVES):
+            removed(path)
+    return dropped
 
 
 def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] = HARMLESS) -> str:
@@ -206,8 +190,7 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] =
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key) and not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
-    lines = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
-    return "; ".join(lines) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return few([f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys], 3)
 
 
 def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) -> str:
@@ -253,11 +236,9 @@ def resumes_discovery(folder: Path, config: str) -> bool:
     if not (folder / SUMMARY).exists():
         return True
     if not raised(below(before, "budget."), below(now, "budget."), DISCOVERY_BUDGETS):
-        key = next(
-            (f"budget.{name}" for name in DISCOVERY_BUDGETS if before.get(f"budget.{name}") is not None), "budget.calls"
-        )
+        spent = [name for name in DISCOVERY_BUDGETS if before.get(f"budget.{name}") is not None]
         raise ConfigError(
             f"hydra.run.dir={folder} holds a finished run that has spent its budget: choose another folder, or type "
-            f"resume={folder} {key}=MORE"
+            f"resume={folder} budget.{[*spent, 'calls'][0]}=MORE"
         )
     return True

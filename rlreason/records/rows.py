@@ -14,24 +14,35 @@ from rlreason.records.files import UNFINISHED, each_line, finite, line_of, writt
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import print_stderr
-from rlreason.types import Collected, Grade, Problem, Response, Sample
+from rlreason.types import Collected, Grade, Outcome, Problem, Response, Sample
 
 Row = dict[str, Any]
 NUMBER = (int, float)
 
+
+class GradeColumns(msgspec.Struct):
+    """The fields of a row with its grade."""
+
+    reward: float
+    format_reward: float
+    answer_reward: float
+    outcome: Outcome
+    path: str
+
+
 #: The fields of a row that are read, with the types of their values.
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "gold": object,
+FIELDS: dict[str, Any] = {
+    "gold": Any,
     "sample": int,
     **dict.fromkeys(("problem_id", "question", "response", "outcome", "path", "finish_reason"), str),
-    **dict.fromkeys(("reward", "format_reward", "answer_reward", "length", "weight_version", "entropy"), NUMBER),
-    **dict.fromkeys(("prompt_ids", "token_ids", "log_probs", "trainer_log_probs"), list),
-    "prompt_reward": dict,
+    **dict.fromkeys(("reward", "format_reward", "answer_reward", "length", "weight_version", "entropy"), float),
+    **dict.fromkeys(("prompt_ids", "token_ids"), list[int]),
+    **dict.fromkeys(("log_probs", "trainer_log_probs"), list[float]),
+    "prompt_reward": GradeColumns,
 }
 #: Fields that a row may lack, or have as null; a value of another type is not usable.
 OPTIONAL = ("trainer_log_probs", "prompt_reward", "entropy")
 PER_TOKEN = ("log_probs", "trainer_log_probs")  # as many values as the row's token_ids
-GRADE = ("reward", "format_reward", "answer_reward", "outcome", "path")
 #: The fields needed to grade a row again, to show it to a person, and to learn from it.
 TO_REGRADE = ("response", "gold", "outcome")
 TO_SHOW = (*TO_REGRADE, "problem_id", "question", "format_reward", "path", "length", "finish_reason")
@@ -53,15 +64,11 @@ def lacks(row: Row, needed: Iterable[str]) -> str:
 
 
 def _is_usable(row: Row, name: str) -> bool:
-    if not isinstance(row[name], FIELDS[name]):
+    try:
+        msgspec.convert(row[name], FIELDS[name])
+        return name not in PER_TOKEN or len(row[name]) == len(row.get("token_ids", ()))
+    except (msgspec.ValidationError, TypeError):  # TypeError: token_ids is no list
         return False
-    value, token_ids = row[name], row.get("token_ids")
-    if name == "prompt_reward":
-        return not lacks(value, GRADE)
-    if name in PER_TOKEN:
-        n_tokens = len(token_ids) if isinstance(token_ids, list) else 0
-        return len(value) == n_tokens and all(isinstance(number, NUMBER) for number in value)
-    return not isinstance(value, list) or all(isinstance(number, int) for number in value)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

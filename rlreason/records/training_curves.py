@@ -63,7 +63,7 @@ Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
 
 
 def series(rows: Rows, name: str) -> tuple[list[float], list[float]]:
-    """Return the values of one metric over the optimizer updates, or the evaluations of a job without updates."""
+    """Return the values of one metric over the optimizer updates, or over the evaluations of a job without any."""
     named = [row for row in rows if row.get(name) is not None]
     at = [row["train_step"] if "train_step" in row else row.get("eval_step", 0) for row in named]
     return at, [row[name] for row in named]
@@ -116,14 +116,13 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
         ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
         if name == "eval/accuracy":
             draw_interval(ax, rows)
-    if heading.startswith("accuracy"):
-        draw_whole_split(ax, rows)
     ax.set_title(heading, fontsize=10, loc="left")
     ax.set_xlabel("optimizer update", fontsize=9)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=0.25)
     if heading.startswith("accuracy"):
-        _, rewards = series(rows, "reward/mean")  # a user's reward may have any range
+        draw_whole_split(ax, rows)
+        rewards = series(rows, "reward/mean")[1]  # a user's reward may have any range
         low, high = min([0, *rewards]), max([1, *rewards])
         ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     elif heading.startswith(("response", "entropy", "clip")):
@@ -134,15 +133,15 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
 
 def draw_interval(ax: Any, rows: Rows) -> None:
     """Draw the 95% interval of each accuracy."""
-    bounds = ("eval/accuracy_low", "eval/accuracy_high")
-    measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
-    (at, low), (_, high) = (series(measured, name) for name in bounds)
+    names = ("eval/accuracy_low", "eval/accuracy", "eval/accuracy_high")
+    measured = [row for row in rows if all(row.get(name) is not None for name in names)]
+    (at, low), (_, high) = series(measured, names[0]), series(measured, names[2])
     ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
 
 
 def draw_whole_split(ax: Any, rows: Rows) -> None:
     """Draw the final accuracy on the whole split with its interval, where there is one."""
-    names = [f"final/accuracy{end}" for end in ("_low", "", "_high")]
+    names = ("final/accuracy_low", "final/accuracy", "final/accuracy_high")
     whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
     if all(whole.get(name) is not None for name in names):
         low, value, high = (whole[name] for name in names)

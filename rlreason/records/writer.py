@@ -21,7 +21,7 @@ from rlreason.records.files import (
     set_aside_behind,
     written,
 )
-from rlreason.records.loggers import Loggers, Resumed
+from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import Origin, code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import (
@@ -80,8 +80,7 @@ class RunWriter:
         if self.resumed:
             self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
             path = folder / files.FUNCTIONS
-            before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-            if before != self._functions:
+            if (path.read_text(encoding="utf-8", errors="replace") if path.exists() else "") != self._functions:
                 say(f"! functions of your own have changed since this run began ({path.name} has their sources now)")
         elif aside := set_aside(folder):
             say(f"a broken-off run was here: its records are now in {aside}")
@@ -93,8 +92,8 @@ class RunWriter:
             self._describe()
             self.document(files.METRICS, "")
 
-    def resume(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> Resumed:
-        """Take the folder back to the checkpoint; return the later records, which will be written again.
+    def resume(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Take the folder back to the checkpoint.
 
         `facts`: of the current inputs (`training.summary.run_facts`). `ConfigError` where data, prompts or the start
         model differ from before; then the folder is unchanged.
@@ -114,12 +113,10 @@ class RunWriter:
         set_aside_behind(self.checkpoint)
         state = read_state(self.checkpoint)
         dropped = drop_later(self.folder, state)
-        again = f"; {len(dropped.rows_sent)} later rows are written again" if dropped.rows_sent else ""
+        again = f"; {dropped} later rows are written again" if dropped else ""
         say(f"goes on    from the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
-        return dropped
 
     def _describe(self) -> None:
-        """Write the provenance, the config and the user's functions."""
         self.add_provenance({})
         self.document(files.CONFIG, self.config)
         if self._functions:
@@ -208,19 +205,15 @@ class RunWriter:
         """Write `summary.json`, last: a folder that has it is of a run that ended by itself."""
         with held():
             write_status(self.folder, summary["status"], summary.get("reason", ""))
-            failed = self._write_summary(summary)
+            self._write_summary(summary)
             if self.log is not None:
                 self.log.remove()
         self.loggers.finish(summary)
-        if self.loggers.failed != failed:
-            self._write_summary(summary)
+        if self.loggers.failed:
+            self._write_summary(summary | {"failed_loggers": self.loggers.failed})
 
-    def _write_summary(self, summary: dict[str, Any]) -> dict[str, str]:
-        """Write `summary.json` with the loggers that have failed so far; return these."""
-        failed = self.loggers.failed
-        whole = finite(summary | ({"failed_loggers": failed} if failed else {}))
-        self.document(files.SUMMARY, json.dumps(whole, indent=2, allow_nan=False) + "\n")
-        return failed
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
 
 
 def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -157,7 +157,7 @@ class Clock:
         before, since = self._now.get(thread, (None, now))
         if before is not None:
             with self._guard:
-                self.seconds[self._key(thread, before)] += now - since
+                self.seconds[f"{'time' if thread == self._owner else 'busy'}/{before}"] += now - since
             if self.gauge is not None and thread == self._owner:
                 peak = self.gauge()
                 self.peaks[before] = max(peak, self.peaks.get(before, 0.0))
@@ -167,9 +167,6 @@ class Clock:
         else:
             self._now[thread] = name, now
         return before
-
-    def _key(self, thread: int, phase: str) -> str:
-        return f"time/{phase}" if thread == self._owner else f"busy/{phase}"
 
     def busy(self, name: str, seconds: float) -> None:
         """Add the working time of another thread."""

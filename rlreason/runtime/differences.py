@@ -24,13 +24,9 @@ TIED = 1e-9  # standard errors below it are rounding: accuracies of a million an
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting minus another, in accuracy (0 to 1). `low` to `high` is the 95% interval, `half` its half width.
+    """One setting minus another, in accuracy (0 to 1); `low` to `high`, within -1 to 1, is the 95% interval.
 
-    `p`: the level at which the half width equals |mean|. The interval consists of the last three numbers:
-
-        half(level)^2 = (t_{dof, 1 - level/2} se_seeds)^2 + (z_{1 - level/2} se_extra)^2
-
-    Of few problems z is t with `dof_extra` degrees of freedom. `low` and `high` end at -1 and 1, as a difference does.
+    `half` is its half width, and `p` the level at which `half_width` equals |mean|.
     """
 
     mean: float
@@ -53,7 +49,7 @@ class Difference:
 
 
 def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
-    """Add (t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two."""
+    """Add t_{dof, 1 - level/2} se_seeds and z_{1 - level/2} se_extra in quadrature; z is t of few problems."""
     from scipy.special import ndtri, stdtrit  # here: a tenth of a second to import
 
     z = float(ndtri(1 - level / 2))
@@ -64,17 +60,15 @@ def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_e
 
 def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
     """Return the level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12."""
+    parts = se_seeds, se_extra, dof, dof_extra
     if abs(mean) < TIED:
         return 1.0
-    low, high = math.log(SMALLEST_P), 0.0
-    if half_width(SMALLEST_P, se_seeds, se_extra, dof, dof_extra) < abs(mean):
+    if half_width(SMALLEST_P, *parts) < abs(mean):
         return 0.0
+    low, high = math.log(SMALLEST_P), 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        if half_width(math.exp(middle), se_seeds, se_extra, dof, dof_extra) > abs(mean):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if half_width(math.exp(middle), *parts) > abs(mean) else (low, middle)
     return math.exp(high)
 
 
@@ -92,8 +86,6 @@ def difference(mean: float, se: tuple[float, float, float], seeds: int, problems
 
 def paired_difference(d: Floats) -> Difference:
     """Return the difference between two settings from d (seeds S, problems P): one's correctness minus the other's.
-
-    `d[s, p]` is the mean over the samples of a problem. With the mean squares of the two-way layout seeds x problems,
 
         se_seeds^2 = variance over seeds of the mean over problems / S                 (S - 1 degrees of freedom)
         se_extra^2 = max(MS_problem - MS_residual, 0) / (S P)     what all seeds share, as they answer the same problems
@@ -115,18 +107,16 @@ def paired_difference(d: Floats) -> Difference:
 def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
     """Return se_extra: `extra`, or the larger of it and the standard error over problems where the seeds tie.
 
-    Few seeds agree to the last answer by chance (2 seeds on 100 problems in 4% of pairs), and their spread of 0 lacks
-    the noise of sampling. Simulated, 16 equal settings of 2 seeds: 4 to 13% were told apart by `extra` alone, 0 to 1%
-    by this rule.
+    Few seeds agree to the last answer by chance, and their spread of 0 lacks the noise of sampling. Simulated, 4 to 13%
+    of equal settings of 2 seeds were told apart by `extra` alone, 0 to 1% by this rule.
     """
     return max(extra, of_problems) if se_seeds < TIED else extra
 
 
 def shared_variance(d: Floats) -> float:
-    """Return the variance between problems that seeds share: max(MS_problem - MS_residual, 0) / S; 0 for one problem.
+    """Return the variance between problems that seeds share, max(MS_problem - MS_residual, 0) / S; 0 for one problem.
 
-    MS_problem  = S sum_p (d_.p - D)^2 / (P - 1)
-    MS_residual = sum_sp (d_sp - d_s. - d_.p + D)^2 / ((S - 1)(P - 1))
+    MS_problem = S sum_p (d_.p - D)^2 / (P - 1)
     """
     seeds, problems = d.shape
     if problems < 2 or seeds < 2:
@@ -137,7 +127,7 @@ def shared_variance(d: Floats) -> float:
 
 
 def residual_variance(d: Floats) -> float:
-    """Return MS_residual of the layout (seeds, problems), unexplained by seed and problem. See above."""
+    """Return MS_residual = sum_sp (d_sp - d_s. - d_.p + D)^2 / ((S - 1)(P - 1)) of a layout (seeds, problems)."""
     seeds, problems = d.shape
     rest = d - d.mean(axis=1, keepdims=True) - d.mean(axis=0, keepdims=True) + d.mean()
     return float((rest**2).sum() / ((seeds - 1) * (problems - 1)))
@@ -150,8 +140,8 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
         se_extra^2 = max(V - MS_residual,a / S_a - MS_residual,b / S_b, 0) / P
 
     V is the variance over problems of mean_s a - mean_s b. Where one side has one seed, the interval is over problems.
-    Degrees of freedom: Satterthwaite's for equal numbers of seeds, else min(S_a, S_b) - 1, as Satterthwaite's are too
-    many where the smaller side spreads (2 against 8 seeds: 12-15% false verdicts).
+    Degrees of freedom: Satterthwaite's for equal numbers of seeds, else min(S_a, S_b) - 1 (2 against 8 seeds:
+    Satterthwaite's give 12-15% false verdicts).
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     problems, fewer = a.shape[1], min(len(a), len(b))
@@ -194,10 +184,9 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The variances of differences between two settings, in squared units of accuracy (0 to 1).
+    """The variances of a difference of two settings, in squared units of accuracy (0 to 1).
 
-    Of one seed's mean difference over P problems: `seeds` + `residual` / P. Shared by all seeds, which answer the same
-    problems: `shared` / P.
+    Of one seed's mean over P problems: `seeds` + `residual` / P. Shared by all seeds: `shared` / P.
     """
 
     seeds: float
@@ -205,9 +194,8 @@ class Spread:
     shared: float = 0.0
 
 
-#: Without data: seeds spread by 2 to 5 points on each setting, half of which both settings share (so that the
-#: difference spreads by as much), and the difference of two models' answers to one problem has the variance 0.225. With
-#: 256 to 1,024 problems this gives the half widths of a simulation: 2 seeds 16-40 points, 3 5-13, 4 4-9, 5 3-7, 8 2-5.
+#: Without data: a difference spreads over seeds by 2 to 5 points, and has the variance 0.225 on one problem. With 256
+#: to 1,024 problems this gives the half widths of a simulation: 2 seeds 16-40 points, 3 5-13, 4 4-9, 5 3-7, 8 2-5.
 ASSUMED = Spread(0.02**2, 0.225), Spread(0.05**2, 0.225)
 
 
@@ -243,13 +231,11 @@ def assumed_range(seeds: int, problems: int, level: float = LEVEL) -> tuple[floa
 def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
     """Return the fewest seeds with which the half width is below a difference of this size, at the observed spreads.
 
-    None: more than a thousand, as where the problems that all seeds share are what is uncertain. Of one seed the middle
-    of the assumed spreads counts. `level`: smaller for one of several verdicts.
+    None: more than a thousand. Of one seed the middle of the assumed spreads counts. `level`: smaller for one of
+    several verdicts.
 
     >>> seeds_needed(difference(0.02, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
     7
-    >>> seeds_needed(difference(0.02, (0.0, 0.011, 3.0), 4, 256, "seeds and problems")) is None
-    True
     """
     size = abs(found.mean)
     if found.seeds > 1:
@@ -308,11 +294,7 @@ def sentence(found: Difference, adjusted_p: float | None = None, family: int = 1
 
 
 def settling(found: Difference, level: float = LEVEL) -> str:
-    """State how many seeds would decide a difference of this size.
-
-    >>> settling(difference(0.0, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
-    'no number of seeds would settle a difference of this size on these problems'
-    """
+    """State how many seeds would decide a difference of this size."""
     if (needed := seeds_needed(found, level)) is None:
         return "no number of seeds would settle a difference of this size on these problems"
     return f"about {max(needed, found.seeds + 1)} seeds would settle a difference of this size"
@@ -321,9 +303,7 @@ def settling(found: Difference, level: float = LEVEL) -> str:
 def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     """Adjust the p-values by Holm's step-down rule (1979), in the order given.
 
-    The k-th smallest is multiplied by m - k + 1, and none is smaller than the ones before it or larger than 1. Among
-    verdicts with adjusted p <= 0.05 any is wrong in at most 5% of the families, however their members depend.
-
+    The k-th smallest is multiplied by m - k + 1, and none is smaller than the ones before it or larger than 1.
     `family`: m, where more comparisons belong to it than have been made so far.
     """
     m = max(len(p_values), family or 0)

@@ -5,6 +5,7 @@ Imports only what every interpreter has already loaded, so that it can run befor
 
 import _signal  # the part of `signal` in C; the rest of it imports enum and more
 import os
+from typing import NoReturn
 
 CODE = 130  # as in records/reader.py
 terminal = 2  # the original standard error; streams.py redirects 2 during a run
@@ -26,7 +27,7 @@ def write_line(text: str) -> None:
     os.write(terminal, f"{chr(10) * os.isatty(terminal)}rlreason: {text}\n".encode())
 
 
-def end_with(text: str, code: int = CODE) -> None:
+def end_with(text: str, code: int = CODE) -> NoReturn:
     """Print a line and end the process with this exit code."""
     try:
         write_line(text)

@@ -43,7 +43,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file by this text (UTF-8), atomically. `UnwritableError` where the system refuses."""
+    """Replace a file by this text (UTF-8), atomically; see `whole`."""
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -145,10 +145,18 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
     missing = [place for place in path.parents if not place.exists()]
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        with explained(path.parent):
+        with held(), explained(path.parent):  # no signal between the lock and the block that releases it
             path.parent.mkdir(parents=True, exist_ok=True)
-        with held():  # else a signal could come between the lock and the block that releases it
-            _acquire(lock, folder, say, key)
+            try:
+                lock.acquire()
+            except Timeout:
+                raise ConfigError(f"{key}={folder} is being written by {_owner(path)}: {CURE}") from None
+            except OSError as error:
+                if error.errno not in WITHOUT_LOCKS:
+                    raise
+                say(f"! {folder} is on a file system without locks: nothing keeps a second run out of this folder")
+            with suppress(OSError):  # on a full disk the lock still holds
+                path.write_text(f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n", encoding="utf-8")
         try:
             yield
         finally:
@@ -161,35 +169,16 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
                 empty.rmdir()
 
 
-def _acquire(lock: FileLock, folder: Path, say: Callable[[str], None], key: str) -> None:
-    """Take the lock and write this process's id and the time into its file."""
-    path = Path(lock.lock_file)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(f"{key}={folder} is being written by {_owner(path)}: {CURE}") from None
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise unwritable(path, error.errno or errno.EIO) from error
-        say(
-            f"! {folder} lies on a file system without locks ({os.strerror(error.errno)}): nothing holds a "
-            "second run off this folder"
-        )
-    with suppress(OSError):  # on a full disk the lock still holds
-        path.write_text(f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n", encoding="utf-8")
-
-
 def holder(folder: Path) -> str | None:
     """Return which process has locked this folder, as text; None where none has. It takes the lock for an instant."""
     path = Path(os.path.realpath(folder)) / LOCK
-    if path.exists():
+    with suppress(OSError):  # a file system without locks
         try:
-            with FileLock(path, blocking=False, fallback_to_soft=False):
-                return None
+            if path.exists():
+                with FileLock(path, blocking=False, fallback_to_soft=False):
+                    pass
         except Timeout:
             return _owner(path)
-        except OSError:
-            return None
     return None
 
 

@@ -25,11 +25,9 @@ def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, 
 
 
 def fewer_p(k: int, n: int, k_before: int, n_before: int) -> float:
-    """Return Fisher's exact p-value, one-sided: k or fewer of n right, where k_before of n_before were before.
+    """Return Fisher's exact p-value (1935), one-sided: k or fewer of n right, where k_before of n_before were before.
 
         P(X <= k),   X hypergeometric:  C(K, i) C(N-K, n-i) / C(N, n),   K = k + k_before,  N = n + n_before
-
-    Fisher (1935), *The design of experiments*. Few right answers never give a small p-value by themselves.
 
     >>> round(fewer_p(0, 3, 3, 3), 4), fewer_p(3, 3, 0, 3)  # 1 / C(6, 3)
     (0.05, 1.0)
@@ -47,12 +45,8 @@ def fewer_p(k: int, n: int, k_before: int, n_before: int) -> float:
 def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:
     """Return the 95% interval of a proportion whose trials come in clusters, such as several samples of one problem.
 
-    `successes[k]` of the `sizes[k]` trials of cluster k. It is Wilson's interval with the number of independent trials
-    that would have the cluster-robust variance of p = y/n:
-
-        v = K/(K-1) sum_k (y_k - p n_k)^2 / n^2,   n_eff = p (1-p) / v, at least K and at most n
-
-    With one trial per cluster it is Wilson's interval; where p is 0 or 1 and v is 0, n_eff = K.
+    `successes[k]` of the `sizes[k]` trials of cluster k. It is Wilson's interval with as many independent trials as
+    have the `cluster_variance` v of p: n_eff = p (1-p) / v, at least K and at most n; K where p is 0 or 1.
     """
     n, k = sum(sizes), len(sizes)
     if n == 0:
@@ -80,8 +74,7 @@ def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
 
         v_k = m + (y_k - m n_k) K / n,   m = y / n the mean of a row of `values`, y_k the sum over its n_k of cluster k
 
-    The variance of the mean of the v_k is `cluster_variance` (Liang and Zeger 1986), and differences of values keep
-    their form, so what is computed of problems can be computed of these. Where no two are alike, it is `values`.
+    The variance of the mean of the v_k is `cluster_variance`. Where no two problems are alike, it is `values`.
     """
     places = {cluster: k for k, cluster in enumerate(dict.fromkeys(clusters))}
     n, k = len(clusters), len(places)
@@ -95,12 +88,7 @@ def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return (mean, low, high) of independent values, such as seeds' accuracies: Student's t, S - 1 degrees of freedom.
-
-        mean +- t_{S-1, 0.975} s / sqrt(S)
-
-    Of one value there is no interval: low and high are not numbers.
-    """
+    """Return (mean, low, high) of independent values, mean +- t_{S-1, 0.975} s / sqrt(S); of one value, no numbers."""
     n = len(values)
     mean = sum(values) / n
     if n < 2:
@@ -147,9 +135,7 @@ def best_of(scores: Sequence[float], k: int) -> float:
 
         E = sum over i = k .. m of  x_(i) C(i-1, k-1) / C(m, k),     x_(1) <= ... <= x_(m)
 
-    It is the mean of the maximum over all subsets of k of the m scores: x_(i) is the largest of C(i-1, k-1) of them.
-    For scores of 0 and 1 it is pass@k (Chen et al. 2021, arXiv 2107.03374): 1 - C(m-c, k) / C(m, k) with c ones.
-    `ValueError` unless 1 <= k <= m.
+    For scores of 0 and 1 it is pass@k (Chen et al. 2021, arXiv 2107.03374). `ValueError` unless 1 <= k <= m.
 
     >>> best_of([0, 22, 438], 2), best_of([0, 22, 438], 3)  # (22 + 438 + 438) / 3
     (299.3333333333333, 438.0)
@@ -183,8 +169,8 @@ def best_of_interval(
 ) -> tuple[Floats, Floats]:
     """Return the 95% bootstrap interval (percentiles, Efron 1979) of `best_of` for each of `ks`: low and high (ks,).
 
-    The m scores are drawn with replacement, the same ones for every k. For k near m the interval rests on the few
-    largest scores and is too narrow: no upper end lies above the largest score.
+    The m scores are drawn with replacement, the same ones for every k. For k near m the interval is too narrow: no
+    upper end lies above the largest score.
     """
     m, rng = len(scores), np.random.default_rng(seed)
     weights = np.stack([weights_of_ranks(m, k) for k in ks])  # (ks, m)
@@ -200,9 +186,8 @@ def best_of_interval(
 def rank_sum_p(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the two-sided p-value of Wilcoxon's rank-sum test, exact with ties: over all C(n_a + n_b, n_a) splits.
 
-    Equal values share the mean of their ranks. Under "both come from one distribution" every split is as likely, so
-    p = 2 min(P(W <= w), P(W >= w)), at most 1. `ValueError` where a side is empty. Of a few values no p is small:
-    see `smallest_p`.
+    Equal values share the mean of their ranks; p = 2 min(P(W <= w), P(W >= w)), at most 1. `ValueError` where a side is
+    empty. Of a few values no p is small: see `smallest_p`.
 
     >>> rank_sum_p([4, 5, 6], [1, 2, 3]), rank_sum_p([1, 1], [1, 1])
     (0.1, 1.0)

@@ -26,15 +26,15 @@ GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
 ALLOCATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
+BF16_SINCE = (8, 0)  # compute capability
+
+
 class Unseen(NamedTuple):
     """Why torch reaches none of the machine's GPUs, and the cure."""
 
     words: str
     cure: str
     by_setting: bool  # an environment variable hides them, possibly on purpose
-
-
-BF16_SINCE = (8, 0)  # compute capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,15 @@ def query_driver() -> Driver:
         return Driver()
     try:
         pynvml.nvmlInit()
+        try:
+            gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount()))
+            return Driver(gpus, pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError_LibraryNotFound:
         return Driver()
     except pynvml.NVMLError as error:
         return Driver(failure=f"NVIDIA's driver does not answer ({error})")
-    try:
-        gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount()))
-        return Driver(gpus, pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
-        return Driver(failure=f"NVIDIA's driver does not answer ({error})")
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _gpu(handle: Any) -> Device:
@@ -144,30 +142,24 @@ def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: 
     if not gpus:
         return None
     named, on = ", ".join(gpus), "everything runs on the processor"
-    if visible is not None and visible.strip() in ("", "-1"):
+    first = "" if visible is None else visible.split(",")[0].strip()
+    if visible is not None and first in ("", "-1"):
         return Unseen(f"{VISIBLE}={visible} hides {named}: {on}", f"unset {VISIBLE}", True)
-    first = (visible or "").split(",")[0].strip()
-    if first.removeprefix("-").isdecimal() and not 0 <= int(first) < len(gpus):
-        number = "0" if len(gpus) == 1 else f"0 to {len(gpus) - 1}"
+    if first.isdecimal() and int(first) >= len(gpus):
         words = f"{VISIBLE}={visible} names no GPU of this machine and hides {named}: {on}"
-        return Unseen(words, f"set it to {number}", True)
+        return Unseen(words, f"set it to a number below {len(gpus)}", True)
     if not built_for:
         words = f"{named} is here, and torch {torch} is built for processors alone: {on}"
         return Unseen(words, f"{GPU_TORCH}, which brings CUDA's libraries", False)
-    return Unseen(
-        f"torch {torch} for CUDA {built_for} does not reach {named}: the driver is too old for it, or this job was "
-        f"given no GPU: {on}",
-        "update the driver (nvidia-smi shows the newest CUDA it knows), or take a torch for an older CUDA; "
-        f"{GPU_TORCH}; in a job of a cluster, ask for a GPU",
-        False,
-    )
+    words = f"torch {torch} for CUDA {built_for} does not reach {named}: the driver is too old, or this job has no GPU"
+    cure = f"update the driver, or take a torch for an older CUDA ({GPU_TORCH}); in a cluster's job, ask for a GPU"
+    return Unseen(f"{words}: {on}", cure, False)
 
 
 def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: Sequence[str] | None = None) -> None:
     """Let torch expand its segments of GPU memory, unless set otherwise; must be called before torch is imported.
 
     Rows and caches grow step by step, and a segment that is a little too small would be kept next to the next one.
-    vLLM turns this off around the memory that sleeps (its pull request 40812, older than all versions used here).
     """
     if not any(name in environ for name in ALLOCATION) and (driver_gpus() if gpus is None else gpus):
         environ[ALLOCATION[0]] = "expandable_segments:True"
@@ -184,9 +176,7 @@ def usable_processors() -> int:
 
 
 def default_threads(of_torch: int) -> int:
-    """Return the default number of threads: torch's own choice `of_torch`, which counts cores and reads
-    OMP_NUM_THREADS, but no more than this process's processors.
-    """
+    """Return the default number of threads: torch's choice, but no more than this process's processors."""
     return min(of_torch, usable_processors())
 
 
@@ -204,31 +194,34 @@ def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
     return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
 
 
-def cgroup_folders(controller: str, read: Read) -> Iterator[tuple[int, str]]:
-    """Yield (version, folder) of each of this process's control groups and of the groups above it, which bind it too.
+#: Of a controller: the files of a limit and its use in version 2 of control groups, and in version 1.
+GROUP_FILES = {
+    "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
+    "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+}
 
-    In a container the path may be the host's: then only the top one has files. Version 1 mounts a folder for each
-    controller, or for two together.
+
+def control_groups(controller: str, read: Read) -> Iterator[tuple[str, list[str | None]]]:
+    """Yield (folder, texts of its files) of each of this process's control groups and of the groups above, which bind.
+
+    In a container the path may be the host's: then only the top one has files.
     """
     for line in (read("/proc/self/cgroup") or "").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        second = number == "0" and not controllers
-        if second or controller in controllers.split(","):
-            mounts = [""] if second else [f"/{mount}" for mount in dict.fromkeys((controller, *V1_MOUNTS[controller]))]
-            for mount in mounts:
-                for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
-                    yield 2 if second else 1, f"/sys/fs/cgroup{mount}{group}".rstrip("/")
-
-
-#: Controller -> other folders in which version 1 may mount it.
-V1_MOUNTS = {"cpu": ("cpu,cpuacct", "cpuacct,cpu"), "memory": ()}
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            mounts, names = [""], GROUP_FILES[controller][0]
+        elif controller in controllers.split(","):  # version 1 has a folder for each controller, or for two together
+            mounts, names = list(dict.fromkeys((f"/{controller}", f"/{controllers}"))), GROUP_FILES[controller][1]
+        else:
+            continue
+        for mount in mounts:
+            for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
+                folder = f"/sys/fs/cgroup{mount}{group}".rstrip("/")
+                yield folder, [read(f"{folder}/{name}") for name in names]
 
 
 def cgroup_quota(read: Read) -> float:
     """Return the processors' worth of time that the control groups allow, infinity without a limit.
-
-    Version 2 states "quota period" in cpu.max, version 1 in two files.
 
     >>> cgroup_quota({"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
     1.5
@@ -236,21 +229,11 @@ def cgroup_quota(read: Read) -> float:
     inf
     """
     quotas = [math.inf]
-    for version, folder in cgroup_folders("cpu", read):
-        if version == 2:
-            quotas.append(_quota(*(read(f"{folder}/cpu.max") or "").split()[:2]))
-        else:
-            quotas.append(_quota(read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")))
+    for _, texts in control_groups("cpu", read):
+        words = " ".join(filter(None, texts)).split()  # "quota period", in microseconds; "max" or -1 without a limit
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
+            quotas.append(int(words[0]) / int(words[1]))
     return min(quotas)
-
-
-def _quota(time: str | None = None, period: str | None = None) -> float:
-    """Return time over period, both in microseconds; infinity without a limit ("max", -1) or a number."""
-    try:
-        allowed, every = float(time or "max"), float(period or 0)
-    except ValueError:
-        return math.inf
-    return allowed / every if allowed > 0 and every > 0 else math.inf
 
 
 def read_text(path: str) -> str | None:
@@ -281,9 +264,8 @@ def group_limits(read: Read) -> Iterator[tuple[int, int]]:
     >>> list(group_limits(files.get))
     [(1000, 200)]
     """
-    names = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
-    for version, folder in cgroup_folders("memory", read):
-        limit, used = (_number(read(f"{folder}/{name}")) for name in names[version])
+    for folder, texts in control_groups("memory", read):
+        limit, used = map(_number, texts)
         if limit is not None and limit < 1 << 60:
             stat = (read(f"{folder}/memory.stat") or "").splitlines()
             cached = dict(pair for row in stat if len(pair := row.split()) == 2)
@@ -339,14 +321,6 @@ def set_random_states(plain: dict[str, Any], tensors: "dict[str, Tensor]") -> No
             torch.cuda.set_rng_state(state, i)
 
 
-#: Prefixes of the variables that a run and its libraries set.
-VARIABLES = ("GLOO_", "PYTORCH_", "TOKENIZERS_", "TORCHINDUCTOR_", "TRITON_", "VLLM_")
-
-
-def _variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
-
-
 LONGEST_FOLDER = 70  # bytes of a temporary folder in which a socket's whole path fits into 104 (macOS; Linux: 108)
 
 
@@ -366,8 +340,8 @@ def process_state_kept() -> Iterator[None]:
     """Start the block with gradients and float32, as in a new process, and restore the process's state after it."""
     import torch
 
-    threads, dtype, variables, generators = (
-        torch.get_num_threads(), torch.get_default_dtype(), _variables(), random_states(),
+    threads, dtype, generators, variables = (
+        torch.get_num_threads(), torch.get_default_dtype(), random_states(), dict(os.environ),
     )  # fmt: skip
     torch.set_default_dtype(torch.float32)
     try:
@@ -377,7 +351,7 @@ def process_state_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         set_random_states(*generators)
-        for name in _variables().keys() - variables.keys():
+        for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ |= variables
 
@@ -386,8 +360,7 @@ def process_state_kept() -> Iterator[None]:
 def loading(for_good: bool = False) -> Iterator[None]:
     """Import modules in this block without garbage collection.
 
-    `for_good`: objects alive at its end are never collected. Must be False in a notebook, whose user may have garbage
-    of their own by then.
+    `for_good`: objects alive at its end are never collected; not for a user's own program, which may have garbage.
     """
     was_on = gc.isenabled()
     gc.disable()

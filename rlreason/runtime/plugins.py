@@ -41,17 +41,15 @@ def import_path(thing: Any) -> str | None:
     >>> import_path(textwrap.dedent), import_path(lambda: 0)
     ('textwrap:dedent', None)
     """
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    if not module or not name or module == "__main__" or "<" in name:
-        return None
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
+    name, qualified = getattr(thing, "__module__", None) or "__main__", getattr(thing, "__qualname__", "<")
+    module = sys.modules.get(name)
+    found: Any = module
+    for part in qualified.split("."):
         found = getattr(found, part, None)
-    file = getattr(sys.modules.get(module), "__file__", None)
-    spec = _spec(module) if found is thing else None
-    with suppress(OSError):  # the spec has no file
-        if spec and spec.origin and file and Path(spec.origin).samefile(file):
-            return f"{module}:{name}"
+    spec = _spec(name) if found is thing and name != "__main__" else None
+    with suppress(OSError, TypeError):  # one of the two has no file
+        if spec is not None and Path(spec.origin or "").samefile(module.__file__):  # type: ignore[union-attr, arg-type]
+            return f"{name}:{qualified}"
     return None
 
 
@@ -81,6 +79,7 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
         return f"number {seen[id(value)][0]} again"
     seen[id(value)] = len(seen), value
     held: list[Any]
+    kind: Any = type(value)
     if (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
         return f"{place} {source_of(value)}"
     if isinstance(value, ModuleType):
@@ -96,15 +95,13 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
     elif inspect.ismethod(value):
         held = [value.__func__, value.__self__]
     elif inspect.isfunction(value):
-        held = [value.__defaults__, value.__kwdefaults__]
-        with suppress(TypeError, ValueError):
-            names = inspect.getclosurevars(value)
-            held += sorted({**names.globals, **names.nonlocals}.items())
+        names = inspect.getclosurevars(value)
+        held = [value.__defaults__, value.__kwdefaults__, *sorted({**names.globals, **names.nonlocals}.items())]
         held.append(source_of(value) or value.__code__.co_code.hex())
     elif isinstance(value, type) or inspect.isroutine(value):
         held = [value.__module__, value.__qualname__, source_of(value)]
-    elif hasattr(value, "__dict__") and _is_plain(type(value)):
-        held = [type(value), vars(value)]
+    elif kind.__reduce_ex__ is object.__reduce_ex__ and hasattr(value, "__dict__"):
+        held = [kind, vars(value)]
     else:
         import cloudpickle
 
@@ -112,13 +109,7 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
             return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
         except Exception:  # pickle's own, or that of an object which refuses
             return uuid.uuid4().hex
-    return f"{type(value).__name__}({', '.join(_state(one, seen) for one in held)})"
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether an object of this class has no contents but its attributes: no C part, and no slots."""
-    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    return plain and not any("__slots__" in vars(one) for one in kind.__mro__)
+    return f"{kind.__name__}({', '.join(_state(one, seen) for one in held)})"
 
 
 def source_of(thing: Any) -> str:
@@ -139,9 +130,9 @@ def written_source(name: str) -> str:
         return source_of(thing) or "(the source cannot be had)\n"
     spec = _spec(name.partition(":")[0])
     try:
-        return Path(spec.origin).read_text("utf-8") if spec and spec.origin else "(the source cannot be had)\n"
+        return Path(spec.origin or "").read_text("utf-8") if spec else "(the source cannot be had)\n"
     except (OSError, UnicodeDecodeError):
-        return f"(the source in {spec.origin if spec else name} is no text)\n"
+        return "(the source cannot be had)\n"
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -193,17 +184,16 @@ def load(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if module == GIVEN:
         raise NotImportableError(
-            "it was a Python object of the program that started the run, which keeps its source in its own_functions"
-            ".txt: write that into a file and name it module:function, or give it again from Python"
+            "it was a Python object of the program that started the run: write its source (own_functions.txt of the "
+            "run) into a file and name it module:function, or give it again from Python"
         )
     value: Any = import_user_module(module)
     place = getattr(value, "__file__", None) or "which comes with Python"
     for part in function.split("."):
         holder, value = value, getattr(value, part, None)
         if value is None:
-            near = difflib.get_close_matches(part, [key for key in dir(holder) if not key.startswith("_")], n=1)
-            wanted = function[: -len(part)] + near[0] if near else ""
-            meant = f"did you mean {module}:{wanted}?" if near else "write it there, or name another"
+            near = difflib.get_close_matches(part, dir(holder), n=1)
+            meant = f"did you mean {module}:{near[0]}?" if near else "write it there, or name another"
             raise NotImportableError(f"module {module} ({place}) has no function {function}: {meant}")
     if not callable(value):
         raise NotImportableError(f"{function} in module {module} is of type {type(value).__name__}: name a function")
@@ -219,7 +209,7 @@ def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     try:
         signature.bind("response", "reference answer")
     except TypeError as error:
-        taken = str(signature) if len(str(signature)) < 60 else "(...)"
+        taken = signature if len(str(signature)) < 60 else "(...)"
         raise NotImportableError(
             f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
             "reference answer), a scorer (question, response)"
@@ -245,27 +235,15 @@ def import_user_module(name: str) -> ModuleType:
     """Import a module; `NotImportableError` where that fails, with the place of the mistake or the cure."""
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise NotImportableError(_missing(name, error.name)) from None
-        raise NotImportableError(f"importing {name} fails: {describe_error(error)}: fix or install that") from None
     except BaseException as error:  # also what ends a process, such as SystemExit
-        raise NotImportableError(f"importing {name} fails: {describe_error(error)}: fix that") from None
-
-
-def _missing(name: str, part: str) -> str:
-    """Return the message for a missing module, or for one in the current folder that is not on Python's path."""
-    here = Path.cwd()
-    path = here.joinpath(*part.split("."))
-    if (path.is_dir() or path.with_suffix(".py").is_file()) and here not in [Path(p).absolute() for p in sys.path]:
-        return (
-            f"module {name} lies in {here}, where Python does not look: set PYTHONPATH={here}, or start with "
-            "python -m rlreason"
-        )
-    return (
-        f"there is no module {part} in {here} or among the installed packages: fix the name, or set PYTHONPATH to the "
-        "folder that it lies in"
-    )
+        gone = error.name if isinstance(error, ModuleNotFoundError) else None
+        if gone is not None and f"{name}.".startswith(f"{gone}."):
+            raise NotImportableError(
+                f"there is no module {gone} in {Path.cwd()} or among the installed packages: fix the name, or set "
+                "PYTHONPATH to its folder"
+            ) from None
+        cure = "fix that" if gone is None else "fix or install that"
+        raise NotImportableError(f"importing {name} fails: {describe_error(error)}: {cure}") from None
 
 
 def describe_error(error: BaseException) -> str:
@@ -277,10 +255,9 @@ def describe_error(error: BaseException) -> str:
     text = next(iter(str(error).splitlines()), "")
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    # neither files of this package nor Python's machinery for imports
-    ours = Path(__file__).parents[1]
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    frames = [f for f in frames if "importlib" not in f.filename and ours not in Path(f.filename).parents]
+    ours = str(Path(__file__).parents[1])  # the place is in neither this package nor Python's machinery for imports
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<"))]
+    frames = [f for f in frames if "importlib" not in f.filename]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}".removesuffix(": ") + place
 

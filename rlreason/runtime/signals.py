@@ -9,7 +9,6 @@ A signal that was ignored when the process began stays ignored: SIGHUP under noh
 Imports nothing slow.
 """
 
-import _thread
 import atexit
 import ctypes
 import os
@@ -21,17 +20,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from rlreason.errors import ReaderGone
 from rlreason.runtime.early_signals import CODE, end_with, write_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ONCE_S = 0.5  # signals less than this apart count as one: `timeout` and some launchers send theirs twice
-LAST_S = 10.0  # for an immediate end, after which the process exits in any case
 FOLLOWS = "RLREASON_FOLLOWS"  # environment variable: the parent process with which this one ends
 PR_SET_PDEATHSIG = 1
 
@@ -41,12 +39,10 @@ class _Stop:
     """The state of a stop: the signal, and its progress."""
 
     patient: frozenset[int] = frozenset()  # signals that never count as a second one
-    process: int = field(default_factory=os.getpid)
     first: int | None = None  # the signal that requested the stop
     at: float = 0.0  # on the monotonic clock
     held: int = 0  # blocks that must not be interrupted, one inside the other
-    raised: bool = False  # KeyboardInterrupt was raised
-    arrived: bool = False  # clean-up has begun: nothing is raised any more
+    raised: bool = False  # KeyboardInterrupt was raised, or clean-up has begun: nothing is raised any more
     commands: bool = False  # the process runs a command of this program
     notice: str = ""  # printed at a signal in a `held` block that may take long
     interrupted: KeyboardInterrupt | None = None  # to be raised where the outermost held block ends
@@ -98,6 +94,52 @@ def _handled(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _stop.first is None:
+        _stop.first, _stop.at = number, time.monotonic()
+        if _stop.held:
+            if _stop.notice:
+                write_line(_stop.notice)
+        else:
+            _raise_once()
+    elif number not in _stop.patient and time.monotonic() - _stop.at > ONCE_S:
+        if not _stop.commands:  # the process is the user's
+            raise KeyboardInterrupt
+        leave_at_once("left at once")
+
+
+def _raise_once() -> None:
+    if not _stop.raised:
+        _stop.raised = True
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def held(notice: str = "") -> Iterator[None]:
+    """Let no signal interrupt this block: KeyboardInterrupt is raised when the outermost such block ends.
+
+    `notice`: a line to print at the signal, of a block that may take long. Threads other than the main one are never
+    interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _stop.held += 1
+    _stop.notice = notice or _stop.notice
+    try:
+        yield
+    finally:
+        _stop.held -= 1
+        if notice:
+            _stop.notice = ""
+        if not _stop.held:
+            if _stop.first is not None:
+                _raise_once()
+            elif (interrupted := _stop.interrupted) is not None:
+                _stop.interrupted = None
+                raise interrupted
+
+
 def owns_process() -> bool:
     """Whether this process runs a command of this program, and not a user's script."""
     return _stop.commands
@@ -129,60 +171,8 @@ def why_stopped(error: KeyboardInterrupt) -> str:
 
 
 def arrived() -> None:
-    """Note that clean-up begins: from now on only a second signal, or the time limit, interrupts it."""
-    _stop.arrived = _stop.first is not None
-
-
-class held:  # noqa: N801  # reads as a word, `with held():`
-    """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost block ends.
-
-    `notice`: a line to print at the signal, of a block that may take long.
-    """
-
-    def __init__(self, notice: str = "") -> None:
-        self.notice = notice
-
-    def __enter__(self) -> Self:
-        self.counts = threading.current_thread() is threading.main_thread()  # others are never interrupted
-        if self.counts:
-            _stop.held += 1
-            _stop.notice = self.notice or _stop.notice
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self.counts:
-            return
-        _stop.held -= 1
-        if self.notice:
-            _stop.notice = ""
-        if _stop.held:
-            return
-        if _stop.first is not None and not _stop.raised:
-            _raise()
-        elif (interrupted := _stop.interrupted) is not None:
-            _stop.interrupted = None
-            raise interrupted
-
-
-def _raise() -> None:
-    if not _stop.arrived:
-        _stop.raised = True
-        raise KeyboardInterrupt
-
-
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _stop.process:  # a fork, which has nothing to clean up
-        os._exit(CODE)
-    if _stop.first is None:
-        _stop.first, _stop.at = number, time.monotonic()
-        if not _stop.held:
-            _raise()
-        elif _stop.notice:
-            write_line(_stop.notice)
-    elif number not in _stop.patient and time.monotonic() - _stop.at > ONCE_S:
-        if not _stop.commands:  # the process is the user's
-            raise KeyboardInterrupt
-        leave_at_once("left at once")
+    """Note that clean-up begins: from now on only a second signal interrupts it."""
+    _stop.raised = _stop.raised or _stop.first is not None
 
 
 @contextmanager
@@ -229,18 +219,11 @@ def leave(code: int) -> NoReturn:
 
 def leave_at_once(text: str, code: int = CODE) -> NoReturn:
     """End the process and all its descendants, and remove its temporary folders; from any thread."""
-    _thread.start_new_thread(_last_resort, ())  # no Python lock is taken, whatever was interrupted
     for callback in list(_callbacks):
         with suppress(BaseException):
             callback()
     _clear()
     end_with(text, code)
-    raise SystemExit(code)  # not reached
-
-
-def _last_resort() -> None:
-    time.sleep(LAST_S)
-    os._exit(CODE)
 
 
 def _clear() -> None:
@@ -255,7 +238,7 @@ def _clear() -> None:
 def below(process: int) -> list[int]:
     """Return the ids of all descendants of a process, parents first, without Python's resource tracker. Linux only."""
     found: list[int] = []
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):  # Linux; elsewhere there is no such file
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, listed.read_text().split()):
                 if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -263,21 +246,16 @@ def below(process: int) -> list[int]:
     return found
 
 
-def killed_with_parent() -> None:
-    """Let the kernel kill this process, which needs no clean-up, when the thread that started it ends."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
+def killed_with_parent(number: int = signal.SIGKILL) -> None:
+    """Let the kernel send a signal to this process when the thread that started it ends. Linux only."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def follow() -> None:
     """Let the kernel send SIGTERM to this process when the parent named by the environment ends."""
     parent = os.environ.pop(FOLLOWS, None)
-    if parent is None:
-        return
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
-        end_with("stopped: what it was started by has ended")
+    if parent is not None:
+        killed_with_parent(signal.SIGTERM)
+        if os.getppid() != int(parent):
+            end_with("stopped: what it was started by has ended")

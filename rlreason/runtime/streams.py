@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,19 +30,15 @@ class Outlet(io.TextIOWrapper):
     """A standard stream that replaces characters its encoding lacks, and ends the command when its reader is gone.
 
     Of control codes it passes only `LINE_ANEW` and, on standard error, a carriage return, as of a progress bar.
-
     `ReaderGone` is raised once and in the main thread, after a `held` block; later output is discarded, so that a
-    command can clean up.
-    Another error, such as a full disk with `> FILE`, gets the stream's name as its file name.
+    command can clean up. Another error, such as a full disk with `> FILE`, gets the stream's name as its file name.
     """
 
-    def __init__(self, stream: io.TextIOWrapper, errors: str) -> None:
+    def __init__(self, stream: io.TextIOWrapper, title: str, errors: str, codes: str) -> None:
         lines, through = stream.line_buffering, stream.write_through
         super().__init__(stream.buffer, stream.encoding, errors, line_buffering=lines, write_through=through)
-        self._gone = self._raised = False
-        self.title = {1: "standard output", 2: "standard error"}.get(stream.fileno(), "the terminal")
-        codes = [LINE_ANEW, *(["\r"] if self.title == "standard error" else [])]
-        self._obeyed = re.compile(f"({'|'.join(map(re.escape, codes))})")
+        self._gone = False
+        self._title, self._obeyed = title, re.compile(f"({codes})")
 
     def write(self, text: str, /) -> int:
         """Write the text and return its length. `ReaderGone` or `OSError`, see the class."""
@@ -66,10 +61,10 @@ class Outlet(io.TextIOWrapper):
             os.close(null)
             self._gone = error.errno in READER_GONE
             if not self._gone:
-                error.filename = error.filename or self.title
+                error.filename = error.filename or self._title
                 raise
-        if self._gone and not self._raised and threading.current_thread() is threading.main_thread():
-            self._raised = True
+        if self._gone and threading.current_thread() is threading.main_thread():
+            self._gone = False
             signals.interrupt(ReaderGone("nobody read its output any more"))
 
 
@@ -81,9 +76,9 @@ def settle_streams() -> None:
     if sys.stdout is None:  # closed by the shell, as by `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = Outlet(sys.stdout, "replace")
+        sys.stdout = Outlet(sys.stdout, "standard output", "replace", re.escape(LINE_ANEW))
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = Outlet(sys.stderr, "backslashreplace")
+        sys.stderr = Outlet(sys.stderr, "standard error", "backslashreplace", f"{re.escape(LINE_ANEW)}|\r")
 
 
 def print_stderr(text: str) -> None:
@@ -126,9 +121,8 @@ def _fold(line: str, width: int, below: int | None) -> str:
     indent = below if below is not None else label.end() if label else 0
     if indent > width // 3:
         indent = min(len(line) - len(line.lstrip(" ")), width // 3)
-    rest = " " * indent
     return textwrap.fill(
-        line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, expand_tabs=False
     )
 
 
@@ -191,22 +185,22 @@ class _StderrFile:
         with suppress(OSError), (folder / NAME).open("ab", buffering=0) as log:  # a full disk ends the run elsewhere
             self.path = folder / NAME
             os.dup2(log.fileno(), 2)
-            log.write(_redacted_bytes(self.so_far()))
+            log.write(self.withheld())
             self.spool.truncate(0)
 
-    def so_far(self) -> bytes:
+    def withheld(self) -> bytes:
+        """Return what was written before the run had a folder."""
         self.spool.seek(0)
-        return self.spool.read()
+        return _redacted_bytes(self.spool.read())
 
     def tidy(self) -> None:
         """Remove the log where it is empty, and hide secrets that native code wrote into it."""
-        if self.path is not None:
-            with suppress(OSError):
-                if not self.path.stat().st_size:
-                    self.path.unlink()
-                elif (now := _redacted_bytes(before := self.path.read_bytes())) != before:
-                    with whole(self.path) as partial:
-                        partial.write_bytes(now)
+        with suppress(OSError):
+            if self.path is not None and not self.path.stat().st_size:
+                self.path.unlink()
+            elif self.path is not None and (now := _redacted_bytes(before := self.path.read_bytes())) != before:
+                with whole(self.path) as partial:
+                    partial.write_bytes(now)
 
 
 _active: list[_StderrFile] = []
@@ -224,13 +218,10 @@ def stderr_logged() -> Iterator[None]:
     python, screen = sys.stderr, os.dup(2)
     python.flush()
     terminal = open(screen, "w", encoding=python.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    file, filtered, hook = _StderrFile(), StderrFilter(python, terminal), threading.excepthook
-    threading.excepthook = lambda args: _show(args, terminal)
+    file, filtered = _StderrFile(), StderrFilter(python, terminal)
     _active.append(file)
     early_signals.terminal = screen
-    crashes = not faulthandler.is_enabled()
-    if crashes:
-        faulthandler.enable(terminal)
+    faulthandler.enable(terminal)  # a crash in native code
     sys.stderr = filtered  # type: ignore[assignment]
     withheld = b""
     try:
@@ -239,7 +230,7 @@ def stderr_logged() -> Iterator[None]:
     except EXPECTED:
         raise
     except BaseException:
-        withheld = b"" if file.path else file.so_far()
+        withheld = b"" if file.path else file.withheld()
         raise
     finally:
         _active.remove(file)
@@ -248,13 +239,12 @@ def stderr_logged() -> Iterator[None]:
                 sys.stderr = python
             with suppress(OSError):
                 python.flush()
-            if crashes:
-                faulthandler.disable()
-            threading.excepthook, filtered.terminal = hook, python  # a library may have kept the filter
+            faulthandler.disable()
+            filtered.terminal = python  # a library may have kept the filter
             os.dup2(screen, 2)
             early_signals.terminal = 2
             with suppress(OSError):
-                os.write(2, _redacted_bytes(withheld))
+                os.write(2, withheld)
             os.close(screen)
         file.tidy()
 
@@ -273,15 +263,6 @@ def _redacted_bytes(text: bytes) -> bytes:
 def _logged(text: str) -> str:
     """Prepare a text for the log: hide secrets, show control characters, and put a progress bar on lines."""
     return visible(redacted(re.sub("\r\n?", "\n", text)))
-
-
-def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:
-    """Print an error that ended a thread, as Python does."""
-    if args.exc_type is not SystemExit:
-        name = args.thread.name if args.thread else "an unknown thread"
-        error = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        terminal.write(visible(f"Exception in thread {name}:\n{''.join(error)}"))
-        terminal.flush()
 
 
 class Answer(NamedTuple):
@@ -317,7 +298,7 @@ def number_in(low: float, high: float, kind: type[int] | type[float] = float) ->
         with suppress(ValueError):
             if low <= kind(word) <= high:
                 return kind(word)
-        whole = "whole " * (kind is int)
+        whole = "whole " if kind is int else ""
         raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low} to {high}")
 
     return read

@@ -52,7 +52,7 @@ from rlreason.model.savings import Parallel, parallel_mode
 from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
-from rlreason.records.loggers import Loggers, Resumed
+from rlreason.records.loggers import Loggers
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
@@ -274,12 +274,12 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     )
 
 
-def start_loggers(run: RunConfig, records: RunWriter, console: Console, resumed: Resumed | None = None) -> None:
-    """Start the chosen loggers; `resumed`: what the run that this one resumes has sent to each."""
+def start_loggers(run: RunConfig, records: RunWriter, console: Console) -> None:
+    """Start the chosen loggers; those of a run that resumes from a checkpoint continue its run in each service."""
     records.loggers = Loggers(console.say)
     if run.logger.chosen:
         with console.wait("starting the loggers"):
-            records.loggers.start(run.logger, records.folder, asdict(run), resumed)
+            records.loggers.start(run.logger, records.folder, asdict(run), records.checkpoint is not None)
 
 
 @contextmanager

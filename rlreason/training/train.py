@@ -110,8 +110,9 @@ def start_records(run: TrainingConfig, components: Components, records: RunWrite
     facts = run_facts(run, components)
     if run.save_model or run.checkpoint.every != 0:
         components.policy.try_saving()  # after the facts: saving completes the model's config
-    resumed = None if records.checkpoint is None else records.resume(facts, console.say)
-    start_loggers(run, records, console, resumed)
+    if records.checkpoint is not None:
+        records.resume(facts, console.say)
+    start_loggers(run, records, console)
     records.add_provenance(facts)
 
 

@@ -101,11 +101,10 @@ class Trainer:
                 ending = self.reason_to_stop()
             if ending is None:
                 self.show(step)
-            stopping = signals.stop_requested()
-            if ending is not None or stopping or self.checkpoints.due(number):
+            if ending is not None or signals.stop_requested() or self.checkpoints.due(number):
                 with self.waiting("writing a checkpoint", "checkpoint"):
                     self.checkpoints.write(number)
-            if stopping:
+            if signals.stop_requested():
                 self.save_model()
         return ending
 
