@@ -300,6 +300,9 @@ def test_the_reflection_is_kept_to_the_byte_and_one_in_a_reply_is_none(tmp_path)
         write_report([saved(tmp_path, told)], tmp_path)
         assert report.read_bytes().endswith(own)
         assert report.read_bytes().count(b"## Reflection") == 3
+    report.write_bytes(own.replace(b"Reflection", b"Reflexion"))  # the reader's text is not lost with its heading
+    write_report([saved(tmp_path, told)], tmp_path)
+    assert b"Reflexion" in (tmp_path / "report_before.md").read_bytes()
     report.unlink()
     report.mkdir()
     with pytest.raises(ConfigError, match=r"report\.md"):

@@ -205,8 +205,13 @@ _FENCE_OR_HEADING = re.compile(rb"^(`{3,})text\n.*?^\1$|^## Reflection\s*?$", re
 
 
 def reader_text(report: Path) -> bytes:
-    """Return the text after the generated part: the reader's text of an existing report, or an invitation."""
+    """Return the text after the generated part: the reader's text of an existing report, or an invitation.
+
+    A file without the heading, which may be all the reader's own, is set aside as `report_before.md`.
+    """
     with explained(report):
         old = report.read_bytes() if report.exists() else b""
-    headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]
+        headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]
+        if old and not headings:
+            report.rename(report.with_name("report_before.md"))
     return old[headings[0] :] if headings else INVITATION
