@@ -347,12 +347,13 @@ def fitting(
     key, data = ("eval.data", run.eval.data) if evaluates and run.eval.data is not None else ("data", run.data)
     most = (run.evaluation if evaluates else run.asking).sampling.max_tokens
     room, limit = room_of(run, policy.max_context)
+    skip = data.bad_rows == "skip"
     sizes = [len(prompt_ids(problem)) for problem in problems]
     kept = [problem for problem, size in zip(problems, sizes, strict=True) if size + most <= room]
     count = f"{len(problems) - len(kept)} of {len(problems)} {part}"
     if kept == problems:
         return kept
-    if kept and data.bad_rows == "skip":
+    if kept and skip:
         console.say(f"! left out: {count} problems, whose prompts are too long for {limit}={room}")
         return kept
     length = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
