@@ -9,11 +9,11 @@ LEFT = "right_loop_left_padded.py"
 BUGS = [
     # tokenize_prompt_and_output
     (F25, 'tokenizer(output, add_special_tokens=False)["input_ids"]', 'tokenizer(output)["input_ids"]', "tokenize_prompt_and_output", "special tokens"),
-    (F25, 'o = tokenizer(output, add_special_tokens=False)["input_ids"]', 'o = tokenizer(prompt + output, add_special_tokens=False)["input_ids"][len(p) :]', "tokenize_prompt_and_output", "input_ids"),
+    (F25, 'o = tokenizer(output, add_special_tokens=False)["input_ids"]', 'o = tokenizer(prompt + output, add_special_tokens=False)["input_ids"][len(p) :]', "tokenize_prompt_and_output", "as one text"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, :-1].bool()', "tokenize_prompt_and_output", "mask shifted"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, 1:].bool() & (full[:, 1:] != tokenizer.pad_token_id)', "tokenize_prompt_and_output", "value of the token"),
     (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "not shifted"),
-    (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "labels"),
+    (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "input_ids"),
     (F25, "[0] * start + [1] * (len(row) - start) + [0]", "[0] * start + [1] * (len(row) - start) + [1]", "tokenize_prompt_and_output", "padding positions count"),
     (F25, "[0] * start +", "[1] * start +", "tokenize_prompt_and_output", "prompt positions"),
     (F25, "rows.append(p + o)", "rows.append(p + o + [tokenizer.eos_token_id])", "tokenize_prompt_and_output", "input_ids"),
@@ -58,7 +58,7 @@ BUGS = [
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / count.sum(dim).clamp(min=1)", "masked_mean", "result"),
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / (count.sum(dim) + 1e-8)", "masked_mean", "result"),
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim, True) / count.sum(dim, True)", "masked_mean", ""),
-    (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim)", "masked_mean", "result"),
+    (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim)", "masked_mean", "nothing divides"),
     # sft_microbatch_train_step
     (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.mean()", "sft_microbatch_train_step", "gradient_accumulation_steps"),
     (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.sum() / gradient_accumulation_steps", "sft_microbatch_train_step", "summed"),

@@ -147,7 +147,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the loss has the opposite sign: descending it makes good responses rarer", lambda loss: -loss)]),
     # `masked_mean` and `masked_normalize`: the divisor is made of what counts in a slice, its size, and the constant.
     "slices": ("what the sum is divided by", lambda count, size, c: count if c is None else c, [
-        ("the constant is ignored", lambda count, size, c: count * 0 + 1),
+        ("nothing divides the sum: the constant, or the count, is ignored", lambda count, size, c: count * 0 + 1),
         ("slices are divided by the count of the whole mask", lambda count, size, c: count.sum()),
         ("sums are divided by the number of masked-in elements", lambda count, size, c: count),
         ("sums are divided by all elements, also those that are masked out", lambda count, size, c: size)]),
