@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,7 @@ from rlreason.records.loggers import Loggers
 from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import decimal_size, redacted, shorten
 from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
@@ -205,6 +207,14 @@ def print_closing(
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
     print_loggers(console, records.loggers)
+    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
+        console.say(
+            "\nTry next:\n"
+            f"  rlreason inspect {short_path(folder)}\n"
+            "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"
+            "  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges\n"
+            "  rlreason report runs/sweeps/grpo_learning_rate            # which is better, and by how much"
+        )
 
 
 SEEDS = ("seed", "split_seed")

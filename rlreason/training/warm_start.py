@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -211,10 +212,19 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 
 
 @cache
-def code_hash() -> str:
-    """Hash the sources of this package."""
-    root = Path(__file__).resolve().parents[1]
-    return hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))])
+def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start",)) -> str:
+    """Hash the sources of these modules and, recursively, of every module of this package that they import."""
+    root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
+    while waiting:
+        name = waiting.pop()
+        if name in sources:
+            continue
+        path = root.joinpath(*name.split("."))
+        file = path.with_suffix(".py")
+        file = file if file.exists() else path / "__init__.py"
+        sources[name] = file.read_text(encoding="utf-8")
+        waiting += re.findall(r"^\s*(?:from|import) (rlreason[\w.]*)", sources[name], re.MULTILINE)
+    return hashed(sorted(sources.items()))
 
 
 def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
