@@ -135,6 +135,17 @@ def test_half_weights_round_everything_but_the_head(tokenizer, untied, tied):
     assert engine_gap(half) < 0.3  # half-precision products in another order
 
 
+def test_half_weights_are_trained_saved_and_loaded(tokenizer, tmp_path):
+    policy = fresh(tokenizer, weights=BFLOAT16)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2))
+    losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
+    assert losses[-1] < losses[0]
+    policy.save(tmp_path / "model")
+    again = load_policy(str(tmp_path / "model"), weights="bfloat16")
+    pairs = random_pairs(len(tokenizer), 3)
+    assert LogProbScorer(again, 512).log_probs(pairs) == LogProbScorer(policy, 512).log_probs(pairs)
+
+
 def test_frozen_weights_stay_and_the_rest_moves(tokenizer, untied):
     policy = Policy(untied, tokenizer)
     freeze(policy.model, ["model.embed_tokens*", "layers.0.*"])
@@ -225,7 +236,7 @@ def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
 
 
 @needs("peft")
-def test_everything_at_once_trains_is_described_and_saved(tokenizer, tmp_path):
+def test_everything_at_once_trains_and_is_described(tokenizer):
     settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=2))
     assert not settings.problems()
     policy = fresh(tokenizer, weights=BFLOAT16)
@@ -233,10 +244,6 @@ def test_everything_at_once_trains_is_described_and_saved(tokenizer, tmp_path):
     learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(2e-2))
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(6)]
     assert losses[-1] < losses[0]
-    policy.save(tmp_path / "model")
-    again, pairs = load_policy(str(tmp_path / "model"), weights="bfloat16"), random_pairs(len(tokenizer), 3)
-    for one, other in zip(*(LogProbScorer(each, 512).log_probs(pairs) for each in (again, policy)), strict=True):
-        assert one == pytest.approx(other, abs=0.1)  # adapters are merged into rounded weights
     said = policy.describe()
     for words in (
         "bfloat16 products",

@@ -203,7 +203,9 @@ class Pool:
 
     def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
         """`plugin`: a function's name, with its pickle where workers cannot import it; None: the symbolic library."""
-        self.grading, self.plugin, self.pickled = grading, plugin, pickled
+        limits = ("workers", "timeout_s", "start_timeout_s", "memory_mb")
+        self.grading = GradingConfig(**{name: getattr(grading, name) for name in limits})  # plain: it is sent
+        self.plugin, self.pickled = plugin, pickled
         self.broken = ""  # why no worker can start, once that is known
         self._late = False  # whether loading took too long
         self._server: subprocess.Popen[bytes] | None = None
