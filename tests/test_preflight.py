@@ -79,11 +79,6 @@ def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(m
     assert len(why.splitlines()) == bool(says)
 
 
-def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
-    assert f"set PYTHONPATH={modules}" in unusable("scorer=good:f", "good:f", GradingConfig())
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [

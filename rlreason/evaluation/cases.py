@@ -139,7 +139,9 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def counts_line(rows: Sequence[Row]) -> str:
     """Return the counts as a line."""
-    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in counts(rows).items())}"
+    of = counts(rows)
+    categories = ", ".join(f"{of[name]} {name}" for name in CATEGORY_TEXTS)
+    return f"{len(rows)} responses: {categories}; {of['truncated']} of them truncated"
 
 
 def figures(row: Row, guesses: Sequence[Reason]) -> dict[str, Any]:
