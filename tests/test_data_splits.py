@@ -124,9 +124,11 @@ def test_puzzles_of_other_cells_are_other_questions(cells):
 
 def test_a_run_says_what_its_data_repeats(load):
     asked = [{"question": f"{i} times {i}?", "answer": f"#### {i * i}"} for i in range(4)] * 8
-    loaded, notes = load(train=[*sums(6), *sums(1)], test=asked)
+    loaded, notes = load(train=[*sums(6), sums(1)[0] | {"answer": "#### 99"}], test=asked)
     assert len(loaded.validation) == 32
     assert ["32 validation rows ask 4" in notes[0], "7 training rows ask 6" in notes[1]] == [True, True]
+    assert notes[2].startswith("! 1 training rows have another ground truth")
+    assert not [note for note in notes if note.startswith("! ") and "validation" in note]
 
 
 def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):

@@ -36,7 +36,7 @@ from rlreason.data.sources import (
 from rlreason.data.tasks import load_countdown, make_countdown, make_gym, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
-from rlreason.runtime.text import few, question_key, question_keys
+from rlreason.runtime.text import few, question_key, question_keys, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
@@ -98,11 +98,19 @@ def without_overlap(
     return rest
 
 
-def note_repetitions(problems: Sequence[Problem], what: str, say: Say) -> None:
-    """Say how many of the problems ask a question that another one asks."""
-    different = len(set(question_keys((p.id, p.question) for p in problems).values()))
-    if different < len(problems):
-        say(f"{len(problems)} {what} rows ask {different} different questions")
+def note_repetitions(problems: Sequence[Problem], what: str, judge: Grader | None, say: Say) -> None:
+    """Say how many problems ask a question again, and which of these questions have different ground truths."""
+    same = str.__eq__ if judge is None or judge.plugin else judge.same
+    answers: dict[str, list[str]] = {}
+    for key, p in zip(question_keys((p.id, p.question) for p in problems).values(), problems, strict=True):
+        answers.setdefault(key, []).extend([p.answer] if p.answer else [])
+    if len(answers) == len(problems):
+        return
+    say(f"{len(problems)} {what} rows ask {len(answers)} different questions")
+    pairs = [(of[0], other) for of in answers.values() for other in of[1:] if other != of[0]]
+    conflicts = [f"{shorten(one, 30)} and {shorten(other, 30)}" for one, other in pairs if not same(other, one)]
+    if conflicts:
+        say(f"! {len(conflicts)} {what} rows have another ground truth than their question had: {few(conflicts, 3)}")
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
@@ -221,7 +229,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     validation = check_validation(run, validation, judge, say, needed=run.samples_training_data)
     if run.samples_training_data:
         train = check_ground_truths(train, grader if run.trains else judge, run.data, say)
-    note_repetitions(train, "training", say)
+    note_repetitions(train, "training", grader if run.trains else judge, say)
     limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
@@ -277,7 +285,7 @@ def check_validation(
     """Check the ground truths of the validation problems and return those to use."""
     with naming_eval_settings(run, "data"):
         problems = check_ground_truths(problems, judge, run.evaluation.data, say, needed)
-    note_repetitions(problems, "validation", say)
+    note_repetitions(problems, "validation", judge, say)
     return problems
 
 

@@ -226,6 +226,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     texts += [f"! not read: {line}" for line in unread]
     ill = sum(not one["healthy"] for one in figures)
     if len(runs) > 1:
-        texts.append(f"{len(figures)} runs, {ill} of them with problems; {len(unread)} not read.")
+        texts.append(
+            f"{len(figures)} runs, {ill} of them with problems" + (f"; {len(unread)} not read" if unread else "")
+        )
     well = not ill and not unread
     return Answer("\n\n".join(texts), {"healthy": well, "runs": figures, "not_read": unread}, 0 if well else 1)
