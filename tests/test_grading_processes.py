@@ -234,3 +234,38 @@ def test_grades_do_not_depend_on_order_company_or_workers():
         return dict(zip(order, grades, strict=True))
 
     assert graded(pairs, 1) == graded(pairs[::-1], 3)
+
+
+ALIVE = """
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy
+
+THREAD, GENERATOR = ThreadPoolExecutor(1), numpy.random.default_rng()
+THREAD.submit(int).result()  # it has begun
+
+def in_a_thread(response, ground_truth):
+    return THREAD.submit(float, 1).result()
+
+def at_random(response, ground_truth):
+    return GENERATOR.random()
+
+def in_a_process(response, ground_truth):
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    return 1.0 - process.exitcode
+"""
+
+
+def test_each_worker_imports_a_rewards_module_for_itself(tmp_path, monkeypatch):
+    """Bug: forked from one that has imported it, threads are gone and generators equal; daemons have no children."""
+    (tmp_path / "alive.py").write_text(ALIVE)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {}
+    for name in ("in_a_thread", "at_random", "in_a_process"):
+        with Grader(patient(workers=2), f"alive:{name}") as grader:
+            found[name] = [grade.reward for grade in grader.grade_batch(["a", "b"], ["1", "1"])]
+    assert found["in_a_thread"] == found["in_a_process"] == [1.0, 1.0]
+    assert len(set(found["at_random"])) == 2

@@ -221,7 +221,11 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        return warnings + (correct_at_warnings(self.plugin, grades, self.grading.correct_at) if self.plugin else [])
+        if self.plugin:
+            warnings += correct_at_warnings(self.plugin, grades, self.grading.correct_at)
+        if unlimited := self._pool.unlimited:
+            warnings, self._pool.unlimited = [*warnings, unlimited], ""  # it is said once
+        return warnings
 
     @property
     def broken(self) -> str:

@@ -2,13 +2,12 @@
 
 They run what may hang or use much memory: the symbolic library, and users' reward functions.
 
-    Pool, in this process  ->  a server process, which loads the function (`serve`)  ->  workers, forked from it
+    Pool, in this process  ->  a server process (`serve`)  ->  workers, forked from it, which load the function
 
 Workers are never forked from this process, which has threads and perhaps CUDA. When this process ends, in whatever
 way, its server sees the end of their pipe, and ends with its workers.
 """
 
-import faulthandler
 import gc
 import json
 import logging
@@ -57,28 +56,24 @@ Answer = Callable[..., dict[str, Any]]  # the symbolic comparison, or a plug-in
 
 
 def serve(descriptor: int) -> None:
-    """Load the function, and answer lists of requests that come over the pipe with this descriptor until its end."""
+    """Answer lists of requests that come over the pipe with this descriptor until its end, by workers.
+
+    Workers share the symbolic library. Each loads a plug-in by itself: threads and locks do not survive a fork, and
+    workers that share a random generator draw the same numbers.
+    """
     caller = Connection(descriptor)
     grading, plugin, pickled, sys.path[:] = caller.recv()
-    faulthandler.dump_traceback_later(grading.start_timeout_s, exit=True)  # where loading hangs
-    workers: list[_Worker] = []
     with suppress(BaseException):  # the end of the pipe
-        try:
-            function = _load(plugin, pickled)
-        except BaseException as error:
-            why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
-            caller.send(PoolReply("error", error=why[:MAX_REASON]))
-            raise
-        faulthandler.cancel_dump_traceback_later()
-        gc.freeze()  # no collection walks through the libraries again
-        with suppress(ValueError, OSError):  # macOS lets no process limit its memory
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            limit, hard = grading.memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
-            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        caller.send(PoolReply("ok"))
-        while True:
-            _answer(caller, caller.recv(), workers, function, grading)
+        if plugin is None:
+            from rlreason.grading import symbolic  # noqa: F401
+
+            gc.freeze()  # no collection walks through the libraries again
+        workers = [_Worker(grading, plugin, pickled, caller)]
+        begun: PoolReply = workers[0].pipe.recv()
+        workers[0].has_begun = True
+        caller.send(begun)
+        while begun.status == "ok":
+            _answer(caller, caller.recv(), workers, lambda: _Worker(grading, plugin, pickled, caller), grading)
     for worker in workers:
         worker.process.kill()
     os._exit(0)  # without waiting for them
@@ -118,18 +113,21 @@ def as_plain(value: Any) -> Any:
 
 
 class _Worker:
-    """A forked process, which answers one request at a time: `number`, by the time `until`."""
+    """A forked process, which loads the function and answers one request at a time: `number`, by the time `until`."""
 
     number, until = 0, 0.0
+    has_begun = False  # whether the function has been loaded
 
-    def __init__(self, function: Answer, caller: Connection) -> None:
+    def __init__(self, grading: GradingConfig, plugin: str | None, pickled: bytes | None, caller: Connection) -> None:
         fork = get_context("fork")
+        self.grading = grading
         self.pipe, theirs = fork.Pipe()
-        self.process = fork.Process(target=_work, args=(function, theirs, (self.pipe, caller)), daemon=True)
+        inherited = self.pipe, caller
+        self.process = fork.Process(target=_work, args=(grading.memory_mb, plugin, pickled, theirs, inherited))
         self.process.start()
         theirs.close()
 
-    def reply(self, has_come: bool, grading: GradingConfig) -> PoolReply:
+    def reply(self, has_come: bool) -> PoolReply:
         """Return the reply that has come, or why none comes; the worker is killed then."""
         if has_come:
             with suppress(EOFError, OSError):
@@ -140,19 +138,37 @@ class _Worker:
                 time.sleep(0.01)
         self.process.kill()
         self.process.join()
+        if not has_come and not self.has_begun:
+            return PoolReply("error", error=late(self.grading))
         if not has_come:
-            return PoolReply("timeout", error=f"no verdict within {grading.timeout_s:g} s")
+            return PoolReply("timeout", error=f"no verdict within {self.grading.timeout_s:g} s")
         if self.process.exitcode == OUT_OF_MEMORY:
-            return PoolReply("killed", error=f"over {grading.memory_mb} MB")
+            return PoolReply("killed", error=f"over {self.grading.memory_mb} MB")
         return PoolReply("killed", error=f"worker ended with {self.process.exitcode}")
 
 
-def _work(function: Answer, pipe: Connection, inherited: Sequence[Connection]) -> None:
+def late(grading: GradingConfig) -> str:
+    """Return one line on a worker that does not start in time."""
+    limit = f"grading.start_timeout_s={grading.start_timeout_s:g} s"
+    return f"a worker did not start within {limit}: raise it where the machine is busy"
+
+
+def _work(
+    memory_mb: int, plugin: str | None, pickled: bytes | None, pipe: Connection, inherited: Sequence[Connection]
+) -> None:
+    """Load the function, say so (with why the memory is not limited, if it is not), and answer requests."""
     killed_with_parent()
     for one in inherited:
         one.close()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # else all workers draw the same numbers
+    try:
+        function = _load(plugin, pickled)
+    except BaseException as error:
+        why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
+        pipe.send(PoolReply("error", error=why[:MAX_REASON]))
+        return
+    pipe.send(PoolReply("ok", error=_limit_memory(memory_mb)))
     with suppress(EOFError):
         while True:
             request = pipe.recv()
@@ -165,9 +181,22 @@ def _work(function: Answer, pipe: Connection, inherited: Sequence[Connection]) -
             pipe.send(reply)
 
 
+def _limit_memory(memory_mb: int) -> str:
+    """Limit the memory of this process; return why that failed (macOS), or ""."""
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit, hard = memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except (ValueError, OSError) as error:
+        return f"grading.memory_mb={memory_mb} is not held to on this system ({describe_error(error)})"
+    return ""
+
+
 def _answer(
-    caller: Connection, requests: Sequence[Any], workers: list[_Worker], function: Answer, grading: GradingConfig
-) -> None:
+    caller: Connection, requests: Sequence[Any], workers: list[_Worker], new: Callable[[], _Worker],
+    grading: GradingConfig,
+) -> None:  # fmt: skip
     """Send (number, reply) for each request as it comes. `EOFError` where the caller has ended meanwhile."""
     waiting, busy = list(enumerate(requests)), dict[Connection, _Worker]()
     while waiting or busy:
@@ -175,10 +204,11 @@ def _answer(
             workers[:] = [worker for worker in workers if worker.process.is_alive()]
             worker = next((one for one in workers if one.pipe not in busy), None)
             if worker is None:
-                worker = _Worker(function, caller)
+                worker = new()
                 workers.append(worker)
             worker.number, request = waiting.pop(0)
-            worker.until = time.monotonic() + grading.timeout_s
+            limit = grading.timeout_s if worker.has_begun else grading.start_timeout_s
+            worker.until = time.monotonic() + limit
             busy[worker.pipe] = worker
             with suppress(OSError):  # it has ended just now
                 worker.pipe.send(request)
@@ -187,9 +217,14 @@ def _answer(
         if caller in ready:
             raise EOFError
         for worker in list(busy.values()):
-            if worker.pipe in ready or time.monotonic() >= worker.until:
-                del busy[worker.pipe]
-                caller.send((worker.number, worker.reply(worker.pipe in ready, grading)))
+            if worker.pipe not in ready and time.monotonic() < worker.until:
+                continue
+            reply = worker.reply(worker.pipe in ready)
+            if not worker.has_begun and reply.status == "ok":  # its request comes next
+                worker.has_begun, worker.until = True, time.monotonic() + grading.timeout_s
+                continue
+            del busy[worker.pipe]
+            caller.send((worker.number, reply))
 
 
 def _end(server: "subprocess.Popen[bytes]", pipe: Connection) -> None:
@@ -207,6 +242,7 @@ class Pool:
         self.grading = GradingConfig(**{name: getattr(grading, name) for name in limits})  # plain: it is sent
         self.plugin, self.pickled = plugin, pickled
         self.broken = ""  # why no worker can start, once that is known
+        self.unlimited = ""  # why the memory of a worker is not limited
         self._late = False  # whether loading took too long
         self._server: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
@@ -293,10 +329,9 @@ class Pool:
             if self._pipe.poll(self.grading.start_timeout_s):
                 reply: PoolReply = self._pipe.recv()
                 self._ready, broken = reply.status == "ok", reply.error
+                self.unlimited = reply.error if self._ready else ""
             else:
-                limit = f"grading.start_timeout_s={self.grading.start_timeout_s:g} s"
-                self._late = True
-                broken = f"a worker did not start within {limit}: raise it where the machine is busy"
+                self._late, broken = True, late(self.grading)
         if not self._ready:
             self._end()
             self.broken = "" if self._closing else broken
