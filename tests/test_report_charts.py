@@ -106,17 +106,8 @@ def test_alternative_texts_say_what_is_there_and_end_with_the_last_values():
     figures = figures_of(study)
     last = np.mean([run.series["eval/accuracy"].y[-1] for run in study.settings[1].runs])
     assert f"3e-5 {last:.1%}" in figures[0].alt
-    assert "3 settings, mean of 4 seeds with a 95% band" in figures[0].alt
     assert all(figure.title in figure.alt for figure in figures)
     assert "3e-5 +" in forest_of(verdicts_of_hand(study)).alt
-
-
-def test_best_of_n_curves_come_with_their_intervals():
-    study = study_of(("a",), seeds=1)
-    points = [[0.2, 0.15, 0.25], [0.5, 0.4, 0.6]]
-    study.runs[0].summary = {"n_list": [1, 4], "best_of_n": {"pass@N": points, "maj@N": points}}
-    rows = rows_of(named(figures_of(study), "best_of_n/pass_N"), legend_of(study, []))["means"]
-    assert [(row["x"], row["y"], row["low"], row["high"]) for row in rows] == [(1, *points[0]), (4, *points[1])]
 
 
 def test_more_than_eight_settings_leave_colours_to_the_reference_and_the_largest_differences():
@@ -139,7 +130,6 @@ Drawn = tuple[Study, list[Figure], list[Entry]]
 def drawn() -> Drawn:
     study = study_of(("lr 0.01", "lr 0.0003", "1e-4"))
     verdicts = verdicts_of_hand(study)
-    study.runs[0].summary = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}}
     return study, [*figures_of(study), forest_of(verdicts)], legend_of(study, verdicts)
 
 

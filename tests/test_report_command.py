@@ -103,10 +103,6 @@ def break_metrics(run: Path) -> None:
     )
 
 
-def newer(run: Path) -> None:
-    (run / "provenance.json").write_text('{"schema_version": 99}')
-
-
 def interrupted(run: Path) -> None:
     (run / "summary.json").unlink()
     (run / "status.json").write_text('{"status": "interrupted", "time": "x", "reason": "SIGINT at step 40"}')
@@ -116,7 +112,6 @@ BROKEN = {
     "metrics with half a line": (break_metrics, "left out line"),
     "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
-    "a later version": (newer, "is a run folder of version 99"),
     "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
     "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),

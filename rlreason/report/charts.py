@@ -29,7 +29,7 @@ Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
 SETTING = "setting"  # the field that gives a mark its colour, dash and marker
 MEANS = "means"  # a picture with this data set has curves, and needs a legend
-CURVES = ("published", MEANS, "seeds", "marks", "stops")  # data sets of curves
+CURVES = (MEANS, "seeds", "marks", "stops")  # data sets of curves
 TOGETHER, FEWEST, MOST_OF_A_MEAN = 2400, 12, 100  # points of all thin lines of a picture, of one; of a mean
 HEIGHT, FIRST_HEIGHT = 190, 370
 WIDTH = 760  # pixels of a standalone picture
@@ -116,7 +116,6 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
     band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
-        _data("published").mark_rect(color=STRIP).encode(**band),
         means.mark_area(fillOpacity=0.16).encode(x=x, color=by["color"], **band),
         _data("seeds").mark_line(strokeWidth=0.9, strokeOpacity=0.42).encode(**at, detail="run:N"),
         _data(MEANS).mark_line(strokeWidth=2.3, strokeCap="butt").encode(**at, strokeDash=by["strokeDash"]),
@@ -196,7 +195,7 @@ def columns_of(figure: Figure, legend: Sequence[Entry], axis: str) -> dict[str, 
     A setting without a colour of its own has its mean as a thin line.
     """
     fields = (SETTING, "run", "x", "y", "low", "high")
-    parts = {name: [np.empty((len(fields), 0))] for name in CURVES[1:]}
+    parts = {name: [np.empty((len(fields), 0))] for name in CURVES}
     places = {entry.label: k for k, entry in enumerate(legend)}
     runs = sum(curve.seed is not None for curve in figure.curves)
     for number, curve in enumerate(figure.curves, runs - len(figure.curves)):  # the means come before the runs
@@ -223,8 +222,8 @@ def columns_of(figure: Figure, legend: Sequence[Entry], axis: str) -> dict[str, 
 
 def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
     """Return all data sets of a picture in its initial state."""
-    rows: Rows = {name: [] for name in CURVES} if figure.name != FOREST else {}
-    rows |= {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
+    rows: Rows = {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
+    rows |= {name: [] for name in CURVES} if figure.curves else {}
     for name, columns in columns_of(figure, legend, figure.axis).items() if figure.curves else ():
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
             row = {key: None if math.isnan(value) else value for key, value in zip(columns, values, strict=True)}

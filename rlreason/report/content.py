@@ -137,7 +137,7 @@ class Report:
     facts: list[tuple[str, str]]  # below the first screen: term, description
     warnings: list[str]
     figures: list[Figure]  # the first is the first screen's
-    tables: list[Table]  # settings, then pass@k, best of N, health
+    tables: list[Table]  # settings, then pass@k, health
     log: Table
     problems: list[str]  # found in the folders
     cases: list[Case]

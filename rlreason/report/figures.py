@@ -1,17 +1,15 @@
-"""Choose the pictures of a study: curves over training with their bands, best of N, differences."""
+"""Choose the pictures of a study: curves over training with their bands, and differences."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlreason.report.content import MOST_COLOURS, Axis, Entry, Figure, Series, Verdict, counted
-from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Setting, Study, StudyRun
+from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.differences import LEVEL
-from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING
 
@@ -143,12 +141,8 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
 
 
 def figures_of(study: Study) -> list[Figure]:
-    """Return all pictures of a study except the forest, validation accuracy first; those without data are left out."""
-    measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
-    ways = dict.fromkeys(way for run in measured for way in run.summary["best_of_n"])
-    figures = [_over_training(study, measure) for measure in MEASURES]
-    figures += [_best_of_n(study, str(way)) for way in ways]
-    return [figure for figure in figures if figure is not None]
+    """Return all curves of a study, validation accuracy first; those without data are left out."""
+    return [figure for measure in MEASURES if (figure := _over_training(study, measure)) is not None]
 
 
 def _over_training(study: Study, measure: Measure) -> Figure | None:
@@ -177,58 +171,20 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
     ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
     last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
-    has_band = any(mean.band and np.isfinite(mean.band[0]).any() for mean in means if "step" in mean.x)
-    with_band = " with a 95% band" if has_band else ""
-    start = f"{measure.title} ({measure.unit}) by {STEP_TITLE} for {counted(len(last), 'setting')}, {seeds}{with_band}"
     values = np.concatenate([run.y for run in runs])
     return Figure(
         measure.name,
         measure.title,
         subtitle,
-        f"{start}. Last values: {few(last, MOST_IN_ALT)}.",
+        f"{measure.title} ({measure.unit}). Last values: {few(last, MOST_IN_ALT)}.",
         STEPS,
         measure.format,
         f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-        {"published": []},
-        [*means, *runs],
+        curves=[*means, *runs],
         share=measure.share,
         log_range=(float(values.min()), float(values.max())) if measure.log else None,
         large=measure is ACCURACY,
     )
-
-
-def _best_of_n(study: Study, way: str) -> Figure | None:
-    """Plot the accuracy of one way to choose among N responses, against N."""
-    points = [(one.label, n, point) for one in study.settings for n, point in _points_of_way(one, way).items()]
-    if not points:
-        return None
-    marks = [{"setting": label, "x": n, "y": point[0]} for label, n, point in points]
-    ends = [{"low": max(point[1], 0.0), "high": min(point[2], 1.0)} for *_, point in points]
-    means = [mark | end for mark, end in zip(marks, ends, strict=True)]
-    last = {label: f"{label} {point[0]:.1%} at N = {n}" for label, n, point in points}
-    alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. "
-    ticks = {"values": sorted({n for _, n, _ in points}), "format": "d", "labelOverlap": True}
-    return Figure(
-        f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}",
-        way,
-        "share of problems solved, 95% band",
-        f"{alt}{few([*last.values()], MOST_IN_ALT)}.",
-        Axis("N, responses to choose from", {"type": "log", "base": 2, "nice": False, "padding": 6}, ticks),
-        PERCENT,
-        rows={"published": [], "means": means, "seeds": [], "marks": marks, "stops": []},
-    )
-
-
-def _points_of_way(setting: Setting, way: str) -> dict[int, Sequence[float]]:
-    """Return N -> (value, low, high): the interval over problems for one run, over seeds for several."""
-    by_n: dict[int, list[Sequence[float]]] = {}
-    for summary in (run.summary for run in setting.runs):
-        for n, point in zip(summary.get("n_list") or [], (summary.get("best_of_n") or {}).get(way, []), strict=False):
-            by_n.setdefault(int(n), []).append(point)
-    return {
-        n: points[0] if len(points) == 1 else mean_interval([point[0] for point in points])
-        for n, points in sorted(by_n.items())
-    }
 
 
 def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:

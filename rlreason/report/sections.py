@@ -27,7 +27,7 @@ from rlreason.sweeps.state import WAITING
 def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
-    maybe = [tables.passes_table(study), tables.best_of_n_table(study), tables.health_table(study)]
+    maybe = [tables.passes_table(study), tables.health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
@@ -117,7 +117,6 @@ def mean_total(one: Setting, axis: str) -> float:
 
 # ---- warnings ----
 
-COLLAPSE = 0.1  # accuracy: the smallest fall that counts
 FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 
@@ -128,14 +127,7 @@ def warnings_of(study: Study) -> list[str]:
 
 
 def _of_setting(one: Setting) -> Iterator[str]:
-    """Warn of runs that end far below their best, of seeds that may be copies, and of what `rlreason health` notes."""
-    ended = [run for run in one.runs if not run.diverged and run.accuracy is not None and run.evaluations]
-    pairs = [(max(y for _, y in run.evaluations), run.accuracy or 0.0) for run in ended]
-    fallen = [(best, last) for best, last in pairs if last <= best / 2 and best - last >= COLLAPSE]
-    if fallen:
-        best, last = np.mean(fallen, axis=0)
-        seeds = f"{len(fallen)} of {len(one.runs)} seeds"
-        yield f"{one.label} collapsed in {seeds}: from {best:.1%} at its best to {last:.1%} in the end."
+    """Warn of seeds that may be copies, and of what `rlreason health` notes."""
     answers = [shares for shares in one.right.values() if shares and len(shares) >= FEW_PROBLEMS]
     mixed = [shares for shares in answers if len({*shares.values()}) > 1]
     if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
@@ -150,7 +142,7 @@ def _of_setting(one: Setting) -> Iterator[str]:
 
 
 def _conditions(study: Study) -> Iterator[str]:
-    """Warn of budgets, data, rewards, grading, times and code that make the runs less comparable than they look."""
+    """Warn of budgets, data, rewards, grading and code that make the runs less comparable than they look."""
     for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
         base, totals = mean_total(study.reference, axis), {one.label: mean_total(one, axis) for one in study.settings}
         ratios = {label: total / base for label, total in totals.items() if base and total}
@@ -168,8 +160,6 @@ def _conditions(study: Study) -> Iterator[str]:
     failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
     if failed := sum(float(series.y.sum()) for series in failures):
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
-    if any(run.shared_machine for run in study.runs):
-        yield "Runs shared the machine, so times compare with nothing: no verdict on wall clock is given."
     names = {"code": "code", "hardware": "graphics card or processor", "packages": "library versions"}
     for key, name in names.items():
         values = {str(run.provenance[key]) for run in study.runs if run.provenance.get(key)}

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,6 @@ class Published:
     question: str
     text: str
     source: str
-    band: Sequence[float] = ()  # low and high in percent, drawn as a grey band in the question's picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,6 @@ class Course:
     data: str
     data_name: str
     problems: int  # to validate on, at least
-    a_right_loop: str
     published: Sequence[Published]
     lacks: str = ""
 
@@ -130,23 +128,12 @@ class Found:
     @cached_property
     def study(self) -> Study:
         """Its runs; `ConfigError` if they cannot be read."""
-        study = read_study([self.path])
-        if self.sweep == "pku_before_and_after":  # whose settings are long paths
-            for setting in study.settings:
-                setting.label = "after GRPO" if "pku_grpo" in setting.typed else "before GRPO"
-        return study
+        return read_study([self.path])
 
     @cached_property
     def report(self) -> Report:
         """The report of its study."""
         return build_report(self.study)
-
-    def reference_alone(self) -> "Found":
-        """Return its reference as a study by itself."""
-        whole, alone = self.study, replace(self)
-        question = f"How does {whole.reference.label}, the default, do?"
-        alone.study = Study(whole.name, question, [], [whole.reference], folders=whole.folders)
-        return alone
 
     def values(self, key: str) -> set[str]:
         """Return the values of a setting among its runs."""
