@@ -274,11 +274,9 @@ def test_the_leaderboards_figure_is_the_average_over_all_problems(tmp_path: Path
     assert max(curve.x["total"][-1] for curve in picture.figure.curves if "total" in curve.x) == 3 * 40
 
 
-def test_bars_are_of_the_model_that_was_run_and_not_of_its_name(tmp_path: Path):
-    for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True), ("small", MATH, False)):
-        for run in rates(tmp_path / name, config=config).glob("*seed=*"):
-            size = 39_616 if name == "small" else 1.54e9
-            (run / "provenance.json").write_text(json.dumps({"model": {"parameters": size}}))
+def test_bars_are_of_the_handouts_model(tmp_path: Path):
+    for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True)):
+        rates(tmp_path / name, config=config)
         section = section_of("cs336_2025", "grpo_learning_rate", tmp_path / name)
         (bar,) = (line for line in section.lines if "Pass bar" in line)
         assert ("says nothing" in bar) != is_math

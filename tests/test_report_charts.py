@@ -135,7 +135,7 @@ def drawn() -> Drawn:
 
 def test_every_specification_is_valid_and_the_x_title_of_curves_alone_can_be_switched(drawn: Drawn):
     altair = pytest.importorskip("altair")
-    kinds = {(figure.log_range is None, bool(figure.curves), figure.name == "forest"): figure for figure in drawn[1]}
+    kinds = {(figure.log, bool(figure.curves), figure.name == "forest"): figure for figure in drawn[1]}
     for figure in kinds.values():
         altair.Chart.from_dict(specification(figure, drawn[2]), validate=True)
         titles = [axis.get("title") for axis in compiled(figure, drawn[2])["axes"]]

@@ -107,10 +107,8 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
     """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped."""
     import altair as alt
 
-    scale, values = alt.Scale(zero=figure.share, nice=True), {}
-    if figure.log_range is not None:
-        scale, values = alt.Scale(type="log", nice=False), {"values": ticks_of(*figure.log_range)}
-    axis = alt.Axis(tickCount=5, format=figure.format, **values)
+    scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
+    axis = alt.Axis(tickCount=5, format=figure.format)
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
     x = alt.X("x:Q", title=figure.x.title, scale=alt.Scale(**figure.x.scale), axis=alt.Axis(**figure.x.axis))
     band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
@@ -159,18 +157,6 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
         _data("pairs").mark_point(filled=True, size=95, opacity=1).encode(x=x, **row, shape=by["shape"]),
     ]
     return layers, {"step": max(38 if len(settings) <= FEW_ROWS else 24, lines * LINE_HEIGHT + 6)}
-
-
-def ticks_of(low: float, high: float) -> list[float]:
-    """Return where a logarithmic axis has its lines: at powers of ten, with 2 and 5 if those are few.
-
-    >>> ticks_of(0.02, 30.0), ticks_of(0.3, 0.8)
-    ([0.1, 1.0, 10.0], [0.5])
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
-    every = [float(f"{factor}e{power}") for power in powers for factor in factors]
-    return [value for value in every if low <= value <= high] or [every[0], every[-1]]
 
 
 # ---- data ----

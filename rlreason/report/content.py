@@ -100,7 +100,7 @@ class Figure:
     curves: Sequence[Series] = ()
     axis: str = "step"  # of the curves, at first
     share: bool = False  # its values are between 0 and 1
-    log_range: tuple[float, float] | None = None  # of its values, on a logarithmic axis
+    log: bool = False  # on a logarithmic axis
     large: bool = False  # the picture of the first screen
 
 

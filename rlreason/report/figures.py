@@ -171,7 +171,6 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
     ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
     last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
-    values = np.concatenate([run.y for run in runs])
     return Figure(
         measure.name,
         measure.title,
@@ -182,7 +181,7 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
         f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
         curves=[*means, *runs],
         share=measure.share,
-        log_range=(float(values.min()), float(values.max())) if measure.log else None,
+        log=measure.log,
         large=measure is ACCURACY,
     )
 

@@ -253,13 +253,11 @@ def _put_reference_first(settings: list[Setting], named: Mapping[str, str]) -> l
     """Move a sweep's reference, which may name fewer keys than a setting has, to the front; return what is unclear."""
     matches = [one for one in settings if dict(one.key) == named]
     matches = matches or [one for one in settings if named.items() <= dict(one.key).items()]
-    if matches:
-        settings.sort(key=lambda one: one is not matches[0])
-    if len(matches) == 1:
-        return []
+    first = (matches or settings)[0]
+    settings.sort(key=lambda one: one is not first)
     typed = " ".join(f"{key}={value}" for key, value in named.items())
-    have = "Several settings have" if matches else "No setting is"
-    return [f"{have} the sweep's reference ({typed}): the first one stands for it."]
+    unclear = f"{len(matches)} settings are the sweep's reference ({typed}): the first one stands for it."
+    return [] if len(matches) == 1 else [unclear]
 
 
 #: Differences in these do not make two settings of two runs.

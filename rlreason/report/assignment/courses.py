@@ -23,7 +23,6 @@ from rlreason.sweeps.state import FILE, read_state
 
 COURSES = Path(__file__).with_name("courses.yaml")
 SWEEP = "python -m rlreason -m sweep={sweep} {experiment} {data}"
-SAME_SIZE = 0.1  # relative difference of parameter counts, which are counted in more than one way
 BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
 REHEARSED = "_short"  # suffix of the prompts for the built-in model
 TRAINING = ("grpo", "sft", "ei")
@@ -80,26 +79,19 @@ class Course:
     questions: Sequence[Question]
     model: str  # names as in conf/
     model_name: str
-    parameters: float
     data: str
     data_name: str
-    problems: int  # to validate on, at least
     published: Sequence[Published]
     lacks: str = ""
 
-    def is_of(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-        """Return whether a run has the course's model and data: by name, and by size if recorded."""
-        models = (self.model, f"{self.model}_base")
-        if settings.get("model.name") not in models or settings.get("data.name") != self.data:
-            return False
-        size = number(setting_in(provenance, "model.parameters"))
-        asked = number(setting_in(provenance, "data.sizes.validation"))
-        right_size = size is None or abs(size / self.parameters - 1) < SAME_SIZE
-        return right_size and (asked is None or asked >= self.problems)
+    def is_of(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a run has the course's model and data, by their names."""
+        is_model = settings.get("model.name") in (self.model, f"{self.model}_base")
+        return is_model and settings.get("data.name") == self.data
 
     def has(self, study: Study) -> bool:
         """Return whether all runs that have begun have the course's model and data."""
-        return all(self.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
+        return all(self.is_of(run.settings) for run in study.runs if run.settings)
 
 
 def course_of(name: str) -> Course:
@@ -118,7 +110,6 @@ class Found:
     changed: float  # time of its newest change
     sweep: str = ""  # of sweep=NAME; "" of a run, or of a sweep without
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # of its first run
 
     @property
     def name(self) -> str:
@@ -162,8 +153,7 @@ def _found_at(path: Path) -> Found:
             state = read_state(path, lambda _: None)
             found.sweep = state.requested
             first = next((path / run.name for run in state.runs if (path / run.name / CONFIG).exists()), path)
-        reader = RunFolder(first, lambda _: None)
-        found.settings, found.provenance = flat(reader.settings), reader.provenance
+        found.settings = flat(RunFolder(first, lambda _: None).settings)
     except ConfigError:  # reported when its question reads it
         pass
     return found
@@ -207,7 +197,7 @@ class Runs:
         def nearness(one: Found) -> tuple[bool, int]:
             sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
             work = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
-            return self.course.is_of(one.settings, one.provenance), work
+            return self.course.is_of(one.settings), work
 
         return sorted(self.found, key=nearness, reverse=True)
 
