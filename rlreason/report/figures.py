@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlreason.report.content import MOST_COLOURS, Axis, Entry, Figure, Series, Verdict, counted
+from rlreason.report.content import MOST_COLOURS, Axis, Figure, Series, Verdict, counted
 from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.differences import LEVEL
@@ -126,18 +126,17 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
     return Series({axis: grid}, mean, runs[0].setting, band=band)
 
 
-def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
-    """Return each setting's colour, in their order: 0 is the reference.
+def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the labels of the settings in the pictures, in their order: the place of each is its colour.
 
-    With more settings than colours, the reference and those that differ most from it get one.
+    With more settings than colours, these are the reference and those that differ most from it.
     """
-    labels = [setting.label for setting in study.settings[1:]]
-    coloured = labels
-    if len(study.settings) > MOST_COLOURS:
-        size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
-        coloured = sorted(labels, key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
-    place = {label: k for k, label in enumerate((label for label in labels if label in coloured), 1)}
-    return [Entry(study.reference.label, 0), *(Entry(label, place.get(label)) for label in labels)]
+    labels = [setting.label for setting in study.settings]
+    if len(labels) <= MOST_COLOURS:
+        return labels
+    size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
+    largest = sorted(labels[1:], key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
+    return [label for label in labels if label in (labels[0], *largest)]
 
 
 def figures_of(study: Study) -> list[Figure]:

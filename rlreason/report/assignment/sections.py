@@ -9,7 +9,7 @@ import numpy as np
 
 from rlreason.records.files import COMPLIANCE
 from rlreason.report.assignment.courses import Course, Found, Question, Runs
-from rlreason.report.content import Axis, Case, Entry, Figure, Table, Verdict
+from rlreason.report.content import Axis, Case, Figure, Table, Verdict
 from rlreason.report.documents import filled
 from rlreason.report.figures import STEPS
 from rlreason.report.study import Setting, StudyRun
@@ -32,11 +32,11 @@ Interval = tuple[float, float, float]  # mean, low, high
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure with the legend that gives its settings their colours."""
+    """A figure with the labels that have a colour."""
 
     stem: str  # of its file
     figure: Figure
-    legend: Sequence[Entry]
+    legend: Sequence[str]
 
 
 @dataclass(slots=True)
