@@ -322,7 +322,7 @@ def test_every_sweep_and_figure_of_the_data_files_is_there():
                 assert f"experiment={name}" in command
                 assert ("data.path=MATH_DIR" in command) == (name == "cs336_2025")
                 assert name == "pku_hw3" or f"`{command}" in page.read_text(), command
-        assert {one.question for one in course.published} <= set(ids)
+        assert {one["question"] for one in course.published} <= set(ids)
 
 
 def test_what_is_kept_is_small_and_the_same_twice(runs: Path, tmp_path: Path):

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlreason.health.examine import findings_of
 from rlreason.report.content import Series
 from rlreason.report.read import read_study
 from rlreason.report.sections import LONGEST, cases_of, facts_of, warnings_of
@@ -118,8 +117,6 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path: Path):
     [
         (lambda r: r.settings.update({"data.overlap": "allow"}), "may overlap"),
         (lambda r: r.totals.update({"tokens": 2e6}) if r.setting[0][1] == "2" else None, "2: 10.0 times"),
-        (lambda r: setattr(r, "findings", findings_of([{"rollout/truncated": 0.4}] * 8, {})), "40% of the responses"),
-        (lambda r: setattr(r, "findings", findings_of([{"reward/frac_reward_zero_std": 0.9}] * 8, {})), "only 10% of"),
         (lambda r: r.series.update({"eval/grading_failures": Series({}, np.ones(2))}), "16 responses of evaluations"),
         (lambda r: r.settings.update({"model.name": "qwen3", "data.name": "math"}), "No control reward was run"),
         (lambda r: setattr(r, "provenance", {"code": str(r.seed)}), "Not all runs had the same code"),

@@ -15,7 +15,6 @@ from rlreason.sweeps.state import WAITING
 
 SHARED = ("step", "updates")  # axes whose values are equal in all seeds
 GRID = 60  # points of a mean against another one
-LARGEST_IN_COLOUR = 5  # settings with a colour if there are more than colours
 MOST_IN_ALT = 8  # settings with their last value in the alternative text
 PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
 DEPTH = "logarithmic axis"
@@ -51,6 +50,7 @@ class Measure:
 
 ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
 BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
+OF_ACCURACY = "mean with its 95% band, thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
 OF_VALIDATION = "share of validation responses: format"
 
 #: In the order of the page, which leaves out what no run has measured.
@@ -135,7 +135,7 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
     if len(labels) <= MOST_COLOURS:
         return labels
     size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
-    largest = sorted(labels[1:], key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
+    largest = sorted(labels[1:], key=lambda label: -size.get(label, -1.0))[: MOST_COLOURS - 1]
     return [label for label in labels if label in (labels[0], *largest)]
 
 
@@ -160,20 +160,13 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
     every = [mean_of(of, axis, measure.share, measure.log) for axis in AXES for of in by_setting.values()]
     means = [mean for mean in every if mean is not None]
-    counts = sorted({len(of) for of in by_setting.values()})
-    several = f" to {counts[-1]}" if len(counts) > 1 else ""
-    seeds = "one seed each" if counts == [1] else f"mean of {counts[0]}{several} seeds"
-    subtitle = measure.unit
-    if measure is ACCURACY:
-        subtitle = seeds + (", 95% band, thin lines: seeds" if counts[-1] > 1 else "")
-        subtitle += ", \N{MULTIPLICATION X}: stopped early" if any(run.stopped for run in runs) else ""
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
     ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
     last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
     return Figure(
         measure.name,
         measure.title,
-        subtitle,
+        OF_ACCURACY if measure is ACCURACY else measure.unit,
         f"{measure.title} ({measure.unit}). Last values: {few(last, MOST_IN_ALT)}.",
         STEPS,
         measure.format,

@@ -63,12 +63,11 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
             _mean_of([run.seconds for run in one.runs], duration),
             _mean_of([run.totals.get("tokens") for run in one.runs], millions),
         ])  # fmt: skip
-    notes = ["Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems."]
-    if any(len(one.runs) == 1 for one in study.settings):
-        notes.append("With one seed the interval is over problems only.")
-    if any("*" in row[5] for row in rows):
-        notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes))
+    note = (
+        "Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems, with one seed over "
+        "problems only. * The best of several evaluations is biased upwards, and is never compared."
+    )
+    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
@@ -160,9 +159,7 @@ def log_of(study: Study) -> Table:
     for one, run in study.each:
         rule, reached = run.status.partition(":")[2], run.totals.get("step")
         last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
-        steps = NONE if reached is None else f"{reached:.0f}"
-        if reached is not None and run.planned_steps and run.planned_steps != reached:
-            steps += f" of {run.planned_steps}"
+        steps = NONE if reached is None else f"{reached:.0f} of {run.planned_steps or NONE}"
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
         rows.append([one.label, str(run.seed), run.state, why, steps, _mean_of([last], percent), time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}))

@@ -63,15 +63,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A published figure, or the published verdict on one setting against another."""
-
-    question: str
-    text: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Course:
     """A course's assignment, and what others got with its model on its data."""
 
@@ -81,7 +72,7 @@ class Course:
     model_name: str
     data: str
     data_name: str
-    published: Sequence[Published]
+    published: Sequence[Mapping[str, str]]  # question, text (a figure, or a verdict on a setting), source
     lacks: str = ""
 
     def is_of(self, settings: Mapping[str, Any]) -> bool:
@@ -99,7 +90,7 @@ def course_of(name: str) -> Course:
     course = yaml.safe_load(COURSES.read_text("utf-8"))[name]
     typed = course.pop("typed")
     questions = [Question(typed=typed, **one) for one in course.pop("questions")]
-    return Course(questions=questions, published=[Published(**one) for one in course.pop("published")], **course)
+    return Course(questions=questions, **course)
 
 
 @dataclass(eq=False)
