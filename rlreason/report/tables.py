@@ -179,15 +179,18 @@ def configs_table(study: Study) -> Table:
 
 
 def details_of(study: Study) -> list[tuple[str, str | Table]]:
-    """Return the collapsible sections: what differs besides, objectives, command."""
+    """Return the collapsible sections: what differs besides, protocol, objectives, command."""
+    measured = next((run.protocol for run in study.runs if run.protocol is not None), {})
+    rows = [[name, shorten(str(value), 4 * LONGEST)] for name, value in measured.items()]
+    note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+    protocol = Table("How accuracy was measured", ["part", "value"], rows, note=note)
     cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
         path = one.runs[0].folder / OBJECTIVE
         if path.is_file():
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
-    differs = configs_table(study)
     return [
-        *([(differs.title, differs)] if differs.rows else []),
+        *((table.title, table) for table in (configs_table(study), protocol) if table.rows),
         *((f"Objective: {few(of)}" if len(cards) > 1 else "Objective", text) for text, of in cards.items()),
         *([("Command", study.command)] if study.command else []),
     ]

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,12 @@ class Found:
     def report(self) -> Report:
         """The report of its study."""
         return build_report(self.study)
+
+    def reference_alone(self) -> "Found":
+        """Return its reference as a study by itself."""
+        alone = replace(self)
+        alone.study = replace(self.study, axes=[], settings=[self.study.reference])
+        return alone
 
     def values(self, key: str) -> set[str]:
         """Return the values of a setting among its runs."""

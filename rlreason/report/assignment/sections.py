@@ -72,7 +72,7 @@ def section_of(question: Question, runs: Runs) -> Section:
         reads, refused = runs.of_algorithm(question)
         lacking = [] if reads else lacking
     if not reads and question.instead and (read := runs.sweep(question.instead)) is not None:
-        reads = [read]
+        reads = [read.reference_alone()]
         section.write("instead", read=read)
     values = set(question.values(question.each)).difference(*(read.values(question.each) for read in reads))
     unfinished = sum(not run.ended for read in reads for run in read.study.runs)
