@@ -145,7 +145,7 @@ def test_the_setting_behind_other_problems_is_named_in_place_of_their_hash(tmp_p
         ("setting,seed,correct\na,0,1\n", "no column problem"),
         (CSV, "no row"),
         (CSV + "a,0,p\n", "correct=:"),
-        (CSV + "a,0,,1\n", "line 2"),
+        (CSV + "a,0,,1\n", "row 1"),
         (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"),
         (CSV + "a,0,p,1\nb,0,p,2\n", "correct=2"),
         (CSV + "a,0,p,nan\n", "correct=nan"),
@@ -220,7 +220,7 @@ def test_logs_of_other_programs_are_read(write, problems, tmp_path, capsys):
     assert subcommand("compare", tmp_path / "one/seed_0", file) in (2, 3)
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    assert "cannot be read as a file of" in error
+    assert "cannot be read as" in error
 
 
 def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):

@@ -17,7 +17,6 @@ from rlreason.records.console import Console
 from rlreason.report.assignment import FILES, MARKDOWN, PAGE, sections, write_up
 from rlreason.report.assignment.courses import Runs, course_of, found_below
 from rlreason.report.assignment.sections import DONE, IN_WORDS, NOT_YET, PARTLY, Section, interval_of
-from rlreason.report.charts import standalone
 from rlreason.report.content import LIGHT
 from rlreason.report.read import read_study
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
@@ -58,7 +57,7 @@ def rates(folder: Path, name: str = "grpo_learning_rate", config: str = CONFIG) 
     return folder / name
 
 
-def evaluated(folder: Path, response: str = "no tags at all") -> Path:
+def evaluated(folder: Path) -> Path:
     """A run of algorithm=evaluate: of 40 responses 12 right, 13 wrong with the format and 15 without it."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("algorithm: evaluate\nseed: 0\nmodel: {name: tiny}\ndata: {name: stories}\n")
@@ -67,7 +66,7 @@ def evaluated(folder: Path, response: str = "no tags at all") -> Path:
         right, formatted = k < 12, k < 25
         rows.append({
             "problem_id": f"p{k}", "question": f"What is {k} + 1?", "gold": str(k + 1), "path": "number", "length": 5,
-            "response": f"so </think> <answer>{k + right}</answer>" if formatted else response,
+            "response": f"so </think> <answer>{k + right}</answer>" if formatted else "no tags at all",
             "outcome": "correct" if right else "wrong" if formatted else "no_format", "sample": 0,
             "format_reward": float(formatted), "answer_reward": float(right), "reward": float(right),
             "finish_reason": "stop",
@@ -113,7 +112,10 @@ def section_of(course: str, question: str, folder: Path) -> Section:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of what CS336 2025 asks for."""
     folder = tmp_path_factory.mktemp("runs")
-    rates(folder / "sweeps/grpo_assignment")
+    for file in rates(folder / "sweeps/grpo_assignment").glob("*/evals/*.jsonl"):
+        hostile = {"response": HOSTILE, "gold": HOSTILE, "format_reward": 1.0}
+        rows = [json.loads(line) | hostile for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, key, chance in (
         ("grpo_group_standard_deviation", "std_norm", {"group_std": 0.7, "none": 0.4}),
         ("sft_filtered", "data.filter", {"none": 0.4, "correct": 0.9}),
@@ -124,7 +126,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for run in (folder / "sweeps/sft_filtered").glob("*correct*"):
         changed(run, {"data_sizes": {"train_before_filter": 3000, "train_filtered": 1308, "train": 1308}})
-    evaluated(folder / "zero", HOSTILE)
+    evaluated(folder / "zero")
     return folder
 
 
@@ -147,15 +149,12 @@ def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(w
     text = (out / MARKDOWN).read_text()
     for part in (
         "`python -m rlreason -m sweep=grpo_baselines experiment=cs336_2025 data.path=MATH_DIR`",
-        "12 format 1, answer 1 (correct); 13 format 1, answer 0; 15 format 0, answer 0",
         "has 1,308 of 3,000 traces (43.6%)",
-        "format 0, answer 0: the first 10 of 15",
         "Pass bar 25.0%, grpo\\_learning\\_rate: reached, as 3e-5, the best of 4 settings",
         "1e-4 diverged in 4 of 4 seeds",
         "std\\_norm=none is worse than std\\_norm=group\\_std (68.7% against 74.0%)",
     ):
         assert part in text, part
-    assert text.count("zero/responses.jsonl:") == 20
     named = set(re.findall(rf"{FILES}/([\w.]+)", text))
     assert named == {path.name for path in (out / FILES).iterdir()}
     assert len(named) >= 6
@@ -169,8 +168,7 @@ def test_the_page_has_no_script_and_hostile_texts_are_text(written: tuple[Path, 
     assert "\u202e" not in page + text
     assert "&lt;/pre&gt;&lt;script&gt;" in page
     assert page.count("<details>") == page.count("</details>")
-    quoted = text[text.index("format 0, answer 0: the first") :]
-    assert re.search(r"^````?`?text\n</pre><script>", quoted, re.M)  # inside a fence
+    assert re.search(r"^````?`?text\n</pre><script>", text, re.M)  # inside a fence
     assert not set(re.findall(r'(?:fill|stroke)="(#\w{6})"', page)) & set(LIGHT.values())  # they follow the page's
 
 
@@ -223,7 +221,7 @@ def test_zero_shot_is_not_answered_by_another_measurement_or_a_trained_model(sum
     changed(evaluated(tmp_path / "other"), summary, **settings)
     section = section_of("cs336_2025", "zero_shot", tmp_path)
     assert (section.state, section.missing) == (NOT_YET, section.question.commands())
-    assert says in section.lines[0]
+    assert says in section.lines[1]
     os.utime(evaluated(tmp_path / "before") / "config.yaml", (1e9, 1e9))
     assert section_of("cs336_2025", "zero_shot", tmp_path).state == DONE
 
@@ -273,30 +271,17 @@ def test_the_leaderboards_figure_is_the_average_over_all_problems(tmp_path: Path
     average = max(np.mean(one.accuracies) for one in study.settings)
     assert any(f"{100 * average:.1f}%" in line and "all 200 problems" in line for line in section.lines)
     (picture,) = section.pictures
-    assert max(curve.x["hours"][-1] for curve in picture.figure.curves) == pytest.approx(3 * 40 / 3600)
+    assert max(curve.x["total"][-1] for curve in picture.figure.curves if "total" in curve.x) == 3 * 40
 
 
-def test_bars_bands_and_causes_are_of_the_model_that_was_run_and_not_of_its_name(tmp_path: Path):
-    for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True), ("small", MATH, False)):
-        for run in rates(tmp_path / name, config=config).glob("*seed=*"):
-            size = 39_616 if name == "small" else 1.54e9
-            (run / "provenance.json").write_text(json.dumps({"model": {"parameters": size}}))
+def test_bars_are_of_the_handouts_model(tmp_path: Path):
+    for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True)):
+        rates(tmp_path / name, config=config)
         section = section_of("cs336_2025", "grpo_learning_rate", tmp_path / name)
         (bar,) = (line for line in section.lines if "Pass bar" in line)
         assert ("says nothing" in bar) != is_math
         assert ("200 steps, and these runs came to 40" in bar) == is_math
         assert "on the other half" in bar  # the problems that did not choose
-        assert len(section.pictures[0].figure.rows["published"]) == is_math
-        assert any("not below" in line for line in section.lines) == is_math
-    found = Runs(course_of("cs336_2025"), found_below(tmp_path / "math"))
-    read = found.sweep("grpo_learning_rate")
-    for low, below in ((0.03, "far below"), (0.46, "you are below")):
-        for run in read.study.runs:
-            run.accuracy, run.totals, run.provenance = low + 0.001 * run.seed, {"step": 200.0}, {}
-        section = Section(section.question)
-        sections._headline(section, read, found)
-        assert below in section.lines[-1]
-        assert "Commonest causes" in section.lines[-1]
 
 
 def test_an_interval_is_over_seeds_and_of_one_seed_over_its_problems(tmp_path: Path):
@@ -307,56 +292,22 @@ def test_an_interval_is_over_seeds_and_of_one_seed_over_its_problems(tmp_path: P
         assert mean == pytest.approx(np.mean([run.accuracy for run in runs]))
 
 
-def test_all_sizes_of_a_budget_are_curves_of_one_picture_with_a_colour_each(tmp_path: Path):
-    """Ten settings in one picture left four sizes grey and without a name, and two budgets on one axis."""
-    budgets = ({"epochs": "3", "n_steps": "null"}, {"epochs": "null", "n_steps": "40"})
-    settings = [{"data.limit": size, **of} for of in budgets for size in ("null", "128", "256", "512", "1024")]
-    for run in cells(tmp_path / "sft_dataset_size", settings, CONFIG.replace("grpo", "sft")):
-        metrics(run, 0.3, 0.5)
-        if run.name.startswith("cell1,"):  # 128 examples, 3 epochs: 4 steps
-            (run / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").open().readlines()[:2]))
-    section = section_of("cs336_2025", "sft_experiment", tmp_path)
-    labels = [f"{size} examples" for size in ("all", "1024", "512", "256", "128")]
-    assert len({one.stem for one in section.pictures}) == len({one.figure.title for one in section.pictures}) == 2
-    for one in section.pictures:
-        assert [(entry.label, entry.colour) for entry in one.legend] == list(zip(labels, range(5), strict=True))
-        assert {curve.setting for curve in one.figure.curves} == set(labels)
-        assert all(label in standalone(one.figure, one.legend) for label in labels)
-    scales = [one.figure.x.scale.get("type") == "symlog" for one in section.pictures]
-    assert scales == [True, False]  # where a curve is a tenth as long as another
-
-
-def test_what_n_responses_are_worth_is_one_picture_before_and_after_grpo(tmp_path: Path):
-    """Each way to choose had a picture, and a model's legend was its path, cut off before it told the two apart."""
+def test_the_gap_of_best_of_n_is_said_of_each_model(tmp_path: Path):
     ways = {"pass@N": [[0.2, 0.1, 0.3], [0.6, 0.5, 0.7]], "best mean log-prob": [[0.2, 0.1, 0.3], [0.3, 0.2, 0.4]]}
-    models = [{"model.path": "MODEL"}, {"model.path": "a/long/path/to/sweeps/pku_best_of_n/pku_grpo/seed=0"}]
-    config = CONFIG.replace("grpo", "best_of_n")
-    runs = cells(tmp_path / "a/pku_before_and_after", models, config, (0,))
+    models = [{"model.path": "MODEL"}, {"model.path": "GRPO"}]
+    runs = cells(tmp_path / "pku_before_and_after", models, CONFIG.replace("grpo", "best_of_n"), (0,))
     for run in runs:
         changed(run, {"n_list": [1, 4], "best_of_n": ways})
-    section = section_of("pku_hw3", "best_of_n", tmp_path / "a")
-    (picture,) = section.pictures
-    both = [f"{when} GRPO: {way}" for way in ways for when in ("before", "after")]
-    assert [entry.label for entry in picture.legend] == both
-    assert len(picture.figure.rows["means"]) == 8
-    assert any("a gap of 30.0 points" in line for line in section.lines)
-    (tmp_path / "b").mkdir()
-    runs[0].rename(tmp_path / "b/run")
-    (picture,) = section_of("pku_hw3", "best_of_n", tmp_path / "b").pictures
-    assert [entry.label for entry in picture.legend] == list(ways)
+    lines = [line for line in section_of("pku_hw3", "best_of_n", tmp_path).lines if "a gap of 30.0 points" in line]
+    assert [f"{run}/best_of_n.png" in line for run, line in zip(runs, lines, strict=True)] == [True, True]
 
 
-def test_expert_iteration_is_compared_with_sft_and_its_entropy_with_grpos(tmp_path: Path):
-    for name, key in (("sft_dataset_size", "data.limit"), ("expert_iteration", "sft_epochs"),
-                      ("grpo_off_policy_focused", "off_policy"), ("grpo_learning_rate", "learning_rate")):  # fmt: skip
-        for run in cells(tmp_path / name, [{key: "2"}, {key: "1"}]):
-            metrics(run, 0.3, 0.5)
-    section = section_of("cs336_2025", "expert_iteration_experiment", tmp_path)
-    assert [verdict.setting for verdict in section.verdicts[1][1]] == ["expert iteration"]
+def test_off_policy_runs_have_their_log_and_curves_against_the_clock(tmp_path: Path):
+    for run in cells(tmp_path / "grpo_off_policy_focused", [{"off_policy": "2"}, {"off_policy": "1"}]):
+        metrics(run, 0.3, 0.5)
     section = section_of("cs336_2025", "grpo_off_policy_sweep", tmp_path)
-    picture = next(one for one in section.pictures if "against_ei" in one.stem)
-    assert [entry.label for entry in picture.legend] == ["GRPO, on-policy", "GRPO, 1", "expert iteration"]
     assert any(table.title.startswith("Experiment log") for table in section.tables)
+    assert [one.figure.axis for one in section.pictures] == ["step", "time", "step"]
 
 
 def test_every_sweep_and_figure_of_the_data_files_is_there():
@@ -371,8 +322,7 @@ def test_every_sweep_and_figure_of_the_data_files_is_there():
                 assert f"experiment={name}" in command
                 assert ("data.path=MATH_DIR" in command) == (name == "cs336_2025")
                 assert name == "pku_hw3" or f"`{command}" in page.read_text(), command
-        assert {one.question for one in course.published} <= set(ids)
-        assert all(0 <= one.band[0] <= one.band[1] <= 100 for one in course.published if one.band)
+        assert {one["question"] for one in course.published} <= set(ids)
 
 
 def test_what_is_kept_is_small_and_the_same_twice(runs: Path, tmp_path: Path):

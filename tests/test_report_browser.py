@@ -29,7 +29,7 @@ WIDTHS = (390, 600, 1280)
 def page_file(tmp_path_factory) -> Path:
     """The report of three rates, four seeds each, with curves and hostile responses."""
     report = report_of()
-    shown = [{"setting": entry.label, "outcome": "wrong", "text": HOSTILE, "where": "a:1"} for entry in report.legend]
+    shown = [{"setting": label, "outcome": "wrong", "text": HOSTILE, "where": "a:1"} for label in report.legend]
     report.cases = [Case("What is 3 + 4?", "7", dict.fromkeys((0, 20, 40), shown))]
     target = tmp_path_factory.mktemp("browser") / "report.html"
     target.write_text(page_of(report), encoding="utf-8")

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlreason.health.examine import findings_of
 from rlreason.report.content import Series
 from rlreason.report.read import read_study
 from rlreason.report.sections import LONGEST, cases_of, facts_of, warnings_of
 from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
-from rlreason.report.tables import best_of_n_table, configs_table, details_of, log_of, passes_table, settings_table
+from rlreason.report.tables import configs_table, log_of, passes_table, settings_table
 from rlreason.report.verdicts import verdicts_of
 from tests.sweep_folders import answers, sweep
 
@@ -67,18 +66,12 @@ def test_pass_at_k_needs_samples_and_before_and_after_are_of_the_same_problems(t
     assert "10 a run" in table.note
 
 
-def test_best_of_n_has_every_way_to_choose(tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5}, seeds=(0,))
-    of.runs[0].summary = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}}
-    assert best_of_n_table(of).rows == [["1", "pass@N", "20.0%\n10.0% to 30.0%", "50.0%\n40.0% to 60.0%"]]
-
-
 def test_the_log_says_how_each_run_ended_and_why(tmp_path: Path):
     of = study(tmp_path, {"1": 0.5}, seeds=(0, 1, 2))
     of.runs[1].status, of.runs[1].reason = "diverged:loss", "step 3: the loss is no number"
     of.runs[2].status, of.runs[2].totals, of.runs[2].accuracy = "running", {"step": 7.0}, None
     rows = log_of(of).rows
-    assert [row[2].split()[1] for row in rows] == ["finished", "diverged", "running"]
+    assert [row[2] for row in rows] == ["finished", "diverged", "running"]
     assert (rows[1][3], rows[2][4]) == ("step 3: the loss is no number", "7 of 40")
 
 
@@ -86,11 +79,7 @@ def test_what_differs_is_listed_even_where_nobody_swept_it(tmp_path: Path):
     of = study(tmp_path, {"1": 0.5, "2": 0.5})
     of.settings[1].runs[0].settings |= {"n_steps": 80}
     of.settings[0].runs[0].settings |= {"n_steps": 40, "threads": 3}
-    rows = {row[0]: list(row[1:]) for row in configs_table(of).rows}
-    assert rows == {"lr": ["1", "2"], "n_steps\nnot swept by name": ["40", "80"]}
-    for one in of.runs:
-        one.protocol = {"prompt": "p" if one.setting == (("lr", "1"),) else "q", "reward": "r"}
-    assert dict(details_of(of))["How accuracy was measured"].rows == [["prompt", "1: p; 2: q"], ["reward", "r"]]
+    assert configs_table(of).rows == [["n_steps", "40", "80"]]  # lr is in every table
 
 
 def test_facts_are_counted_over_all_runs(tmp_path: Path):
@@ -128,13 +117,9 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path: Path):
     [
         (lambda r: r.settings.update({"data.overlap": "allow"}), "may overlap"),
         (lambda r: r.totals.update({"tokens": 2e6}) if r.setting[0][1] == "2" else None, "2: 10.0 times"),
-        (lambda r: setattr(r, "shared_machine", True), "no verdict on wall clock"),
-        (lambda r: setattr(r, "findings", findings_of([{"rollout/truncated": 0.4}] * 8, {})), "40% of the responses"),
-        (lambda r: setattr(r, "findings", findings_of([{"reward/frac_reward_zero_std": 0.9}] * 8, {})), "only 10% of"),
         (lambda r: r.series.update({"eval/grading_failures": Series({}, np.ones(2))}), "16 responses of evaluations"),
         (lambda r: r.settings.update({"model.name": "qwen3", "data.name": "math"}), "No control reward was run"),
         (lambda r: setattr(r, "provenance", {"code": str(r.seed)}), "Not all runs had the same code"),
-        (lambda r: setattr(r, "accuracy", 0.1), "collapsed in 4 of 4 seeds: from 90.0%"),
     ],
 )
 def test_what_is_odd_is_said_and_nothing_else(change, says, tmp_path: Path):

@@ -199,7 +199,7 @@ def test_rows_that_repeat_a_question_do_not_narrow_an_interval():
 
 
 def test_copied_seeds_are_warned_of():
-    assert warnings_of(study_of(R=seeds(0.5, (0, 0, 0, 0)), A=seeds(0.1)))[0].startswith("All 4 seeds of R ")
+    assert next(warnings_of(study_of(R=seeds(0.5, (0, 0, 0, 0)), A=seeds(0.1)))).startswith("All 4 seeds of R ")
 
 
 def test_runs_that_are_equal_in_every_seed_are_said_to_be_and_need_no_more_seeds():

@@ -173,12 +173,10 @@ def line_of(row: Mapping[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def each_line(
-    path: Path, wrong: Checks, say: Callable[[str], None], shortened: Callable[[bytes], bytes] = bytes
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def each_line(path: Path, wrong: Checks, say: Callable[[str], None]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, row) of every usable line; report the others to `say` in one line.
 
-    `shortened` removes unneeded parts of a line before parsing. `ConfigError` where the file cannot be opened.
+    `ConfigError` where the file cannot be opened.
     """
     broken, number = list[str](), 0
     try:
@@ -187,7 +185,7 @@ def each_line(
                 if not line.strip():
                     continue
                 try:
-                    row = parsed(shortened(line))
+                    row = parsed(line)
                     if fault := wrong(row):
                         raise ValueError(fault)
                 except (ValueError, RecursionError) as error:

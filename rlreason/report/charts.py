@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlreason.report import content
-from rlreason.report.content import Entry, Figure, Places, written_out
+from rlreason.report.content import Figure, Places, written_out
 from rlreason.report.figures import FOREST, STEP_TITLE
 from rlreason.runtime.files import whole, write_whole
 from rlreason.runtime.intervals import Floats
@@ -29,7 +29,7 @@ Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
 SETTING = "setting"  # the field that gives a mark its colour, dash and marker
 MEANS = "means"  # a picture with this data set has curves, and needs a legend
-CURVES = ("published", MEANS, "seeds", "marks", "stops")  # data sets of curves
+CURVES = (MEANS, "seeds", "marks", "stops")  # data sets of curves
 TOGETHER, FEWEST, MOST_OF_A_MEAN = 2400, 12, 100  # points of all thin lines of a picture, of one; of a mean
 HEIGHT, FIRST_HEIGHT = 190, 370
 WIDTH = 760  # pixels of a standalone picture
@@ -62,12 +62,12 @@ CONFIG: Spec = {
 
 
 def specification(
-    figure: Figure, legend: Sequence[Entry], side: str = "", y_title: str | None = None, title: Spec | None = None
+    figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None, title: Spec | None = None
 ) -> Spec:
     """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture."""
     import altair as alt  # here and below: half a second
 
-    by = _by_setting(legend, side)
+    by = _by_setting(figure, legend, side)
     layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
@@ -75,23 +75,23 @@ def specification(
     return spec | ({"title": title} if title is not None else {})
 
 
-def _by_setting(legend: Sequence[Entry], side: str) -> dict[str, Any]:
+def _by_setting(figure: Figure, legend: Sequence[str], side: str) -> dict[str, Any]:
     """Return the channels color, strokeDash and shape of the settings."""
     import altair as alt
 
-    named = [entry.label for entry in legend if entry.colour is not None]
-    fitting = WIDEST_LEGEND // (max(map(len, named), default=0) + 4)
+    fitting = WIDEST_LEGEND // (max(map(len, legend)) + 4)
     columns = {"columns": max(1, min(5, fitting))} if side == "bottom" else {}
     field = {
         "field": SETTING,
         "type": "nominal",
-        "legend": alt.Legend(orient=side, title=None, values=named, **columns) if side else None,
+        "legend": alt.Legend(orient=side, title=None, values=legend, **columns) if side else None,
     }
-    domain, markers = [entry.label for entry in legend], list(content.MARKERS)
+    grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
+    domain, markers = [*legend, *grey], list(content.MARKERS)
     ranges: dict[str, list[Any]] = {
-        "color": [content.colour_of(entry.colour) for entry in legend],
-        "strokeDash": [list(content.DASHES[entry.colour or 0]) for entry in legend],
-        "shape": [markers[entry.colour or 0] for entry in legend],
+        "color": [*map(content.colour_of, range(len(legend))), *(content.colour_of(None) for _ in grey)],
+        "strokeDash": [list(dash) for dash in content.DASHES[: len(legend)]],
+        "shape": [*markers[: len(legend)], *(markers[0] for _ in grey)],
     }
     kinds = {"color": alt.Color, "strokeDash": alt.StrokeDash, "shape": alt.Shape}
     return {name: kinds[name](**field, scale=alt.Scale(domain=domain, range=of)) for name, of in ranges.items()}
@@ -107,16 +107,13 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
     """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped."""
     import altair as alt
 
-    scale, values = alt.Scale(zero=figure.share, nice=True), {}
-    if figure.log_range is not None:
-        scale, values = alt.Scale(type="log", nice=False), {"values": ticks_of(*figure.log_range)}
-    axis = alt.Axis(tickCount=5, format=figure.format, **values)
+    scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
+    axis = alt.Axis(tickCount=5, format=figure.format)
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
     x = alt.X("x:Q", title=figure.x.title, scale=alt.Scale(**figure.x.scale), axis=alt.Axis(**figure.x.axis))
     band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
-        _data("published").mark_rect(color=STRIP).encode(**band),
         means.mark_area(fillOpacity=0.16).encode(x=x, color=by["color"], **band),
         _data("seeds").mark_line(strokeWidth=0.9, strokeOpacity=0.42).encode(**at, detail="run:N"),
         _data(MEANS).mark_line(strokeWidth=2.3, strokeCap="butt").encode(**at, strokeDash=by["strokeDash"]),
@@ -162,18 +159,6 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     return layers, {"step": max(38 if len(settings) <= FEW_ROWS else 24, lines * LINE_HEIGHT + 6)}
 
 
-def ticks_of(low: float, high: float) -> list[float]:
-    """Return where a logarithmic axis has its lines: at powers of ten, with 2 and 5 if those are few.
-
-    >>> ticks_of(0.02, 30.0), ticks_of(0.3, 0.8)
-    ([0.1, 1.0, 10.0], [0.5])
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
-    every = [float(f"{factor}e{power}") for power in powers for factor in factors]
-    return [value for value in every if low <= value <= high] or [every[0], every[-1]]
-
-
 # ---- data ----
 
 
@@ -190,28 +175,22 @@ def thinned(y: Floats, points: int) -> Places:
     return np.array(sorted(indices), dtype=np.intp)
 
 
-def columns_of(figure: Figure, legend: Sequence[Entry], axis: str) -> dict[str, dict[str, Floats]]:
-    """Return a figure's curves against an axis: data set -> field -> values, a setting being its place in the legend.
-
-    A setting without a colour of its own has its mean as a thin line.
-    """
+def columns_of(figure: Figure, legend: Sequence[str], axis: str) -> dict[str, dict[str, Floats]]:
+    """Return a figure's curves against an axis: data set -> field -> values; a setting is its place in the legend."""
     fields = (SETTING, "run", "x", "y", "low", "high")
-    parts = {name: [np.empty((len(fields), 0))] for name in CURVES[1:]}
-    places = {entry.label: k for k, entry in enumerate(legend)}
-    runs = sum(curve.seed is not None for curve in figure.curves)
-    for number, curve in enumerate(figure.curves, runs - len(figure.curves)):  # the means come before the runs
-        place = places[curve.setting]
-        coloured, is_mean = legend[place].colour is not None, curve.seed is None
-        if axis not in curve.x or not (coloured or is_mean):
+    parts = {name: [np.empty((len(fields), 0))] for name in CURVES}
+    curves = [curve for curve in figure.curves if curve.setting in legend]
+    runs = sum(curve.seed is not None for curve in curves)
+    for number, curve in enumerate(curves, runs - len(curves)):  # the means come before the runs
+        if axis not in curve.x:
             continue
-        run = number if not is_mean else 0 if coloured else -1 - place
-        above = np.broadcast_arrays(float(place), float(run), curve.x[axis])
+        above = np.broadcast_arrays(float(legend.index(curve.setting)), float(max(number, 0)), curve.x[axis])
         points = np.stack([*above, curve.y, *(curve.band or (curve.y, curve.y))])
-        if is_mean:
+        if curve.seed is None:
             points = points[:, content.evenly(len(curve.y), MOST_OF_A_MEAN)]
             last = points.shape[1] - 1
-            parts[MEANS if coloured else "seeds"].append(points)
-            parts["marks"] += [points[:, np.unique([last // 4, last // 2, 3 * last // 4, last])]] if coloured else []
+            parts[MEANS].append(points)
+            parts["marks"].append(points[:, np.unique([last // 4, last // 2, 3 * last // 4, last])])
         else:
             parts["seeds"].append(points[:, thinned(curve.y, max(FEWEST, TOGETHER // runs))])
             parts["stops"] += [points[:, -1:]] if curve.stopped else []
@@ -221,14 +200,14 @@ def columns_of(figure: Figure, legend: Sequence[Entry], axis: str) -> dict[str, 
     }
 
 
-def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
+def rows_of(figure: Figure, legend: Sequence[str]) -> Rows:
     """Return all data sets of a picture in its initial state."""
-    rows: Rows = {name: [] for name in CURVES} if figure.name != FOREST else {}
-    rows |= {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
+    rows: Rows = {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
+    rows |= {name: [] for name in CURVES} if figure.curves else {}
     for name, columns in columns_of(figure, legend, figure.axis).items() if figure.curves else ():
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
             row = {key: None if math.isnan(value) else value for key, value in zip(columns, values, strict=True)}
-            rows[name].append(row | {SETTING: legend[int(values[0])].label})
+            rows[name].append(row | {SETTING: legend[int(values[0])]})
     escaped: Rows = content.all_written_out(rows)
     return escaped
 
@@ -236,7 +215,7 @@ def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
 # ---- drawing ----
 
 
-def compiled(figure: Figure, legend: Sequence[Entry], **options: Any) -> Spec:
+def compiled(figure: Figure, legend: Sequence[str], **options: Any) -> Spec:
     """Compile a picture to Vega; a page gives the title of a switched x axis by the signal `xtitle`.
 
     `options`: of `specification`.
@@ -272,24 +251,22 @@ def with_own_ids(svg: str, prefix: str) -> str:
     return re.sub(r'(\bid="|url\(#)([\w-]+)', rf"\1{prefix}-\2", svg)
 
 
-def standalone(figure: Figure, legend: Sequence[Entry], paper: bool = False) -> str:
+def standalone(figure: Figure, legend: Sequence[str], paper: bool = False) -> str:
     """Return a picture as SVG with its legend, on the colour of the page, with colours as CSS variables.
 
     It has a title, or (`paper`) the width of a column and a title at its y axis, as its caption comes from the paper.
     """
-    long = any(len(entry.label) > LONGEST_BESIDE for entry in legend if entry.colour is not None)
-    side = "" if figure.name == FOREST else "bottom" if paper or long else "right"
+    is_long = max(map(len, legend)) > LONGEST_BESIDE
+    side = "" if figure.name == FOREST else "bottom" if paper or is_long else "right"
     if paper:
         vega = compiled(replace(figure, large=False), legend, side=side, y_title=figure.title)
     else:
-        others = sum(entry.colour is None for entry in legend)
-        grey = f"thin and grey: {others} other settings" if others else ""
-        subtitle = [line for line in (figure.subtitle, grey, figure.note) if line]
+        subtitle = [line for line in (figure.subtitle, figure.note) if line]
         vega = compiled(figure, legend, side=side, title={"text": figure.title, "subtitle": subtitle})
     return svg_of(vega | {"background": "var(--page)"}, rows_of(figure, legend), COLUMN[0] if paper else WIDTH)
 
 
-def write_figures(figures: Sequence[Figure], legend: Sequence[Entry], folder: Path) -> None:
+def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path) -> None:
     """Write each picture for a paper as NAME.svg, .png and .pdf, and its data as NAME.csv."""
     import vl_convert
 

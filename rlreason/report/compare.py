@@ -96,7 +96,14 @@ def compared_study(paths: Sequence[Path]) -> Study:
         return studies[0]
     unknown = match_problems([file for file in files if file], [study for study in studies if study not in files])
     sides = [best_of(study) for study in studies]
-    labels = _labels(paths, studies, sides)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError(f"{paths[0]} is given twice: give two different sides")
+    given = [path.name or str(path) for path in paths]
+    given = given if len(set(given)) == len(given) else [str(path) for path in paths]
+    labels = [
+        f"{name}: {side.label}" if len(study.settings) > 1 else name
+        for name, study, side in zip(given, studies, sides, strict=True)
+    ]
     same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
     joined = Study(
         studies[0].name,
@@ -124,33 +131,16 @@ def compared_study(paths: Sequence[Path]) -> Study:
     return joined
 
 
-def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Setting]) -> list[str]:
-    """Return the name of each side: its setting if the sweep is the same, else with the folder that was given."""
-    given = [path.name or str(path) for path in paths]
-    if len(set(given)) < len(given):
-        given = [str(path) for path in paths]
-    if len(set(given)) < len(given):
-        raise ConfigError(f"{given[0]} is given twice: give two different sides")
-    return [
-        f"{name}: {side.label}" if len(study.settings) > 1 else name
-        for name, study, side in zip(given, studies, sides, strict=True)
-    ]
-
-
 def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
-    """Match the problems of files to those of runs, by id or by question; return a note on each file."""
-    named = {name for study in files for run in study.runs if run.final for name in run.final.problems}
-    questions: dict[str, str] = {}  # problem, by the name that the files use -> question
-    for run in (run for study in others for run in study.runs):
-        if run.final is None:
-            continue
-        if not named & run.final.problems.keys():
-            by_question = {p.question if p.question in named else name: p for name, p in run.final.problems.items()}
-            run.final = replace(run.final, problems=by_question)
-        questions |= {name: p.question for name, p in run.final.problems.items()}
+    """Give the problems of files the ids and questions that runs have; return a note on each file."""
+    asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
+    for final in (run.final for study in others for run in study.runs if run.final is not None):
+        for name, problem in final.problems.items():
+            asked |= {problem.question: (name, problem.question), name: (name, problem.question)}
     for run in (run for study in files for run in study.runs):
-        if run.final is not None:  # the question decides which half of the problems one is in
-            problems = {name: replace(p, question=questions.get(name, name)) for name, p in run.final.problems.items()}
+        if run.final is not None:
+            named = [(*asked.get(name, (name, name)), problem) for name, problem in run.final.problems.items()]
+            problems = {name: replace(problem, question=question) for name, question, problem in named}
             run.final = replace(run.final, problems=problems)
     return [
         f"{study.folders[0].name} does not say how it was measured: that prompt, sampling, grader and data are those "

@@ -33,7 +33,7 @@ SIGNS = {
     "diverged": "\N{MULTIPLICATION X}",
     "not compared": "\N{EN DASH}",
 }
-MOST_COLOURS = 8  # settings with a colour of their own
+MOST_COLOURS = 8  # settings in a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,6 @@ class Verdict:
     typed: tuple[str, str] = ("", "")  # setting and reference as overrides
     outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" if not compared
     headline: str = ""  # of HEADLINES, where the word alone would say too much or too little
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One setting in a legend, the reference first. `colour`: 0 to MOST_COLOURS - 1; None: thin and grey."""
-
-    label: str
-    colour: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ class Figure:
     curves: Sequence[Series] = ()
     axis: str = "step"  # of the curves, at first
     share: bool = False  # its values are between 0 and 1
-    log_range: tuple[float, float] | None = None  # of its values, on a logarithmic axis
+    log: bool = False  # on a logarithmic axis
     large: bool = False  # the picture of the first screen
 
 
@@ -132,12 +124,12 @@ class Report:
     question: str
     summary: str  # all verdicts in one sentence
     lead: str  # the introduction
-    legend: list[Entry]
+    legend: list[str]  # labels of the settings in the pictures, each with the colour of its place
     verdicts: list[Verdict]
     facts: list[tuple[str, str]]  # below the first screen: term, description
     warnings: list[str]
     figures: list[Figure]  # the first is the first screen's
-    tables: list[Table]  # settings, then pass@k, best of N, health
+    tables: list[Table]  # settings, then pass@k, health
     log: Table
     problems: list[str]  # found in the folders
     cases: list[Case]
@@ -170,7 +162,7 @@ MARKERS = {
 
 
 def colour_of(place: int | None) -> str:
-    """Return an `Entry`'s colour as a CSS variable, grey for None."""
+    """Return the colour of a place in the legend as a CSS variable, grey for None."""
     return "var(--rest)" if place is None else f"var(--s{place})"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlreason.report import content
 from rlreason.report.charts import columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import Entry, Figure, Report, written_out
+from rlreason.report.content import Figure, Report, written_out
 from rlreason.report.figures import STEP_TITLE
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.intervals import Floats
@@ -156,7 +156,7 @@ def policy_of(scripts: Sequence[str] = ()) -> str:
     return f"default-src 'none'; {run}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend: Sequence[Entry]) -> dict[str, Any]:
+def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend: Sequence[str]) -> dict[str, Any]:
     """Return all data that a page draws. `specifications`: of the figures, compiled, by name.
 
     `columns` holds every column once, since runs of one length share their steps and pictures their settings.
@@ -184,9 +184,8 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
                 name: {key: place(values, DIGITS + (key == "x")) for key, values in one.items()}
                 for name, one in data_sets.items()
             }
-    settings = [{"label": written_out(entry.label), "colour": entry.colour} for entry in legend]
     titles = {axis: AXES[axis][0] for axis in axes}
-    return {"settings": settings, "axes": titles, "columns": columns, "figures": out}
+    return {"settings": list(map(written_out, legend)), "axes": titles, "columns": columns, "figures": out}
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float | None]:

@@ -1,23 +1,20 @@
-"""Choose the pictures of a study: curves over training with their bands, best of N, differences."""
+"""Choose the pictures of a study: curves over training with their bands, and differences."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlreason.report.content import MOST_COLOURS, Axis, Entry, Figure, Series, Verdict, counted
-from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Setting, Study, StudyRun
+from rlreason.report.content import MOST_COLOURS, Axis, Figure, Series, Verdict, counted
+from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.differences import LEVEL
-from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING
 
 SHARED = ("step", "updates")  # axes whose values are equal in all seeds
 GRID = 60  # points of a mean against another one
-LARGEST_IN_COLOUR = 5  # settings with a colour if there are more than colours
 MOST_IN_ALT = 8  # settings with their last value in the alternative text
 PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
 DEPTH = "logarithmic axis"
@@ -53,6 +50,7 @@ class Measure:
 
 ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
 BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
+OF_ACCURACY = "mean with its 95% band, thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
 OF_VALIDATION = "share of validation responses: format"
 
 #: In the order of the page, which leaves out what no run has measured.
@@ -128,27 +126,22 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
     return Series({axis: grid}, mean, runs[0].setting, band=band)
 
 
-def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
-    """Return each setting's colour, in their order: 0 is the reference.
+def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the labels of the settings in the pictures, in their order: the place of each is its colour.
 
-    With more settings than colours, the reference and those that differ most from it get one.
+    With more settings than colours, these are the reference and those that differ most from it.
     """
-    labels = [setting.label for setting in study.settings[1:]]
-    coloured = labels
-    if len(study.settings) > MOST_COLOURS:
-        size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
-        coloured = sorted(labels, key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
-    place = {label: k for k, label in enumerate((label for label in labels if label in coloured), 1)}
-    return [Entry(study.reference.label, 0), *(Entry(label, place.get(label)) for label in labels)]
+    labels = [setting.label for setting in study.settings]
+    if len(labels) <= MOST_COLOURS:
+        return labels
+    size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
+    largest = sorted(labels[1:], key=lambda label: -size.get(label, -1.0))[: MOST_COLOURS - 1]
+    return [label for label in labels if label in (labels[0], *largest)]
 
 
 def figures_of(study: Study) -> list[Figure]:
-    """Return all pictures of a study except the forest, validation accuracy first; those without data are left out."""
-    measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
-    ways = dict.fromkeys(way for run in measured for way in run.summary["best_of_n"])
-    figures = [_over_training(study, measure) for measure in MEASURES]
-    figures += [_best_of_n(study, str(way)) for way in ways]
-    return [figure for figure in figures if figure is not None]
+    """Return all curves of a study, validation accuracy first; those without data are left out."""
+    return [figure for measure in MEASURES if (figure := _over_training(study, measure)) is not None]
 
 
 def _over_training(study: Study, measure: Measure) -> Figure | None:
@@ -167,68 +160,22 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
     every = [mean_of(of, axis, measure.share, measure.log) for axis in AXES for of in by_setting.values()]
     means = [mean for mean in every if mean is not None]
-    counts = sorted({len(of) for of in by_setting.values()})
-    several = f" to {counts[-1]}" if len(counts) > 1 else ""
-    seeds = "one seed each" if counts == [1] else f"mean of {counts[0]}{several} seeds"
-    subtitle = measure.unit
-    if measure is ACCURACY:
-        subtitle = seeds + (", 95% band, thin lines: seeds" if counts[-1] > 1 else "")
-        subtitle += ", \N{MULTIPLICATION X}: stopped early" if any(run.stopped for run in runs) else ""
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
     ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
     last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
-    has_band = any(mean.band and np.isfinite(mean.band[0]).any() for mean in means if "step" in mean.x)
-    with_band = " with a 95% band" if has_band else ""
-    start = f"{measure.title} ({measure.unit}) by {STEP_TITLE} for {counted(len(last), 'setting')}, {seeds}{with_band}"
-    values = np.concatenate([run.y for run in runs])
     return Figure(
         measure.name,
         measure.title,
-        subtitle,
-        f"{start}. Last values: {few(last, MOST_IN_ALT)}.",
+        OF_ACCURACY if measure is ACCURACY else measure.unit,
+        f"{measure.title} ({measure.unit}). Last values: {few(last, MOST_IN_ALT)}.",
         STEPS,
         measure.format,
         f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-        {"published": []},
-        [*means, *runs],
+        curves=[*means, *runs],
         share=measure.share,
-        log_range=(float(values.min()), float(values.max())) if measure.log else None,
+        log=measure.log,
         large=measure is ACCURACY,
     )
-
-
-def _best_of_n(study: Study, way: str) -> Figure | None:
-    """Plot the accuracy of one way to choose among N responses, against N."""
-    points = [(one.label, n, point) for one in study.settings for n, point in _points_of_way(one, way).items()]
-    if not points:
-        return None
-    marks = [{"setting": label, "x": n, "y": point[0]} for label, n, point in points]
-    ends = [{"low": max(point[1], 0.0), "high": min(point[2], 1.0)} for *_, point in points]
-    means = [mark | end for mark, end in zip(marks, ends, strict=True)]
-    last = {label: f"{label} {point[0]:.1%} at N = {n}" for label, n, point in points}
-    alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. "
-    ticks = {"values": sorted({n for _, n, _ in points}), "format": "d", "labelOverlap": True}
-    return Figure(
-        f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}",
-        way,
-        "share of problems solved, 95% band",
-        f"{alt}{few([*last.values()], MOST_IN_ALT)}.",
-        Axis("N, responses to choose from", {"type": "log", "base": 2, "nice": False, "padding": 6}, ticks),
-        PERCENT,
-        rows={"published": [], "means": means, "seeds": [], "marks": marks, "stops": []},
-    )
-
-
-def _points_of_way(setting: Setting, way: str) -> dict[int, Sequence[float]]:
-    """Return N -> (value, low, high): the interval over problems for one run, over seeds for several."""
-    by_n: dict[int, list[Sequence[float]]] = {}
-    for summary in (run.summary for run in setting.runs):
-        for n, point in zip(summary.get("n_list") or [], (summary.get("best_of_n") or {}).get(way, []), strict=False):
-            by_n.setdefault(int(n), []).append(point)
-    return {
-        n: points[0] if len(points) == 1 else mean_interval([point[0] for point in points])
-        for n, points in sorted(by_n.items())
-    }
 
 
 def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:

@@ -16,6 +16,7 @@ from rlreason.health.examine import findings_of
 from rlreason.health.watch import Row, as_numbers
 from rlreason.records.files import CONFIG, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.rows import lacks
 from rlreason.report.content import Series
 from rlreason.report.study import (
     AXES,
@@ -35,6 +36,7 @@ from rlreason.sweeps.closing import purposes
 from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
 
 Note = Callable[[str], None]  # takes a line about a broken part of a folder
+GRADED = ("problem_id", "question", "outcome")  # fields of a response
 
 
 def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
@@ -102,7 +104,7 @@ def answers_of(file: ResponseFile, note: Note) -> Answers | None:
     correct: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
     try:
-        for _, row in each_line(file.path, _wrong, note, without_ids):
+        for _, row in each_line(file.path, lambda row: lacks(row, GRADED), note):
             correct[row["problem_id"]].append(row["outcome"] == "correct")
             questions.setdefault(row["problem_id"], row["question"])
     except ConfigError as error:
@@ -112,24 +114,6 @@ def answers_of(file: ResponseFile, note: Note) -> Answers | None:
         note(f"{file.path} holds no response that can be used: its run is not compared")
         return None
     return Answers({name: GradedProblem(sum(of), len(of), questions[name]) for name, of in correct.items()}, file.step)
-
-
-def _wrong(row: dict[str, Any]) -> str:
-    names = [name for name in ("problem_id", "question", "outcome") if not isinstance(row.get(name), str)]
-    return f"no usable '{names[0]}'" if names else ""
-
-
-def without_ids(line: bytes) -> bytes:
-    r"""Strip token ids and log-probabilities from a line of responses: they are most of it and not needed.
-
-    Inside a JSON string every quote has a backslash before it, so these bytes can only be the name of a field.
-
-    >>> without_ids(b'{"response": ", \\"prompt_ids\\": [", "prompt_ids": [1], "token_ids": [2]}\n')
-    b'{"response": ", \\"prompt_ids\\": ["}\n'
-    """
-    head, separator, rest = line.rpartition(b', "prompt_ids": [')
-    complete = rest.rstrip().endswith((b"]}", b"}"))
-    return head + b"}\n" if separator and complete else line
 
 
 def question_of(sweep: str, axes: Sequence[str]) -> str:
@@ -219,11 +203,9 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 def _given(path: Path, note: Note) -> Given:
     """Read the runs of one argument; `ConfigError` if it is none of these."""
-    give = "give the folder of a run or of a sweep, as printed at its start"
-    if path.is_dir() and ((path / FILE).exists() or runs_in(path)):
-        state = read_state(path, note)
-        return Given(path, [read_run(path / run.name, run, note) for run in state.runs], path, state)
-    if path.is_dir() and ((path / CONFIG).exists() or (path / STATUS).exists()):
+    sweep, part = (path, "") if path.is_dir() else (path.parent, path.name)
+    is_sweep = (sweep / FILE).exists() or bool(runs_in(sweep))
+    if path.is_dir() and not is_sweep and ((path / CONFIG).exists() or (path / STATUS).exists()):
         try:
             in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
         except (ConfigError, KeyError):
@@ -231,35 +213,29 @@ def _given(path: Path, note: Note) -> Given:
         run = read_run(path, in_sweep or refreshed(RunState(path.name, [], {}, 0), path.parent, note), note)
         run.setting, run.seed = (), int(run.settings.get("seed") or 0)
         return Given(path, [run])
-    if path.is_dir():
-        inner = sorted(file.parent.name for file in path.glob(f"*/{FILE}"))
-        which = (
-            f"the sweeps {few(inner)}: give one of them, as each has its own question" if inner else f"no run: {give}"
-        )
-        raise ConfigError(f"RUNS={path} holds {which}")
-    sweep = path.parent
-    if "=" not in path.name or not ((sweep / FILE).exists() or runs_in(sweep)):
-        raise ConfigError(f"RUNS={path} {'is no folder' if path.exists() else 'is not there'}: {give}")
+    if inner := [] if part or is_sweep else sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
+        raise ConfigError(f"RUNS={path} holds the sweeps {few(inner)}: give one of them, as each has its own question")
+    if not is_sweep or (part and "=" not in part):
+        what = "holds no run" if path.is_dir() else "is no folder" if path.exists() else "is not there"
+        raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
     state = read_state(sweep, note)
-    some = [run for run in state.runs if set(path.name.split(",")) <= set(run.name.split(","))]
-    if not some:
+    some = [run for run in state.runs if not part or set(part.split(",")) <= set(run.name.split(","))]
+    if part and not some:
         names = few([run.name for run in state.runs], 3)
-        raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {names}")
+        raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
     runs = [read_run(sweep / run.name, run, note) for run in some]
-    return Given(path, runs, sweep, state, picked(some, state.runs))
+    return Given(path, runs, sweep, state, picked(some, state.runs) if part else 0)
 
 
 def _put_reference_first(settings: list[Setting], named: Mapping[str, str]) -> list[str]:
     """Move a sweep's reference, which may name fewer keys than a setting has, to the front; return what is unclear."""
     matches = [one for one in settings if dict(one.key) == named]
     matches = matches or [one for one in settings if named.items() <= dict(one.key).items()]
-    if matches:
-        settings.sort(key=lambda one: one is not matches[0])
-    if len(matches) == 1:
-        return []
+    first = (matches or settings)[0]
+    settings.sort(key=lambda one: one is not first)
     typed = " ".join(f"{key}={value}" for key, value in named.items())
-    have = "Several settings have" if matches else "No setting is"
-    return [f"{have} the sweep's reference ({typed}): the first one stands for it."]
+    unclear = f"{len(matches)} settings are the sweep's reference ({typed}): the first one stands for it."
+    return [] if len(matches) == 1 else [unclear]
 
 
 #: Differences in these do not make two settings of two runs.

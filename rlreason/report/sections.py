@@ -17,7 +17,6 @@ from rlreason.report import tables
 from rlreason.report.content import Case, Report
 from rlreason.report.documents import filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.read import without_ids
 from rlreason.report.study import RUNNING, Setting, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, summary_of, verdicts_of
 from rlreason.runtime.text import duration, few
@@ -27,7 +26,7 @@ from rlreason.sweeps.state import WAITING
 def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
-    maybe = [tables.passes_table(study), tables.best_of_n_table(study), tables.health_table(study)]
+    maybe = [tables.passes_table(study), tables.health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
@@ -117,40 +116,20 @@ def mean_total(one: Setting, axis: str) -> float:
 
 # ---- warnings ----
 
-COLLAPSE = 0.1  # accuracy: the smallest fall that counts
 FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 
 
-def warnings_of(study: Study) -> list[str]:
-    """Return what a reader of the runs must know, a plain sentence each."""
-    return [*(line for one in study.settings for line in _of_setting(one)), *_conditions(study)]
-
-
-def _of_setting(one: Setting) -> Iterator[str]:
-    """Warn of runs that end far below their best, of seeds that may be copies, and of what `rlreason health` notes."""
-    ended = [run for run in one.runs if not run.diverged and run.accuracy is not None and run.evaluations]
-    pairs = [(max(y for _, y in run.evaluations), run.accuracy or 0.0) for run in ended]
-    fallen = [(best, last) for best, last in pairs if last <= best / 2 and best - last >= COLLAPSE]
-    if fallen:
-        best, last = np.mean(fallen, axis=0)
-        seeds = f"{len(fallen)} of {len(one.runs)} seeds"
-        yield f"{one.label} collapsed in {seeds}: from {best:.1%} at its best to {last:.1%} in the end."
-    answers = [shares for shares in one.right.values() if shares and len(shares) >= FEW_PROBLEMS]
-    mixed = [shares for shares in answers if len({*shares.values()}) > 1]
-    if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
-        yield (
-            f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of one "
-            "run, they tell no more than one seed."
-        )
-    for rule in ("few_live_groups", "many_cut"):
-        if found := [finding.what for run in one.runs for finding in run.findings if finding.rule == rule]:
-            seeds = f" ({len(found)} of {len(one.runs)} seeds)" if len(one.runs) > 1 else ""
-            yield f"In {one.label}{seeds} {found[0]}."
-
-
-def _conditions(study: Study) -> Iterator[str]:
-    """Warn of budgets, data, rewards, grading, times and code that make the runs less comparable than they look."""
+def warnings_of(study: Study) -> Iterator[str]:
+    """Yield what makes the runs less comparable than they look, a plain sentence each."""
+    for one in study.settings:
+        answers = [shares for shares in one.right.values() if shares and len(shares) >= FEW_PROBLEMS]
+        mixed = [shares for shares in answers if len({*shares.values()}) > 1]
+        if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
+            yield (
+                f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
+                "one run, they tell no more than one seed."
+            )
     for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
         base, totals = mean_total(study.reference, axis), {one.label: mean_total(one, axis) for one in study.settings}
         ratios = {label: total / base for label, total in totals.items() if base and total}
@@ -168,8 +147,6 @@ def _conditions(study: Study) -> Iterator[str]:
     failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
     if failed := sum(float(series.y.sum()) for series in failures):
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
-    if any(run.shared_machine for run in study.runs):
-        yield "Runs shared the machine, so times compare with nothing: no verdict on wall clock is given."
     names = {"code": "code", "hardware": "graphics card or processor", "packages": "library versions"}
     for key, name in names.items():
         values = {str(run.provenance[key]) for run in study.runs if run.provenance.get(key)}
@@ -203,14 +180,12 @@ def cases_of(study: Study) -> list[Case]:
     steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
     cases = {problem: {step: list[dict[str, str]]() for step in steps} for problem in _choose(list(runs.values()))}
     for step, label in product(steps, runs):
-        for line, row in _responses(files[label].get(step), cases):
-            texts.setdefault(
-                row["problem_id"], (shown_text(str(row.get("question"))), shown_text(str(row.get("gold"))))
-            )
+        for name, (line, row) in _responses(files[label].get(step), cases).items():
+            texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
             outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
             where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
             shown = {"setting": label, "outcome": outcome, "text": shown_text(row["response"]), "where": where}
-            cases[row["problem_id"]][step].append(shown)
+            cases[name][step].append(shown)
     return [Case(*texts[name], by_step) for name, by_step in cases.items() if by_step and all(by_step.values())]
 
 
@@ -227,20 +202,16 @@ def _choose(runs: Sequence[StudyRun]) -> list[str]:
     return list(dict.fromkeys([*first.values(), *ordered]))[:PROBLEMS_SHOWN]
 
 
-def _responses(file: ResponseFile | None, problems: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first response to each of these problems, after its line."""
-    left = set(problems)
+def _responses(file: ResponseFile | None, problems: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Return the line and the row of the first response to each of these problems."""
+    responses: dict[str, tuple[int, dict[str, Any]]] = {}
     try:
-        for line, row in (
-            each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None, without_ids) if file else ()
-        ):
-            if row["problem_id"] in left:
-                left.remove(row["problem_id"])
-                yield line, row
-            if not left:
-                return
+        for line, row in each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None) if file else ():
+            if row["problem_id"] in problems:
+                responses.setdefault(row["problem_id"], (line, row))
     except ConfigError:  # reading the study has reported it
-        return
+        pass
+    return responses
 
 
 def shown_text(text: str) -> str:

@@ -3,14 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.health.finding import Finding
 from rlreason.records.files import OBJECTIVE
-from rlreason.records.reader import setting_in
 from rlreason.report.content import SIGNS, Table, Verdict
 from rlreason.report.read import differing_keys
 from rlreason.report.study import Answers, Setting, Study, StudyRun, correctness, setting_text
@@ -27,11 +25,6 @@ LONGEST = 80  # characters of a value in a table
 def percent(share: float) -> str:
     """Return a share as text: `percent(0.7468)` is '74.7%'."""
     return f"{100 * share:.1f}%"
-
-
-def percents(point: Sequence[float]) -> str:
-    """Return a share with its interval for a table."""
-    return "{}\n{} to {}".format(*map(percent, point))
 
 
 def millions(tokens: float) -> str:
@@ -55,7 +48,7 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         best = _mean_of([max(at_step for _, at_step in curve) for curve in curves], percent)
         if one.accuracies and one.right:
             interval = accuracy_of(one)
-            accuracy = percent(0.0) if interval is None else percents(interval)
+            accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
         word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
         if verdict is not None and verdict.difference is not None and verdict.adjusted_p is not None:
             d, word = verdict.difference, f"{word}\n{p_text(verdict.adjusted_p)}"
@@ -70,12 +63,11 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
             _mean_of([run.seconds for run in one.runs], duration),
             _mean_of([run.totals.get("tokens") for run in one.runs], millions),
         ])  # fmt: skip
-    notes = ["Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems."]
-    if any(len(one.runs) == 1 for one in study.settings):
-        notes.append("With one seed the interval is over problems only.")
-    if any("*" in row[5] for row in rows):
-        notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes))
+    note = (
+        "Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems, with one seed over "
+        "problems only. * The best of several evaluations is biased upwards, and is never compared."
+    )
+    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
@@ -127,13 +119,9 @@ def passes_table(study: Study) -> Table | None:
         note += f" Both rows are of the same problems, those asked before and after training: {min(asked):,} a run."
     rows = [row for row in rows if len(row) > 3]
     powers = [f"k = {2**power}" for power in range(max(map(len, rows), default=2) - 2)]
-    return _padded("pass@k", ["setting", "training", *powers], rows, note)
-
-
-def _padded(title: str, head: Sequence[str], rows: Sequence[list[str]], note: str) -> Table | None:
-    """Return a table of numbers from its third column on, whose rows are filled up; None without any."""
+    head = ["setting", "training", *powers]
     whole = [[*row, *[NONE] * (len(head) - len(row))] for row in rows]
-    return Table(title, head, whole, frozenset(range(2, len(head))), note) if rows else None
+    return Table("pass@k", head, whole, frozenset(range(2, len(head))), note) if rows else None
 
 
 def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
@@ -147,19 +135,6 @@ def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
     both = start.problems.keys() & final.problems.keys()
     a, b = ({name: p for name, p in answers.problems.items() if name in both} for answers in (start, final))
     return (replace(start, problems=a), replace(final, problems=b)) if both else (None, final)
-
-
-def best_of_n_table(study: Study) -> Table | None:
-    """Return the accuracy of each way to choose among N responses, of runs of algorithm=best_of_n, or None."""
-    rows, numbers = list[list[str]](), list[int]()
-    for one, run in study.each:
-        ways, n_list = run.summary.get("best_of_n"), run.summary.get("n_list")
-        if isinstance(ways, dict) and isinstance(n_list, list):
-            numbers = max(numbers, n_list, key=len)
-            name = one.label if len(one.runs) == 1 else f"{one.label}, seed {run.seed}"
-            rows += [[name, str(way), *map(percents, points)] for way, points in ways.items()]
-    head = ["setting", "chosen by", *(f"N = {n}" for n in numbers)]
-    return _padded("Best of N", head, rows, "All from one set of samples; 95% intervals over problems.")
 
 
 def health_table(study: Study) -> Table | None:
@@ -178,52 +153,37 @@ def health_table(study: Study) -> Table | None:
     return Table("Health of the runs", head, rows, frozenset({3}), note) if rows else None
 
 
-UNDER_WAY = "\N{HORIZONTAL ELLIPSIS}"
-#: How a run ended -> its sign.
-STATE_SIGNS = {
-    "finished": "\N{CHECK MARK}", "budget": "\N{CHECK MARK}", "stopped": "\N{BLACK SQUARE}",
-    "interrupted": "\N{BLACK SQUARE}", "diverged": "\N{MULTIPLICATION X}", "failed": "\N{MULTIPLICATION X}",
-}  # fmt: skip
-
-
 def log_of(study: Study) -> Table:
     """Return a row for each run, by setting and seed."""
     head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
     for one, run in study.each:
         rule, reached = run.status.partition(":")[2], run.totals.get("step")
         last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
-        steps = NONE if reached is None else f"{reached:.0f}"
-        if reached is not None and run.planned_steps and run.planned_steps != reached:
-            steps += f" of {run.planned_steps}"
-        state = f"{STATE_SIGNS.get(run.state, UNDER_WAY)} {run.state}"
+        steps = NONE if reached is None else f"{reached:.0f} of {run.planned_steps or NONE}"
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
-        rows.append([one.label, str(run.seed), state, why, steps, _mean_of([last], percent), time])
+        rows.append([one.label, str(run.seed), run.state, why, steps, _mean_of([last], percent), time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}))
 
 
 def configs_table(study: Study) -> Table:
-    """Return the settings in which the runs' configs differ, except the seed."""
+    """Return the settings in which the runs' configs differ though no one swept them, except the seed."""
     firsts = [one.runs[0].settings for one in study.settings]
     swept = {axis.partition(".")[0] for axis in study.axes}
+    names = differing_keys([settings for settings in firsts if settings])
     rows = [
-        [
-            name + ("" if name.partition(".")[0] in swept else "\nnot swept by name"),
-            *(shorten(setting_text(settings.get(name)), LONGEST) for settings in firsts),
-        ]
-        for name in differing_keys([settings for settings in firsts if settings])
+        [name, *(shorten(setting_text(settings.get(name)), LONGEST) for settings in firsts)]
+        for name in names
+        if name.partition(".")[0] not in swept
     ]
-    return Table("What differs between the settings", ["setting", *(one.label for one in study.settings)], rows)
+    return Table("What differs without being swept", ["setting", *(one.label for one in study.settings)], rows)
 
 
 def details_of(study: Study) -> list[tuple[str, str | Table]]:
-    """Return the collapsible sections: configs, protocol, objectives, code and machine, command."""
-    names = dict.fromkeys(name for run in study.runs for name in run.protocol or ())
-    rows = [[name, _values(study, [(run.protocol or {}).get(name) for run in study.runs])] for name in names]
-    protocol = Table("How accuracy was measured", ["part", "value"], rows)
-    keys = ["rlreason", "commit", "python", "platform", "hardware.cpu", "hardware.gpus"]
-    keys += [f"packages.{name}" for name in ("torch", "transformers", "vllm", "math-verify")]
-    rows = [[key, _values(study, [setting_in(run.provenance, key) for run in study.runs])] for key in keys]
-    machine = Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
+    """Return the collapsible sections: what differs besides, protocol, objectives, command."""
+    measured = next((run.protocol for run in study.runs if run.protocol is not None), {})
+    rows = [[name, shorten(str(value), 4 * LONGEST)] for name, value in measured.items()]
+    note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+    protocol = Table("How accuracy was measured", ["part", "value"], rows, note=note)
     cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
         path = one.runs[0].folder / OBJECTIVE
@@ -232,17 +192,5 @@ def details_of(study: Study) -> list[tuple[str, str | Table]]:
     return [
         *((table.title, table) for table in (configs_table(study), protocol) if table.rows),
         *((f"Objective: {few(of)}" if len(cards) > 1 else "Objective", text) for text, of in cards.items()),
-        (machine.title, machine),
         *([("Command", study.command)] if study.command else []),
     ]
-
-
-def _values(study: Study, values: Sequence[Any]) -> str:
-    """Return what all runs have on record, or each value with the settings that have it."""
-    labels: dict[str, dict[str, None]] = defaultdict(dict)
-    for (one, _), value in zip(study.each, values, strict=True):
-        if value not in (None, "", [], {}):
-            labels[shorten(str(value), 4 * LONGEST)][one.label] = None
-    if len(labels) < 2:
-        return next(iter(labels), "")
-    return "; ".join(f"{few(list(of))}: {text}" for text, of in labels.items())

@@ -64,7 +64,7 @@ def write_up_of(runs: Runs) -> WriteUp:
     note = "Where a question is not done, the command is what is still to be run."
     tables = [Table("Checklist", ["question", "state", "command"], checklist, note=note)]
     if course.published:
-        rows = [[one.question, one.text, one.source] for one in course.published]
+        rows = [[one["question"], one["text"], one["source"]] for one in course.published]
         note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
         tables.append(Table("What others got", ["question", "figure or direction", "source"], rows, note=note))
     used = [*{read.path: read for section in sections for read in section.reads}.values()]

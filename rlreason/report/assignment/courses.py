@@ -23,7 +23,6 @@ from rlreason.sweeps.state import FILE, read_state
 
 COURSES = Path(__file__).with_name("courses.yaml")
 SWEEP = "python -m rlreason -m sweep={sweep} {experiment} {data}"
-SAME_SIZE = 0.1  # relative difference of parameter counts, which are counted in more than one way
 BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
 REHEARSED = "_short"  # suffix of the prompts for the built-in model
 TRAINING = ("grpo", "sft", "ei")
@@ -64,16 +63,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A published figure, or the published verdict on one setting against another."""
-
-    question: str
-    text: str
-    source: str
-    band: Sequence[float] = ()  # low and high in percent, drawn as a grey band in the question's picture
-
-
-@dataclass(frozen=True, slots=True)
 class Course:
     """A course's assignment, and what others got with its model on its data."""
 
@@ -81,27 +70,19 @@ class Course:
     questions: Sequence[Question]
     model: str  # names as in conf/
     model_name: str
-    parameters: float
     data: str
     data_name: str
-    problems: int  # to validate on, at least
-    a_right_loop: str
-    published: Sequence[Published]
+    published: Sequence[Mapping[str, str]]  # question, text (a figure, or a verdict on a setting), source
     lacks: str = ""
 
-    def is_of(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-        """Return whether a run has the course's model and data: by name, and by size if recorded."""
-        models = (self.model, f"{self.model}_base")
-        if settings.get("model.name") not in models or settings.get("data.name") != self.data:
-            return False
-        size = number(setting_in(provenance, "model.parameters"))
-        asked = number(setting_in(provenance, "data.sizes.validation"))
-        right_size = size is None or abs(size / self.parameters - 1) < SAME_SIZE
-        return right_size and (asked is None or asked >= self.problems)
+    def is_of(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a run has the course's model and data, by their names."""
+        is_model = settings.get("model.name") in (self.model, f"{self.model}_base")
+        return is_model and settings.get("data.name") == self.data
 
     def has(self, study: Study) -> bool:
         """Return whether all runs that have begun have the course's model and data."""
-        return all(self.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
+        return all(self.is_of(run.settings) for run in study.runs if run.settings)
 
 
 def course_of(name: str) -> Course:
@@ -109,7 +90,7 @@ def course_of(name: str) -> Course:
     course = yaml.safe_load(COURSES.read_text("utf-8"))[name]
     typed = course.pop("typed")
     questions = [Question(typed=typed, **one) for one in course.pop("questions")]
-    return Course(questions=questions, published=[Published(**one) for one in course.pop("published")], **course)
+    return Course(questions=questions, **course)
 
 
 @dataclass(eq=False)
@@ -120,7 +101,6 @@ class Found:
     changed: float  # time of its newest change
     sweep: str = ""  # of sweep=NAME; "" of a run, or of a sweep without
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # of its first run
 
     @property
     def name(self) -> str:
@@ -130,11 +110,7 @@ class Found:
     @cached_property
     def study(self) -> Study:
         """Its runs; `ConfigError` if they cannot be read."""
-        study = read_study([self.path])
-        if self.sweep == "pku_before_and_after":  # whose settings are long paths
-            for setting in study.settings:
-                setting.label = "after GRPO" if "pku_grpo" in setting.typed else "before GRPO"
-        return study
+        return read_study([self.path])
 
     @cached_property
     def report(self) -> Report:
@@ -143,9 +119,8 @@ class Found:
 
     def reference_alone(self) -> "Found":
         """Return its reference as a study by itself."""
-        whole, alone = self.study, replace(self)
-        question = f"How does {whole.reference.label}, the default, do?"
-        alone.study = Study(whole.name, question, [], [whole.reference], folders=whole.folders)
+        alone = replace(self)
+        alone.study = replace(self.study, axes=[], settings=[self.study.reference])
         return alone
 
     def values(self, key: str) -> set[str]:
@@ -175,8 +150,7 @@ def _found_at(path: Path) -> Found:
             state = read_state(path, lambda _: None)
             found.sweep = state.requested
             first = next((path / run.name for run in state.runs if (path / run.name / CONFIG).exists()), path)
-        reader = RunFolder(first, lambda _: None)
-        found.settings, found.provenance = flat(reader.settings), reader.provenance
+        found.settings = flat(RunFolder(first, lambda _: None).settings)
     except ConfigError:  # reported when its question reads it
         pass
     return found
@@ -220,7 +194,7 @@ class Runs:
         def nearness(one: Found) -> tuple[bool, int]:
             sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
             work = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
-            return self.course.is_of(one.settings, one.provenance), work
+            return self.course.is_of(one.settings), work
 
         return sorted(self.found, key=nearness, reverse=True)
 

@@ -4,18 +4,18 @@
   const page = JSON.parse(document.getElementById("data").textContent);
   const all = (selector) => [...document.querySelectorAll(selector)];
   const [plots, curves] = [all(".plot"), all(".plot[data-curve]")];
-  const colours = new Map(page.settings.map(({ label, colour }) => [label, colour])); // null: grey
+  const colours = new Map(page.settings.map((label, place) => [label, place]));
   const state = { hidden: new Set(), axis: "step", seeds: true, zoom: null, keyboardX: null, changes: 0 };
 
   // ---- the rows that a figure shows, by data set ----
   function unpacked(columns) {
     const values = Object.entries(columns).map(([name, place]) => [name, page.columns[place]]);
     const row = (_, k) => Object.fromEntries(values.map(([name, column]) => [name, column[k]]));
-    return page.columns[columns.x].map(row).map((one) => ({ ...one, setting: page.settings[one.setting].label }));
+    return page.columns[columns.x].map(row).map((one) => ({ ...one, setting: page.settings[one.setting] }));
   }
   function isShown(row, name) {
     if (state.hidden.has(row.setting)) return false;
-    if (name === "seeds" && !state.seeds && row.run >= 0) return false; // grey means have no run
+    if (name === "seeds" && !state.seeds) return false;
     return state.zoom === null || !("y" in row) || (row.x >= state.zoom[0] && row.x <= state.zoom[1]);
   }
   function rowsOf({ rows, along }) {
@@ -48,20 +48,19 @@
     all(".reset").forEach((button) => (button.hidden = state.zoom === null));
     all("input.axis").forEach((radio) => (radio.checked = radio.value === state.axis));
     all("input.seeds").forEach((box) => (box.checked = state.seeds));
-    for (const button of all(".legend button")) button.setAttribute("aria-pressed", !isHidden(labelsOf(button)[0]));
+    for (const button of all(".legend button")) button.setAttribute("aria-pressed", !state.hidden.has(labelOf(button)));
     observer.disconnect();
     plots.forEach((plot) => observer.observe(plot)); // which tells at once what is on the screen
   }
-  const isHidden = (label) => state.hidden.has(label);
-  const grey = [...colours.keys()].filter((label) => colours.get(label) === null);
-  const labelsOf = ({ dataset }) => (dataset.setting === "rest" ? grey : [page.settings[dataset.setting].label]);
+  const labelOf = ({ dataset }) => page.settings[dataset.setting];
   const on = (event, selector, to) => all(selector).forEach((one) => (one[event] = () => change(to(one))));
   on("onchange", "input.axis", (radio) => ({ axis: radio.value, zoom: null, keyboardX: null }));
   on("onchange", "input.seeds", (box) => ({ seeds: box.checked }));
   on("onclick", ".reset", () => ({ zoom: null }));
   on("onclick", ".legend button", (button) => {
-    const others = [...state.hidden].filter((label) => !labelsOf(button).includes(label));
-    return { hidden: new Set(isHidden(labelsOf(button)[0]) ? others : [...others, ...labelsOf(button)]) };
+    const hidden = new Set(state.hidden);
+    if (!hidden.delete(labelOf(button))) hidden.add(labelOf(button));
+    return { hidden };
   });
   document.getElementById("theme").onclick = () => {
     const { dataset } = document.documentElement;
