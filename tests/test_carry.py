@@ -11,7 +11,7 @@ from rlreason.cli.check import check_command_line
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
-from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
+from rlreason.sweeps.outcomes import CHOOSING, COMPARING, half_of, purposes
 from rlreason.sweeps.state import DOMINATED, SweepState, new_state, read_state, write_state
 from tests.sweep_folders import PROTOCOL, Answers, answers, designed, sweep
 

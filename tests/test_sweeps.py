@@ -217,7 +217,7 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, comp
     assert set_up(nine * 9, joblib, jobs=1).side_by_side == 1
     assert set_up(nine, joblib, "hydra.launcher.n_jobs=3").side_by_side == 3
     typed_limit = set_up(nine, local, "hydra.launcher.timeout_min=5", jobs=2)
-    assert (typed_limit.batch, typed_limit.side_by_side, typed_limit.words) == (2, 2, [])
+    assert (typed_limit.side_by_side, typed_limit.words) == (2, [])
     assert (set_up(nine).side_by_side, set_up(nine, jobs=4).side_by_side) == (1, 4)  # a machine without: as ever
     assert set_up(nine).lines() == {"launcher": "", "GPUs": ""}
     with pytest.raises(ConfigError, match="this machine has 0 for runs"):

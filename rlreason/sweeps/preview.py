@@ -11,9 +11,8 @@ from rlreason.model.shapes import shape_of
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, assumed_range, points, smallest_difference
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.text import decimal_size, duration, few
-from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.launcher import Jobs
-from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, RunState, read_state
+from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, RunState, read_state, setting_text
 
 MEASURED = ("finished", "budget")  # statuses of runs whose time is used
 ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
@@ -26,7 +25,8 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
     run = runs[design.runs[0].name]
     before = read_state(design.folder, lambda _: None) if (design.folder / FILE).exists() else None
     ended = [one for one in before.runs if one.name in runs and one.of_its_own] if before else []
-    left, of_settings, seeds = len(design.runs) - len(ended), len(design.settings()), design.seeds
+    left, of_settings = len(design.runs) - len(ended), len(design.settings())
+    seeds = sorted({one.seed for one in design.runs})
     several = f"{_count(of_settings, 'setting')} x {_count(len(seeds), 'seed')} ({few([str(s) for s in seeds], 10)})"
     if of_settings * len(seeds) != len(design.runs):
         several = f"{_count(of_settings, 'setting')}, {_count(len(seeds), 'seed')}, not all with all"

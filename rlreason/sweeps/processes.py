@@ -65,7 +65,8 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
         while waiting or running:
             while waiting and free:
                 number, overrides = waiting.pop(0)
-                name = name_of(overrides)
+                named = [word for word in overrides if word.startswith("hydra.sweep.subdir=")] or [f"={number}"]
+                name = named[-1].partition("=")[2].strip("'")  # its folder: Hydra's is its number
                 console = folder / CONSOLES / f"{name}.log" if several else None
                 job = _Job(name, overrides, number, console, *free.pop(0))
                 receiver, sender = context.Pipe(duplex=False)
@@ -75,8 +76,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                     running[process.sentinel] = job, process, receiver
                 sender.close()
                 on = f" on GPU {', '.join(job.gpus)}" if job.gpus else ""
-                beside = f", beside {len(running) - 1} more" if len(running) > 1 else ""
-                print(f"{'' if several else chr(10)}== {name}: started{on}{beside}", flush=True)
+                print(f"{'' if several else chr(10)}== {name}: started{on}", flush=True)
             for sentinel in connection.wait(list(running)):
                 job, process, receiver = running.pop(sentinel)  # type: ignore[arg-type]
                 free.append((job.gpus, job.processors))
@@ -102,18 +102,8 @@ def _places(launcher: "Processes") -> list[tuple[Sequence[str], Sequence[int]]]:
     each, gpus = launcher.gpus_per_run, launcher.gpus
     count = min(launcher.jobs, max(1, len(gpus) // each)) if gpus and each else launcher.jobs
     allowed = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
-    processors = shares(allowed, count) if allowed else [[]] * count
+    processors = shares(allowed, count)
     return [(gpus[number * each : (number + 1) * each], processors[number]) for number in range(count)]
-
-
-def name_of(overrides: Sequence[str]) -> str:
-    """Return the folder of a job, where its overrides name one, else its overrides without Hydra's.
-
-    >>> name_of(["loss=gspo", "seed=1", "hydra.sweep.subdir='seed=1'"]), name_of(["loss=gspo", "seed=1"])
-    ('seed=1', 'loss=gspo,seed=1')
-    """
-    named = [word.partition("=")[2].strip("'") for word in overrides if word.startswith("hydra.sweep.subdir=")]
-    return named[-1] if named else ",".join(word for word in overrides if not word.startswith("hydra."))
 
 
 def outcome_text(folder: Path, name: str, result: Any = None) -> str:

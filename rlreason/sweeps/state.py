@@ -104,11 +104,6 @@ class Design:
     reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
     sweep: str = ""  # the file given by sweep=; "" where the axes were typed
 
-    @property
-    def seeds(self) -> list[int]:
-        """Return the seeds of all runs, sorted."""
-        return sorted({run.seed for run in self.runs})
-
     def settings(self) -> list[Setting]:
         """Return each setting once, in the order of the runs."""
         return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
@@ -159,13 +154,8 @@ class SweepState:
     carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
     #: By monitors.dominated: {"setting": Setting, "reason": str}.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
-    sweep: str | None = None  # the value of sweep=, "" without it; None: the file does not say
+    sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it
     version: int = VERSION
-
-    @property
-    def requested(self) -> str:
-        """Return the `sweep=` that it was started with, whatever its folder is called; by the folder if unknown."""
-        return self.name.partition(",")[0] if self.sweep is None else self.sweep
 
     @property
     def code(self) -> int:
@@ -176,7 +166,7 @@ class SweepState:
         """Return the run of this name; `KeyError` if there is none."""
         return {run.name: run for run in self.runs}[name]
 
-    def refresh(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
+    def refresh(self, folder: Path, say: Callable[[str], None] = print_stderr) -> None:
         """Look the runs up in the sweep's folder, and list the settings that runs were stopped for; see `refreshed`."""
         self.runs = [refreshed(run, folder, say) for run in self.runs]
         reasons = {run.key: run.reason for run in self.runs if run.status == DOMINATED}
@@ -186,14 +176,22 @@ class SweepState:
         """Write the final state: of each run what its folder says, else the error of its job."""
         self.refresh(folder, print)
         for run in self.runs:
-            error = errors.get(run.name)
-            if error is None or run.of_its_own or (run.reason != KILLED and run.status != WAITING):
-                continue
-            if run.reason == KILLED:
-                write_status(folder / run.name, "failed", first_line(error))
-            run.status, run.reason = "failed", first_line(error)  # one that waits was refused before it wrote anything
+            error, killed = errors.get(run.name), run.reason == KILLED
+            if error is not None and (killed or run.status == WAITING):  # the latter: refused before it wrote anything
+                run.status, run.reason = "failed", first_line(error)
+                if killed:
+                    write_status(folder / run.name, run.status, run.reason)
         self.status = status or {0: "finished", 130: "interrupted"}.get(self.code, "failed")
         write_state(folder, self)
+
+
+def setting_text(setting: Setting) -> str:
+    """Return a setting as it is typed.
+
+    >>> setting_text({"loss": "grpo_clip", "epochs": "2"}), setting_text({})
+    ('loss=grpo_clip epochs=2', 'the default')
+    """
+    return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
 
 
 def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
@@ -206,8 +204,9 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
         runs += [was] if same_axes and (design.folder / was.name / SUMMARY).exists() else []
     kept, axes = list(carried) or (before.carried if before else []), list(design.axes)
-    state = SweepState(design.name, command, axes, design.reference, "running", jobs, launcher, runs, kept)
-    state.sweep = design.sweep
+    state = SweepState(
+        design.name, command, axes, design.reference, "running", jobs, launcher, runs, kept, sweep=design.sweep
+    )
     state.refresh(design.folder)
     return state
 
@@ -217,17 +216,16 @@ def write_state(folder: Path, state: SweepState) -> None:
     write_whole(folder / FILE, json.dumps(finite(redacted(asdict(state))), indent=1) + "\n")
 
 
-def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepState:
+def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> SweepState:
     """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
-    Its runs are looked up in their folders: the sweep may have been killed. Unreadable folders are reported to `say`
-    and keep the file's state; without `say`, they are a `ConfigError`.
+    Its runs are looked up in their folders: the sweep may have been killed. Broken files are reported to `say`.
     """
     state = _parsed(folder / FILE)
     if state is None:
         state = _rebuilt(folder)
         if (folder / FILE).exists():
-            (say or print_stderr)(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
+            say(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
     if state.status == "running" and holder(folder) is None:
         state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
@@ -238,11 +236,11 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
 
 def sweeps_named(folder: Path, name: str) -> list[Path]:
     """Return the folders in `folder`, stages of chains too, of sweeps that were started as `sweep=name`."""
-    files = sorted(path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in folder.glob(pattern))
-    return [path.parent for path in files if (state := _parsed(path)) is not None and state.requested == name]
+    files = sorted([*folder.glob(f"*/{FILE}"), *folder.glob(f"*/*/{FILE}")])
+    return [path.parent for path in files if (state := _parsed(path)) is not None and state.sweep == name]
 
 
-def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:
+def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_stderr) -> RunState:
     """Return what the run's own folder, below that of the sweep, says of it.
 
     What a folder cannot say is taken from `run`: why one was refused or stopped before it wrote anything, and the time
@@ -250,19 +248,12 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     """
     place = folder / run.name
     now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
-    try:
-        reader = RunFolder(place, say or print_stderr) if place.is_dir() else None
-        origin = reader.provenance if reader else {}
-        summary = reader.summary if reader else None
-    except ConfigError as error:
-        if say is None:
-            raise
-        say(str(error))
-        return run
+    reader = RunFolder(place, say) if place.is_dir() else None
+    origin = reader.provenance if reader else {}
     now.started, now.ended = next(iter(origin.get("earlier_parts") or [origin])).get("started"), origin.get("ended")
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
-    if summary is None:
+    if reader is None or (summary := reader.summary) is None:
         now.status, now.reason = _status_without_summary(run, place)
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
@@ -310,5 +301,5 @@ def _rebuilt(folder: Path) -> SweepState:
         runs.append(RunState(place.name, [], setting, int(seed) if seed.isdigit() else 0))
     if not runs:
         raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
-    axes = sorted({key for run in runs for key in run.setting})
-    return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs)
+    axes, sweep = sorted({key for run in runs for key in run.setting}), folder.name.partition(",")[0]
+    return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs, sweep=sweep)
