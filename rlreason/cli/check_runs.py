@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -189,7 +189,7 @@ def designed(request: Request, note: Note = print, carried: Sequence[str] = (), 
     file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
     place = stage.folder if stage else folder_of(words, grid.swept, base, request.options.sweep_name)
-    return design_of(grid, file, place, lambda overrides: composed(overrides, name), note, str(base.seed))
+    return design_of(grid, file, place, lambda overrides: composed(overrides, name), str(base.seed))
 
 
 def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
@@ -225,7 +225,7 @@ def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage |
         for line in dict.fromkeys(absent):
             note(f"! not here: {line}")
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
-    plain = tuple(one.plain() for one in carried)
+    plain = tuple(asdict(one) for one in carried)
     return replace(request, folder=design.folder, design=design, runs=runs, carried=plain, jobs=jobs)
 
 

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,6 @@ class Carried:
     sentence: str
     model: str = ""  # that it was chosen with
 
-    def plain(self) -> dict[str, Any]:
-        """Return the same for JSON."""
-        return asdict(self)
-
 
 def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
@@ -73,9 +69,8 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
         return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
     names = sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())
-    near = difflib.get_close_matches(word, names, n=1)
-    there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
-    raise ConfigError(f"carry={word} is no sweep that has run: {there} (or give a sweep's folder)")
+    near = few(difflib.get_close_matches(word, names) or names) or "none"
+    raise ConfigError(f"carry={word} is no sweep that has run: give one of {SWEEPS} ({near}), or a sweep's folder")
 
 
 def carry(folder: Path) -> Carried:

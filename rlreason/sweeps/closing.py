@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlreason.evaluation.protocol import refuse_mixture
-from rlreason.records.files import COMPLIANCE
-from rlreason.records.reader import RunFolder
 from rlreason.runtime.intervals import mean_interval
 from rlreason.sweeps.state import WAITING, Key, SweepState
 
@@ -23,10 +20,7 @@ class JudgedSetting:
     verdict: str
 
 
-Judgements = Mapping[Key, JudgedSetting]
-
-
-def settings_table(state: SweepState, judged: Judgements) -> str:
+def settings_table(state: SweepState, judged: Mapping[Key, JudgedSetting]) -> str:
     """Return the table of settings, best mean first, with the swept axes as columns.
 
     Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
@@ -77,7 +71,7 @@ def _seed_counts(state: SweepState) -> set[int]:
     return set(Counter(run.key for run in state.runs if run.figure is not None).values())
 
 
-def closing(state: SweepState, folder: Path, judged: Judgements) -> str:
+def closing(state: SweepState, folder: Path, judged: Mapping[Key, JudgedSetting]) -> str:
     """Return the table followed by its notes, one a line. `judged`: from the report."""
     lines, seeds = [settings_table(state, judged)], _seed_counts(state)
     if seeds == {1}:
@@ -91,15 +85,8 @@ def closing(state: SweepState, folder: Path, judged: Judgements) -> str:
         lines.append(
             "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"
         )
-    first_of = dict[str, str]()
-    for run in state.runs:
-        first_of.setdefault(run.protocol or "", run.name)
-    if protocols := {name: RunFolder(folder / name).summary for hash_, name in first_of.items() if hash_}:
-        lines.append(f"protocol {', '.join(filter(None, first_of))}")
-        mixed = refuse_mixture({name: (of or {})["protocol"] for name, of in protocols.items()}, allow=True)
-        lines += [f"! {line}" for line in mixed]
-    for run in state.runs:
-        card = folder / run.name / COMPLIANCE
-        if card.exists() and (text := card.read_text(encoding="utf-8").splitlines()):
-            lines.append(f"{run.name}: {text[-1]}; see {card}")
+    if protocols := sorted({run.protocol for run in state.runs if run.protocol}):
+        lines.append(f"protocol {', '.join(protocols)}")
+    if len(protocols) > 1:
+        lines.append(f"! the runs were measured differently: python -m rlreason compare {folder} says how")
     return "\n".join(lines)

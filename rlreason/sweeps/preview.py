@@ -30,6 +30,8 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
     several = f"{_count(of_settings, 'setting')} x {_count(len(seeds), 'seed')} ({few([str(s) for s in seeds], 10)})"
     if of_settings * len(seeds) != len(design.runs):
         several = f"{_count(of_settings, 'setting')}, {_count(len(seeds), 'seed')}, not all with all"
+    values = {axis: dict.fromkeys(r.setting[axis] for r in design.runs if axis in r.setting) for axis in design.axes}
+    varied = [f"{axis}={','.join(of)}" for axis, of in values.items()]
     comparison = "with nothing: there is one setting"
     if of_settings > 1:
         none = "each: the sweep names no reference among its values, which carry= would need"
@@ -48,7 +50,7 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
     lines = {
         "sweep": f"{design.name} in {design.folder}",
         "runs": f"{len(design.runs)}: {several}" + (f"; {len(ended)} ended before" if ended else ""),
-        "varies": _varied(design),
+        "varies": "; ".join(varied) or "the seed alone",
         "compared": comparison,
         "alike": "; ".join(one_formula(design, runs)),
         "time": _time(ended, left, jobs.side_by_side),
@@ -62,14 +64,6 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _varied(design: Design) -> str:
-    """Return what differs between the runs apart from the seed: the swept settings with their values, in order."""
-    values = {
-        axis: dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting) for axis in design.axes
-    }
-    return "; ".join(f"{axis}={','.join(of)}" for axis, of in values.items()) or "the seed alone"
 
 
 def one_formula(design: Design, runs: Mapping[str, AnyRunConfig]) -> list[str]:

@@ -17,7 +17,6 @@ from rlreason.records.reader import (
     read_ending,
     read_status,
     runs_in,
-    sweep_code,
     write_status,
 )
 from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
@@ -32,7 +31,6 @@ Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
 FILE = "sweep.json"
-VERSION = 1
 WAITING = "waiting"  # a run's status before its start; the others are those of records.reader.STATUSES
 DOMINATED = "stopped:dominated"
 KILLED = "killed without a chance to say so"
@@ -80,17 +78,6 @@ class RunState:
     def status_text(self) -> str:
         """Return the status with its reason."""
         return f"{self.status} ({self.reason})" if self.reason else self.status
-
-    @property
-    def outcome(self) -> str:
-        """Return the outcome in a few words.
-
-        >>> RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25).outcome
-        'accuracy 0.250 -> 0.500, finished'
-        """
-        before = "" if self.accuracy_before is None else f"{self.accuracy_before:.3f} -> "
-        figure = "" if self.accuracy is None else f"accuracy {before}{self.accuracy:.3f}, "
-        return f"{figure if self.score is None else f'score {self.score:g}, '}{self.status_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +142,12 @@ class SweepState:
     #: By monitors.dominated: {"setting": Setting, "reason": str}.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
     sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it
-    version: int = VERSION
+    version: int = 1
 
     @property
     def code(self) -> int:
-        """Return the exit code of the sweep, once it has ended: see `records.reader.sweep_code`."""
-        return sweep_code(["failed" if run.status in (WAITING, "running") else run.status for run in self.runs])
+        """Return the exit code of the sweep, once it has ended."""
+        return {"finished": 0, "interrupted": 130}.get(self.status, 1)
 
     def run(self, name: str) -> RunState:
         """Return the run of this name; `KeyError` if there is none."""
@@ -181,8 +168,14 @@ class SweepState:
                 run.status, run.reason = "failed", first_line(error)
                 if killed:
                     write_status(folder / run.name, run.status, run.reason)
-        self.status = status or {0: "finished", 130: "interrupted"}.get(self.code, "failed")
+        self.status = status or self._ending()
         write_state(folder, self)
+
+    def _ending(self, *interrupted: str) -> str:
+        """Return the status of a sweep that runs no more, by its runs; these statuses mean that it was interrupted."""
+        if any(run.status in ("interrupted", *interrupted) for run in self.runs):
+            return "interrupted"
+        return "finished" if all(run.of_its_own for run in self.runs) else "failed"
 
 
 def setting_text(setting: Setting) -> str:
@@ -228,9 +221,7 @@ def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> Sweep
             say(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
     if state.status == "running" and holder(folder) is None:
-        state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
-        if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
-            state.status = "interrupted"
+        state.status = state._ending(WAITING, "running")
     return state
 
 
@@ -283,13 +274,13 @@ def _status_without_summary(run: RunState, place: Path) -> tuple[str, str]:
 
 
 def _parsed(path: Path) -> SweepState | None:
-    """Return the file's content; None if it is missing, damaged or of a later version."""
+    """Return the file's content; None if it is missing or damaged."""
     try:
         state = msgspec.json.decode(path.read_bytes(), type=SweepState)
     except (OSError, ValueError):
         return None
     outside = any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in state.runs)
-    return None if outside or state.version != VERSION else state
+    return None if outside else state
 
 
 def _rebuilt(folder: Path) -> SweepState:
