@@ -42,18 +42,12 @@ def mistake(*words: str) -> str:
     return str(caught.value)
 
 
-def everywhere() -> list[object]:
-    """Every sweep in every place. The quick tests: two cells of every third sweep in one place."""
-    cases = []
-    for number, name in enumerate(SWEEPS):
-        for turn, place in enumerate(PLACES):
-            if turn == number % len(PLACES) and number % 3 == 0:
-                cases.append(pytest.param(name, place, False, id=f"{name} {place[0]} two"))
-            cases.append(pytest.param(name, place, True, marks=pytest.mark.long, id=f"{name} {place[0]}"))
-    return cases
+#: Every sweep in every place. The quick tests: two cells of every third sweep in one place.
+QUICK = [(name, PLACES[number % len(PLACES)], False) for number, name in enumerate(SWEEPS) if number % 3 == 0]
+WHOLE = [pytest.param(*one, True, marks=pytest.mark.long) for one in itertools.product(SWEEPS, PLACES)]
 
 
-@pytest.mark.parametrize(("name", "place", "every"), everywhere())
+@pytest.mark.parametrize(("name", "place", "every"), QUICK + WHOLE)
 def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, every, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for before, seed in itertools.product(("stage_1_sft", "stage_2_ei", "pku_grpo"), range(3)):  # which others leave
@@ -65,21 +59,18 @@ def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, eve
     with composing(asked):
         if file_of(asked.overrides).chain:
             return
-        runs = design_of(asked, note=str).runs
+        runs = design_of(asked, note=str)[0].runs
         for run in runs if every else (runs[0], runs[-1]):
             cfg = compose("config", run.overrides)
             OmegaConf.resolve(cfg)
             typed(cfg)
 
 
-def test_a_sweep_file_says_what_it_is_for_and_names_no_model_and_no_data_of_its_own():
+def test_a_sweep_file_names_no_model_and_no_data_of_its_own():
     for path in FILES:
-        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
         content = OmegaConf.to_container(OmegaConf.load(path))
         file = sweep_file(path.stem, lambda name, p=path: OmegaConf.to_container(OmegaConf.load(p.with_stem(name))))
         if not path.stem.startswith("stage_"):
-            assert "Paper:" in "".join(head), path
-            assert "Built-in task:" in "".join(head), path
             assert not {"data", "model", "scale"} & (file.settings | set(file.chosen) | set(content)), path
             assert file.chain or file.embedded, path
 
@@ -111,7 +102,9 @@ def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
     ],
 )
 def test_a_sweep_has_a_folder_of_its_own(words, folder):
-    assert designed(*words).folder == Path("runs/sweeps") / folder
+    request = read(["-m", *words])
+    with composing(request):
+        assert design_of(request, note=str)[1] == Path("runs/sweeps") / folder
 
 
 def test_the_options_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
@@ -133,10 +126,9 @@ def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     paper = designed("sweep=grpo_learning_rate", "experiment=cs336_2025")
     words = ["sweep=grpo_learning_rate", "experiment=cs336_2025", "learning_rate=1e-6", "seed=0"]
     assert (paper.runs[0].overrides, paper.reference) == (words, {"learning_rate": "1e-5"})
-    mine = designed("sweep=grpo_learning_rate", "data=stories", "n_steps=2", "learning_rate=1e-3,2e-3")
+    mine = designed("sweep=grpo_learning_rate", "data=stories", "learning_rate=1e-3,2e-3")
     assert [run.setting["learning_rate"] for run in mine.runs] == ["1e-3", "2e-3"]
-    assert mine.runs[0].overrides[1:3] == ["data=stories", "n_steps=2"]
-    assert mine.reference is None
+    assert (mine.runs[0].overrides[1], mine.reference) == ("data=stories", None)
     assert "run a sweep for each scale" in mistake("-m", "sweep=grpo_learning_rate", "scale=embedded,laptop")
 
 
@@ -256,9 +248,9 @@ def test_a_chain_has_its_stages_in_folders_below_its_own(tmp_path, monkeypatch):
     chain = check_command_line(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
     assert (chain.design, chain.folder) == (None, Path("runs/sweeps/mine"))
     with composing(chain):
-        first = stage_of(chain, chain.chain[0], note=str).design
-        second = stage_of(chain, chain.chain[1], note=str, started=False).design
-    assert (first.folder, {run.seed for run in first.runs}) == (Path("runs/sweeps/mine/grpo_baselines"), {0, 1})
+        stage = stage_of(chain, chain.chain[0], note=str)
+        first, second = stage.design, stage_of(chain, chain.chain[1], note=str, started=False).design
+    assert (stage.folder, {run.seed for run in first.runs}) == (Path("runs/sweeps/mine/grpo_baselines"), {0, 1})
     assert "n_steps=2" in first.runs[0].overrides
     assert "n_steps=2" not in second.runs[0].overrides  # nothing is trained there
     assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.runs[1].overrides
@@ -274,10 +266,10 @@ def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_befor
         for stage in chain:
             of_stage = request_of_stage(asked, stage)
             for winner in itertools.chain.from_iterable(won.values()):
-                for run in design_of(of_stage, note=str, carried=winner).runs:
+                for run in design_of(of_stage, note=str, carried=winner)[0].runs:
                     composed_run(run.overrides, "config", of_sweep=True)
             if file_of([f"sweep={stage}"]).carries and stage != "grpo_learning_rate":  # it composes with everything
-                runs = design_of(of_stage, note=str).runs
+                runs = design_of(of_stage, note=str)[0].runs
                 won[stage] = [[f"{key}={value}" for key, value in run.setting.items()] for run in runs]
         assert won
 

@@ -25,10 +25,9 @@ from rlreason.sweeps.closing import JudgedSetting, closing, settings_table
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
 from rlreason.sweeps.state import (
     FILE,
-    Design,
     RunState,
     SweepState,
-    new_state,
+    begun,
     read_state,
     refuse_changed,
     write_state,
@@ -44,9 +43,9 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def design(folder: Path, *rates: str, seeds: int = 2) -> Design:
+def design(*rates: str, seeds: int = 2) -> SweepState:
     runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s) for lr in rates for s in range(seeds)]
-    return Design("grid", folder, runs, ["lr"], {"lr": rates[0]})
+    return SweepState("grid", "", ["lr"], {"lr": rates[0]}, "waiting", 1, "processes", runs)
 
 
 def finished(folder: Path, accuracy: float | None = 0.5, **more: object) -> None:
@@ -59,7 +58,7 @@ def finished(folder: Path, accuracy: float | None = 0.5, **more: object) -> None
 def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     finished(tmp_path / "lr=1,seed=0")
     finished(tmp_path / "lr=1,seed=1", 0.7)
-    write_state(tmp_path, new_state(design(tmp_path, "1", "2"), 1, "processes", "", []))
+    write_state(tmp_path, begun(design("1", "2"), tmp_path))
     state = read_state(tmp_path)
     assert [run.status for run in state.runs] == ["finished", "finished", "waiting", "waiting"]
     assert (state.status, state.axes, state.reference) == ("interrupted", ["lr"], {"lr": "1"})
@@ -138,12 +137,12 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
 
 
 def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp_path):
-    grid, place = design(tmp_path, "1", seeds=1), tmp_path / "lr=1,seed=0"
+    runs, place = design("1", seeds=1).runs, tmp_path / "lr=1,seed=0"
     finished(place)
-    refuse_changed(grid, lambda run: CONFIG)
-    refuse_changed(grid, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
+    refuse_changed(tmp_path, runs, lambda run: CONFIG)
+    refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
     with pytest.raises(ConfigError, match=r"lr=1,seed=0 .*n_steps=10 there, 20 here\).*sweep_name=NAME"):
-        refuse_changed(grid, lambda run: CONFIG.replace("10", "20"))
+        refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("10", "20"))
     code = (
         "import sys; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
         "with run_lock(Path(sys.argv[1]), print): print('held', flush=True); sys.stdin.read()"
@@ -153,7 +152,7 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     try:
         assert writer.stdout.readline() == b"held\n"
         with pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
-            refuse_changed(grid, lambda run: CONFIG)
+            refuse_changed(tmp_path, runs, lambda run: CONFIG)
     finally:
         writer.communicate(timeout=600)
     assert holder(place) is None
@@ -260,7 +259,7 @@ def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_th
     assert "GPUs       GPU-a, GPU-b: 1 a run, 2 runs at a time (jobs=N" in done.stdout
     free, of_run = {"GPU-a", "GPU-b"}, {}
     for line in done.stdout.splitlines():
-        if match := re.match(r"== (\S+?): started on GPU (\S+?)(?:, beside .*)?$", line):
+        if match := re.match(r"== (\S+?): started on GPU (\S+)$", line):
             of_run[match[1]] = match[2]
             free.remove(match[2])
         elif match := re.match(r"== (\S+): (failed|finished|accuracy|interrupted)", line):
@@ -272,18 +271,22 @@ def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_th
 
 
 @pytest.mark.long
-def test_a_sweep_on_slurm_ends_in_the_same_table_and_exit_code(tmp_path):
-    slurm, words = installed(tmp_path / "slurm"), [*WORDS, "hydra/launcher=submitit_slurm", "gpus_per_run=1"]
-    done = rlreason(*words, "model.freeze=[],[nonesuch]", "hydra.launcher.partition=course", cwd=tmp_path, **slurm)
+@pytest.mark.parametrize("launcher", ["processes", "joblib", "submitit_local", "submitit_slurm"])
+def test_a_failing_run_leaves_the_others_alone_and_is_named_whatever_the_launcher(tmp_path, launcher):
+    slurm = launcher == "submitit_slurm"
+    more = ["gpus_per_run=1", "hydra.launcher.partition=course"] if slurm else ["jobs=2"]
+    words = [*WORDS, f"hydra/launcher={launcher}", *more, "model.freeze=[],[nonesuch]"]
+    done = rlreason(*words, cwd=tmp_path, **installed(tmp_path / "slurm") if slurm else {})
     assert done.returncode == 1, done.stdout + done.stderr
     state = read_state(tmp_path / "grid")
     assert sorted(run.status for run in state.runs) == ["failed", "finished"]
     (failed,) = [run for run in state.runs if run.status == "failed"]
     assert "model.freeze: nonesuch" in failed.reason
-    assert re.search(r"launcher +submitit_slurm: timeout_min=1440, .*gpus_per_node=1", done.stdout)
     assert f"! {failed.name}: failed (" in done.stdout
-    assert (state.status, state.launcher) == ("failed", "submitit_slurm")
-    assert set(visible(tmp_path / "grid")) == {"0"}  # as Slurm gave it
+    assert (state.status, state.launcher) == ("failed", launcher)
+    if slurm:
+        assert re.search(r"launcher +submitit_slurm: timeout_min=1440, .*gpus_per_node=1", done.stdout)
+        assert set(visible(tmp_path / "grid")) == {"0"}  # as Slurm gave it
 
 
 def test_what_slurm_refuses_is_said_and_is_a_failure(tmp_path):

@@ -1,6 +1,6 @@
 """Design a sweep: from its overrides and its file to its runs, their names, their folder and their reference.
 
-    typed overrides, sweep file  ->  Grid: what the runs share, and how they differ  ->  runs by name  ->  Design
+    typed overrides, sweep file  ->  Grid: what the runs share, and how they differ  ->  runs by name  ->  SweepState
 
 Every run is a command of its own: the settings of the file's blocks are among its overrides.
 """
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name
 from rlreason.errors import ConfigError
-from rlreason.sweeps.state import SWEEPS, Design, RunState, Setting
+from rlreason.sweeps.state import SWEEPS, WAITING, RunState, Setting, SweepState
 
 Note = Callable[[str], object]
 Compose = Callable[[Sequence[str]], DictConfig]  # overrides of one run -> its config, with Hydra's own settings
@@ -234,8 +234,8 @@ def named_sweep(overrides: Sequence[str]) -> str | None:
     return next((word.partition("=")[2] for word in reversed(overrides) if key_of(word) == "sweep"), None)
 
 
-def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed: str) -> Design:
-    """Return the design of a grid in a folder, its runs not yet checked: every setting before the next seed.
+def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed: str) -> SweepState:
+    """Return the sweep of a grid in a folder, its runs not yet checked: every setting before the next seed.
 
     `seed`: where neither the overrides nor the file name one.
     """
@@ -258,7 +258,8 @@ def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed:
             name = run_name([*unquoted, f"seed={values['seed']}"])
             runs.setdefault(name, RunState(name, words, setting, int(values["seed"])))
     every = list(runs.values())
-    return Design(folder.name, folder, every, list(every[0].setting), _reference(file, grid, every, compose), file.name)
+    reference = _reference(file, grid, every, compose)
+    return SweepState(folder.name, "", list(every[0].setting), reference, WAITING, 1, "", every, sweep=file.name)
 
 
 def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:

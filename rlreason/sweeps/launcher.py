@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.plugins import Plugins
@@ -15,7 +16,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, query_driver, torch_has_gpus, usable_processors
 from rlreason.runtime.text import few, first_line
 from rlreason.sweeps.processes import PARENT, failure
-from rlreason.sweeps.state import Design, RunState
+from rlreason.sweeps.state import RunState
 
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid
@@ -157,14 +158,14 @@ def _unless(given: Collection[str], own: Mapping[str, object]) -> list[str]:
 
 
 def launched(
-    grid: "Grid", words: Sequence[str], jobs: Jobs, design: Design, left: Sequence[RunState]
+    grid: "Grid", words: Sequence[str], jobs: Jobs, folder: Path, left: Sequence[RunState]
 ) -> dict[str, Exception | None]:
     """Have the launcher run what is left of a sweep; return the error of each job, by the name of its run.
 
-    `words`: the overrides of the sweep.
+    `words`: the overrides of the sweep, which writes to `folder`.
     """
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
-    of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{design.folder}'", "hydra.mode=MULTIRUN"]
+    of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{folder}'", "hydra.mode=MULTIRUN"]
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
         if jobs.side_by_side > 1:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
@@ -12,18 +13,18 @@ from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, assumed_range, 
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.text import decimal_size, duration, few
 from rlreason.sweeps.launcher import Jobs
-from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, RunState, read_state, setting_text
+from rlreason.sweeps.state import FEWEST_SEEDS, FILE, RunState, SweepState, read_state, setting_text
 
 MEASURED = ("finished", "budget")  # statuses of runs whose time is used
 ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
 
 
-def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> str:
+def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> str:
     """Return the plan of a sweep, a line for each part. `runs`: the config of each run, by its name."""
     from rlreason.training.preflight import RECORDS, space_needed
 
     run = runs[design.runs[0].name]
-    before = read_state(design.folder, lambda _: None) if (design.folder / FILE).exists() else None
+    before = read_state(folder, lambda _: None) if (folder / FILE).exists() else None
     ended = [one for one in before.runs if one.name in runs and one.of_its_own] if before else []
     left, of_settings = len(design.runs) - len(ended), len(design.settings())
     seeds = sorted({one.seed for one in design.runs})
@@ -48,7 +49,7 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
     disk += f"settings{unknown}"
     asked = [one.problems for one in ended if one.problems]
     lines = {
-        "sweep": f"{design.name} in {design.folder}",
+        "sweep": f"{design.name} in {folder}",
         "runs": f"{len(design.runs)}: {several}" + (f"; {len(ended)} ended before" if ended else ""),
         "varies": "; ".join(varied) or "the seed alone",
         "compared": comparison,
@@ -66,7 +67,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def one_formula(design: Design, runs: Mapping[str, AnyRunConfig]) -> list[str]:
+def one_formula(design: SweepState, runs: Mapping[str, AnyRunConfig]) -> list[str]:
     """Return a line for each group of settings that are the same formula under the rest of their settings.
 
     With one update per rollout batch the ratio is 1 wherever it is used, so neither it nor its clip has an effect.
@@ -98,7 +99,7 @@ def _time(ended: Sequence[RunState], left: int, jobs: int) -> str:
     return f"about {total}: {duration(each)} a run{beside}, by {_count(len(used), 'finished run')} of this sweep"
 
 
-def _can_show(design: Design, run: AnyRunConfig, asked: int | None) -> str:
+def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     """Return the smallest difference between two settings that the sweep's seeds and problems can show.
 
     `asked`: the problems of the runs that have ended.

@@ -1,4 +1,4 @@
-"""Describe a sweep before it runs (`Design`), check its folder, and keep what came of its runs in `sweep.json`."""
+"""Describe a sweep and its runs, check its folder, and keep the outcomes of its runs in `sweep.json`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -80,60 +80,44 @@ class RunState:
         return f"{self.status} ({self.reason})" if self.reason else self.status
 
 
-@dataclass(frozen=True, slots=True)
-class Design:
-    """A whole sweep; each of its runs has been composed and checked."""
-
-    name: str
-    folder: Path
-    runs: list[RunState]  # waiting
-    axes: list[str]  # the swept keys without the seed, in alphabetical order
-    reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
-    sweep: str = ""  # the file given by sweep=; "" where the axes were typed
-
-    def settings(self) -> list[Setting]:
-        """Return each setting once, in the order of the runs."""
-        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
-
-
 #: Settings in which a finished run may differ: they change none of its figures.
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
 
 
-def refuse_changed(design: Design, config_of: Callable[[RunState], str]) -> None:
-    """Raise `ConfigError` if a run's folder is being written, or holds a run with steps of other settings.
+def refuse_changed(folder: Path, runs: Sequence[RunState], config_of: Callable[[RunState], str]) -> None:
+    """Raise `ConfigError` if the folder of a run is being written, or holds steps of other settings.
 
-    `config_of` returns the text that a run would write.
+    `folder`: the sweep's. `config_of` returns the text that a run would write.
     """
-    for run in design.runs:
-        folder = design.folder / run.name
-        if who := holder(folder):  # of an earlier start of the sweep, which was killed: its runs end by themselves
+    for run in runs:
+        place = folder / run.name
+        if who := holder(place):  # of an earlier start of the sweep, which was killed: its runs end by themselves
             raise ConfigError(
-                f"hydra.sweep.dir={design.folder}: {run.name} is being written by {who}: wait for it or end it, and "
+                f"hydra.sweep.dir={folder}: {run.name} is being written by {who}: wait for it or end it, and "
                 "type the sweep again; or give this one a folder of its own (sweep_name=NAME)"
             )
-        finished = (folder / SUMMARY).exists()
-        if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
+        finished = (place / SUMMARY).exists()
+        if not (place / CONFIG).exists() or not (finished or checkpoints_in(place)):
             continue
         allowed = SAME_FIGURES if finished else MAY_CHANGE
         if not any(word.startswith("rollout=") for word in run.overrides):
             allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
-        if different := settings_changed(RunFolder(folder).config, config_of(run), allowed):
+        if different := settings_changed(RunFolder(place).config, config_of(run), allowed):
             kind = "finished" if finished else "half-done"
             raise ConfigError(
-                f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
+                f"hydra.sweep.dir={folder} holds a {kind} run {run.name} with other settings ({different}): "
                 "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
             )
 
 
 @dataclass(slots=True)
 class SweepState:
-    """The state of a sweep."""
+    """The state of a sweep, also of one that has been designed and not begun."""
 
     name: str
     command: str
-    axes: list[str]
-    reference: Setting | None
+    axes: list[str]  # the swept keys without the seed, in alphabetical order
+    reference: Setting | None  # the setting that the others are compared with; None: the file names none
     status: str  # running, finished, failed, interrupted
     jobs: int
     launcher: str
@@ -143,6 +127,10 @@ class SweepState:
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
     sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it
     version: int = 1
+
+    def settings(self) -> list[Setting]:
+        """Return each setting once, in the order of the runs."""
+        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
 
     @property
     def code(self) -> int:
@@ -187,20 +175,17 @@ def setting_text(setting: Setting) -> str:
     return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
 
 
-def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
-    """Return the state of a sweep that starts, or resumes: then with what its folder records of earlier runs."""
-    there = (design.folder / FILE).exists() or runs_in(design.folder)
-    before = read_state(design.folder) if there else None
+def begun(state: SweepState, folder: Path) -> SweepState:
+    """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
+    there = (folder / FILE).exists() or runs_in(folder)
+    before = read_state(folder) if there else None
     old = {run.name: run for run in before.runs} if before else {}
-    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in design.runs]
+    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
     for was in old.values():  # of other seeds or values, typed earlier
-        same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
-        runs += [was] if same_axes and (design.folder / was.name / SUMMARY).exists() else []
-    kept, axes = list(carried) or (before.carried if before else []), list(design.axes)
-    state = SweepState(
-        design.name, command, axes, design.reference, "running", jobs, launcher, runs, kept, sweep=design.sweep
-    )
-    state.refresh(design.folder)
+        same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
+        runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
+    state = replace(state, status="running", runs=runs, carried=state.carried or (before.carried if before else []))
+    state.refresh(folder)
     return state
 
 
