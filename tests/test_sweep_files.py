@@ -140,7 +140,6 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
     assert star.reference == star.runs[0].setting
     batches = [word for word in star.runs[1].overrides if word.startswith("question_batch_size")]
     assert batches == ["question_batch_size=128"]
-    assert len(designed("sweep=sft_dataset_size", "data=gsm8k", "model=smollm2_135m").runs) == 10
     sizes = designed("sweep=sft_dataset_size")
     assert len(sizes.settings()) == 10
     assert sizes.reference == {"data.limit": "2048", "epochs": "4", "n_steps": "null"}
@@ -192,14 +191,10 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         ("cells: [['loss=gspo,cispo']]", "loss=gspo"),
         ("cells: [[los=gspo]]", "los"),
         ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
-        ("embedded: 3", "embedded=3"),
         ("embedded: {data: {name: x}}", "data is nested"),
         ("cells: [[seed=a]]", "seed=a"),
-        ("carries: 3", "carries=3"),
         ("chain: [mine]", "is a chain"),
-        ("reference: loss", "reference=loss"),
         ("cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]", "los=cispo"),
-        ("chain: [grpo_assignment]", "grpo_assignment"),
     ):
         assert says in mistake("-m", *own(tmp_path, text + "\n")), text
     assert "n_steps" in mistake("-m", *own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))

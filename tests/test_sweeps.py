@@ -126,7 +126,11 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     assert second.split()[:3] == ["1e-4", "2", "0.550"]
     assert second.endswith("finished (reference)")
     assert third.split() == ["1", "0", "of", "1", "-", "-", "8.0", "waiting"]
+    card = tmp_path / "lr=1e-3,seed=0/compliance.md"
+    card.parent.mkdir()
+    card.write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
     text = closing(state, tmp_path, {})
+    assert text.endswith(f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}")
     for line in ("! lr=1e-3,seed=1: failed (x)", "left: 2 of 5 runs", "a setting with one seed", "protocol aa, bb\n! "):
         assert line in text
     assert "wall clock" not in text

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlreason.records.files import COMPLIANCE
 from rlreason.runtime.intervals import mean_interval
 from rlreason.sweeps.state import WAITING, Key, SweepState
 
@@ -89,4 +90,7 @@ def closing(state: SweepState, folder: Path, judged: Mapping[Key, JudgedSetting]
         lines.append(f"protocol {', '.join(protocols)}")
     if len(protocols) > 1:
         lines.append(f"! the runs were measured differently: python -m rlreason compare {folder} says how")
+    for card in [folder / run.name / COMPLIANCE for run in state.runs]:
+        if card.exists() and (text := card.read_text(encoding="utf-8").splitlines()):
+            lines.append(f"{card.parent.name}: {text[-1]}; see {card}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.savings import planned, verdict
 from rlreason.model.shapes import shape_of
-from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, assumed_range, points, smallest_difference
+from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, points, smallest_difference
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.text import decimal_size, duration, few
 from rlreason.sweeps.launcher import Jobs
@@ -115,7 +115,7 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
         settles = "; two seeds never settle anything" if fewest == 2 else ""
         return f"a mean over {fewest} seeds with its interval{settles}"
     problems = asked or problems_of(run)
-    text = power_text(fewest, problems, None, n - 1 if design.reference is not None else n * (n - 1) // 2)
+    text = power_text(fewest, problems, n - 1 if design.reference is not None else n * (n - 1) // 2)
     if problems:
         text += f"; carry= and monitors.dominated read half of them, about {problems // 2}"
     if run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS:
@@ -126,10 +126,10 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     return text
 
 
-def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | None, comparisons: int = 1) -> str:
-    """Return the smallest difference in words. `spread`: as measured, and on what; None: it is assumed.
+def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: Spread | None = None) -> str:
+    """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed.
 
-    >>> power_text(2, 1024, None)[:75]
+    >>> power_text(2, 1024)[:75]
     'two seeds never settle anything: with 1024 problems a difference below abou'
     """
     assumed = problems or 1000
@@ -142,19 +142,17 @@ def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | No
             f"no difference between settings: one seed tells two trained models apart, from about {apart} on "
             f"with {on}; add seed=0,1,2,3"
         )
-    by = "assumed: seeds that spread by 0.02 to 0.05" if spread is None else spread[1]
-    width, strictest = (_width(seeds, assumed, spread, level) for level in (LEVEL, LEVEL / comparisons))
+    spreads, by = ASSUMED, "assumed: seeds that spread by 0.02 to 0.05"
+    if spread is not None:
+        spreads, by = (spread,), f"seeds that spread by {spread.seeds**0.5:g}, half of it in both"
+    width, strictest = (
+        " to ".join(points(min(1.0, smallest_difference(seeds, assumed, one, level))) for one in spreads)
+        for level in (LEVEL, LEVEL / comparisons)
+    )
     text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
     if comparisons > 1:
         text += f"; by Holm over {comparisons} comparisons, at worst one below {strictest}"
     return f"two seeds never settle anything: {text}" if seeds == 2 else f"{seeds} seeds: {text}"
-
-
-def _width(seeds: int, problems: int, spread: tuple[Spread, str] | None, level: float) -> str:
-    if spread is not None:
-        return points(min(1.0, smallest_difference(seeds, problems, spread[0], level)))
-    low, high = assumed_range(seeds, problems, level)
-    return f"{points(min(1.0, low))} to {points(min(1.0, high))}"
 
 
 def problems_of(run: RunConfig) -> int | None:
