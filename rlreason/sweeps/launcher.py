@@ -138,7 +138,7 @@ def jobs_of(
         n_jobs = int(given.get("hydra.launcher.n_jobs", at_once))
         return Jobs(launcher, n_jobs if n_jobs > 0 else usable_processors(), _unless(given, {"n_jobs": n_jobs}), gpus)
     if launcher == LOCAL:  # it hides the GPUs from its jobs unless told how many
-        own = {"timeout_min": WEEK} | ({"gpus_per_node": len(gpus)} if gpus else {})
+        own = {"timeout_min": WEEK, "gpus_per_node": len(gpus)} if gpus else {"timeout_min": WEEK}
         return Jobs(launcher, at_once, _unless(given, own), gpus)
     if launcher == SLURM:  # whose machines are assumed to be like this one
         n = each if per_run or torch_has_gpus() else 0

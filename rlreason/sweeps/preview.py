@@ -142,9 +142,9 @@ def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: S
             f"no difference between settings: one seed tells two trained models apart, from about {apart} on "
             f"with {on}; add seed=0,1,2,3"
         )
-    spreads, by = ASSUMED, "assumed: seeds that spread by 0.02 to 0.05"
+    spreads, by = list(ASSUMED), "assumed: seeds that spread by 0.02 to 0.05"
     if spread is not None:
-        spreads, by = (spread,), f"seeds that spread by {spread.seeds**0.5:g}, half of it in both"
+        spreads, by = [spread], f"seeds that spread by {spread.seeds**0.5:g}, half of it in both"
     width, strictest = (
         " to ".join(points(min(1.0, smallest_difference(seeds, assumed, one, level))) for one in spreads)
         for level in (LEVEL, LEVEL / comparisons)
