@@ -9,7 +9,7 @@ import numpy as np
 
 from rlreason.cli.check_runs import designed as design_of
 from rlreason.cli.flags import composing, read
-from rlreason.sweeps.state import Design, RunState, Setting, SweepState, write_state
+from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
 
 PROTOCOL = {"prompt": "{question}", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "aa"}
 CONFIG = """\
@@ -21,11 +21,11 @@ data: {name: stories_long}
 Answers = Callable[[str, int], Sequence[bool] | None]  # of a setting's value and a seed; None: it diverged
 
 
-def designed(*words: str, **more: Any) -> Design:
+def designed(*words: str, **more: Any) -> SweepState:
     """The design of the sweep of these words. `more`: arguments of `check_runs.designed`."""
     request = read(["-m", *words])
     with composing(request):
-        return design_of(request, note=str, **more)
+        return design_of(request, note=str, **more)[0]
 
 
 def answers(seed: int, chance: float, problems: int = 200) -> list[bool]:

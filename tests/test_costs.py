@@ -25,7 +25,7 @@ def first_fit(sizes: list[int], budget: int, max_rows: int | None, rows: list[in
     return bins
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_bins_are_those_of_plain_first_fit(seed):
     source = random.Random(seed)
     count, most = source.choice((0, 1, 2, 17, 64, 65, 150)), source.choice((3, 50, 130))
@@ -53,19 +53,10 @@ def every_pair(texts: list[str], grader: Grader) -> list[int | None]:
 
 #: {a} and {b} are small numbers: some forms say the same, some nearly, some nothing that can be read.
 FORMS = (
-    "{a}", "{a}.0", "+{a}", "{a}.{b}", "0.{a}{b}", r"\frac{{{a}}}{{{b}}}", "{a}/{b}",
-    r"\dfrac{{{a}}}{{{b}}}", "${a}/{b}$",
-    r"\sqrt{{{a}}}", r"{a}\sqrt{{{b}}}", r"\sqrt{{{a}}}\cdot\sqrt{{{b}}}", "{a}^{b}", r"\frac{{{a}}}{{\sqrt{{{b}}}}}",
-    "x+{a}", "{a}+x", "({a}+x)", "x^2+{a}x", "x({a}+x)", r"\sqrt{{x^2}}+{a}", "x/({b}-{a})", "n!/{a}", "y+{a}",
-    "{a} cm", "{a}0 mm", "{a}", "{a}%", "{a}.{b}%", "0.0{a}", r"{a}\%", r"\pm {a}",
-    r"\sqrt{{-{a}}}", "{a}i", "A", "b", "(B)",
-    "({a},{b})", "[{a},{b})", "{a}, {b}", r"\{{{b},{a}\}}", "x={a}", "{a}=x", "x>{a}", "{a}:{b}",
-    "{a}:{b}0 pm", r"\infty",
-    r"\frac{{1}}{{{a}-{b}}}", "{a}e^{{{b}}}", r"\ln({a})", r"{a}\pi", r"\sin({a}\pi)", "1{a}00",
-    "1,{a}00", "{a} 1/{b}",
-    "0.333", "0.33", "1/3", "0.3333333333", "10^{{-{a}0}}", r"10^{{{a}0}}+{b}", "three", "no idea",
-    "it is {a}.", r"\text{{{a}}}",
-    "10^{{999999}}", r"\int_0^{a} x", "{a}" * 30,
+    "{a}", "{a}.0", "+{a}", "{a}.{b}", r"\frac{{{a}}}{{{b}}}", "{a}/{b}", r"{a}\sqrt{{{b}}}", "{a}^{b}",
+    "x+{a}", "{a}+x", "x^2+{a}x", "x({a}+x)", "{a} cm", "{a}0 mm", "{a}%", "0.0{a}", r"\pm {a}", "{a}i", "b", "(B)",
+    "({a},{b})", "[{a},{b})", r"\{{{b},{a}\}}", "x={a}", "x>{a}", "{a}:{b}", r"{a}\pi", "1{a}00", "{a} 1/{b}",
+    "0.333", "0.33", "1/3", "10^{{-{a}0}}", "three", "no idea", "it is {a}.", r"\text{{{a}}}", r"\int_0^{a} x",
 )  # fmt: skip
 
 
@@ -75,7 +66,7 @@ def answers(seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("grading", [GradingConfig(), GradingConfig(extract="sentence", rel_tol=0.05)])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_classes_of_answers_are_those_of_comparing_every_pair(seed, grading):
     grader = Grader(grading)
     texts = [f"</think> <answer>{answer}</answer>" for answer in answers(seed, 90)] + ["nothing"]
@@ -84,7 +75,7 @@ def test_classes_of_answers_are_those_of_comparing_every_pair(seed, grading):
     assert 20 < len(set(classes)) < 85
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_majority_is_counted_as_by_hand(seed):
     source = random.Random(seed)
     given = [source.choice((None, 0, 1, 2)) for _ in range(7)]

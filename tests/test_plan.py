@@ -17,7 +17,7 @@ from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.preview import ONE_ON_POLICY, plan_text, problems_of
-from rlreason.sweeps.state import Design, RunState, read_state, write_state
+from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason
 from tests.sweep_folders import answers, sweep
@@ -25,13 +25,13 @@ from tests.sweep_folders import answers, sweep
 VALUES = ["1e-4", "1e-3", "1e-2"]
 
 
-def design(folder: Path, seeds: int = 4) -> Design:
+def design(seeds: int = 4) -> SweepState:
     runs = [
         RunState(f"learning_rate={v},seed={s}", [f"learning_rate={v}", f"seed={s}"], {"learning_rate": v}, s)
         for v in VALUES
         for s in range(seeds)
     ]
-    return Design("lr", folder, runs, ["learning_rate"], {"learning_rate": "1e-4"})
+    return SweepState("lr", "", ["learning_rate"], {"learning_rate": "1e-4"}, "waiting", 1, "", runs)
 
 
 @pytest.fixture
@@ -39,13 +39,14 @@ def run(composed) -> RunConfig:
     return typed(composed("n_steps=40", "data.n_validation=1024"))
 
 
-def lines(grid: Design, run: RunConfig, jobs: int = 1) -> dict[str, str]:
-    text = plan_text(grid, {one.name: run for one in grid.runs}, Jobs(side_by_side=jobs))
+def lines(folder: Path, run: RunConfig, jobs: int = 1, seeds: int = 4, grid: SweepState | None = None) -> dict:
+    grid = grid or design(seeds=seeds)
+    text = plan_text(grid, folder, {one.name: run for one in grid.runs}, Jobs(side_by_side=jobs))
     return {line[:10].strip(): line[11:] for line in text.splitlines()}
 
 
 def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
-    said = lines(design(tmp_path / "lr"), run)
+    said = lines(tmp_path / "lr", run)
     assert said["runs"] == "12: 3 settings x 4 seeds (0, 1, 2, 3)"
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
@@ -64,7 +65,7 @@ def test_settings_that_are_one_formula_are_said_before_they_run(tmp_path, compos
 
     def said(*words: str) -> str:
         configs = {r.name: typed(composed(f"loss={r.setting['loss']}", f"seed={r.seed}", *words)) for r in runs}
-        return plan_text(Design("loss", tmp_path, runs, ["loss"]), configs, Jobs())
+        return plan_text(SweepState("loss", "", ["loss"], None, "waiting", 1, "", runs), tmp_path, configs, Jobs())
 
     assert "alike      loss=reinforce_with_baseline and loss=grpo_clip and loss=grpo_no_clip are one formula" in said()
     assert "one formula" not in said("off_policy=e1_quarter")
@@ -85,12 +86,12 @@ def test_the_losses_that_are_called_one_on_policy_have_one_gradient(loss):
 
 
 def test_few_seeds_are_said_to_settle_nothing(tmp_path, run, composed):
-    assert lines(design(tmp_path, 2), run)["can show"].startswith("two seeds never settle anything")
-    assert "one seed tells two trained models apart" in lines(design(tmp_path, 1), run)["can show"]
-    alone = dataclasses.replace(design(tmp_path), runs=design(tmp_path).runs[:4])
-    assert lines(alone, run)["can show"] == "a mean over 4 seeds with its interval"
+    assert lines(tmp_path, run, seeds=2)["can show"].startswith("two seeds never settle anything")
+    assert "one seed tells two trained models apart" in lines(tmp_path, run, seeds=1)["can show"]
+    alone = dataclasses.replace(design(), runs=design().runs[:4])
+    assert lines(tmp_path, run, grid=alone)["can show"] == "a mean over 4 seeds with its interval"
     stopping = typed(composed("monitors.dominated=stop", "data.n_validation=1024"))
-    found = [lines(design(tmp_path, n), stopping)["can show"] for n in (3, 4)]
+    found = [lines(tmp_path, stopping, seeds=n)["can show"] for n in (3, 4)]
     assert ["monitors.dominated=stop stops nothing here" in text for text in found] == [True, False]
 
 
@@ -100,7 +101,7 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
         one.shared_machine = one.seed == 2  # its time counts for nothing as long as there are others
         one.seconds = 600.0 if one.shared_machine else 60.0
     write_state(tmp_path / "lr", state)
-    said = lines(design(tmp_path / "lr"), run, jobs=2)
+    said = lines(tmp_path / "lr", run, jobs=2)
     assert said["runs"].endswith("; 9 ended before")
     assert said["time"].startswith("about 90 s: 60 s a run, 2 at a time")
     assert said["time"].endswith("by 6 finished runs of this sweep")

@@ -13,7 +13,7 @@ from rlreason.config.groups import engine_here
 from rlreason.config.rules import complaints
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.sweeps.state import Design, RunState, refuse_changed
+from rlreason.sweeps.state import RunState, refuse_changed
 
 OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
@@ -73,7 +73,7 @@ def test_a_sweep_whose_nodes_chose_another_engine_goes_on_where_it_was_started(t
     def refused(word: str, config: str) -> str:
         run = RunState("a", [word], {}, 0)
         try:
-            refuse_changed(Design("s", tmp_path, [run], [], {}), lambda run: config)
+            refuse_changed(tmp_path, [run], lambda run: config)
         except ConfigError as error:
             return str(error)
         return ""

@@ -14,11 +14,11 @@ from statsmodels.stats.anova import anova_lm
 from statsmodels.stats.multitest import multipletests
 
 from rlreason.runtime.differences import (
+    ASSUMED,
     PROBLEMS,
     SEEDS,
     UNPAIRED,
     Spread,
-    assumed_range,
     compared,
     difference,
     half_width,
@@ -143,8 +143,8 @@ def test_words_never_go_further_than_the_interval():
 def test_the_assumed_half_widths_are_those_of_the_simulation():
     table = {2: (16, 40), 3: (5, 13), 4: (4, 9), 5: (3, 7), 8: (2, 5)}
     for seeds, (low, high) in table.items():
-        assert 100 * assumed_range(seeds, 1024)[0] == pytest.approx(low, abs=0.6 if seeds > 2 else 2)
-        assert 100 * assumed_range(seeds, 256)[1] == pytest.approx(high, abs=0.6 if seeds > 2 else 2)
+        assert 100 * smallest_difference(seeds, 1024, ASSUMED[0]) == pytest.approx(low, abs=0.6 if seeds > 2 else 2)
+        assert 100 * smallest_difference(seeds, 256, ASSUMED[1]) == pytest.approx(high, abs=0.6 if seeds > 2 else 2)
 
 
 def test_the_spread_of_runs_that_are_there_foretells_their_own_half_width():

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +34,7 @@ from rlreason.sweeps.design import (
     with_meant,
 )
 from rlreason.sweeps.launcher import jobs_of
-from rlreason.sweeps.state import Design, RunState, read_state
+from rlreason.sweeps.state import RunState, SweepState, read_state
 
 if TYPE_CHECKING:
     from rlreason.sweeps.carry import Carried
@@ -176,8 +176,10 @@ class Stage(NamedTuple):
     waits: bool  # the stages before it have not run: what begins from their models is only composed
 
 
-def designed(request: Request, note: Note = print, carried: Sequence[str] = (), stage: Stage | None = None) -> Design:
-    """Return the design of the requested sweep, its runs not yet checked. Hydra must be ready to compose.
+def designed(
+    request: Request, note: Note = print, carried: Sequence[str] = (), stage: Stage | None = None
+) -> tuple[SweepState, Path]:
+    """Return the requested sweep, its runs not yet checked, and its folder. Hydra must be ready to compose.
 
     `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own.
     """
@@ -189,7 +191,7 @@ def designed(request: Request, note: Note = print, carried: Sequence[str] = (), 
     file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
     place = stage.folder if stage else folder_of(words, grid.swept, base, request.options.sweep_name)
-    return design_of(grid, file, place, lambda overrides: composed(overrides, name), note, str(base.seed))
+    return design_of(grid, file, place, lambda overrides: composed(overrides, name), str(base.seed)), place
 
 
 def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
@@ -199,7 +201,7 @@ def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage |
     """
     carried = _carried(request, before, note)
     words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
-    design = designed(request, note, list(words.values()), stage)
+    design, folder = designed(request, note, list(words.values()), stage)
     if carried and stage is None:
         from rlreason.sweeps.carry import model_of, refuse_other_model
 
@@ -208,7 +210,7 @@ def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage |
     absent: list[str] | None = [] if request.options.dry else None
     runs, now = dict[str, AnyRunConfig](), list[RunState]()
     for run in design.runs:
-        waits = stage is not None and stage.waits and str(design.folder.parent) in " ".join(run.overrides)
+        waits = stage is not None and stage.waits and str(folder.parent) in " ".join(run.overrides)
         runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if waits else absent).run
         now += [] if waits else [run]
     checked = [runs[run.name] for run in now]
@@ -217,16 +219,16 @@ def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage |
     options = request.options
     jobs = jobs_of(request.overrides, list(runs.values()), options.jobs, options.gpus_per_run, note, absent)
     if absent is None:
-        check_start(checked, design.folder, note)
+        check_start(checked, folder, note)
     else:
         from rlreason.training.preflight import planned_warnings
 
-        absent += planned_warnings([run for run in checked if works_on_a_model(run)], design.folder)
+        absent += planned_warnings([run for run in checked if works_on_a_model(run)], folder)
         for line in dict.fromkeys(absent):
             note(f"! not here: {line}")
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
-    plain = tuple(one.plain() for one in carried)
-    return replace(request, folder=design.folder, design=design, runs=runs, carried=plain, jobs=jobs)
+    design.carried, design.jobs, design.launcher = list(map(asdict, carried)), jobs.side_by_side, jobs.launcher
+    return replace(request, folder=folder, design=design, runs=runs, jobs=jobs)
 
 
 def _carried(request: Request, sweeps: Sequence[str], note: Note) -> list["Carried"]:

@@ -18,7 +18,7 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.streams import Parser
 from rlreason.runtime.version import __version__
 from rlreason.sweeps.launcher import Jobs
-from rlreason.sweeps.state import Design
+from rlreason.sweeps.state import SweepState
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -111,12 +111,11 @@ class Request:
     folder: Path | None = None  # where the sweep will write; set by the check
     one: OneRun | None = None  # the only run, where it asks for no sweep; set by the check
     options: SweepOptions = field(default_factory=SweepOptions)
-    design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
+    design: SweepState | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
     runs: dict[str, AnyRunConfig] = field(default_factory=dict)  # of the design, by name; set by the check
     jobs: Jobs = field(default_factory=Jobs)  # how a launcher runs the sweep's runs; set by the check
     chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_runs.stage_of`
     stages: tuple["Request", ...] = ()  # of a chain: its sweeps as they are before the first has run
-    carried: tuple[dict[str, Any], ...] = ()  # what carry= took from finished sweeps, for sweep.json
 
     @property
     def multirun(self) -> bool:

@@ -64,12 +64,10 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
     """Return the smallest difference for these numbers, and the time of all runs."""
     seeds, settings, runs = arguments.seeds, arguments.settings or 2, arguments.count
-    spreads: tuple[Spread, ...] = ASSUMED
-    spread, comparisons = None, max(1, settings - 1)
-    if arguments.spread is not None:
-        spreads = (Spread(arguments.spread**2, ASSUMED[0].residual),)
-        spread = spreads[0], f"seeds that spread by {arguments.spread:g}, half of it in both"
-    lines = [f"can show   {power_text(seeds, problems, spread, comparisons)}"]
+    comparisons = max(1, settings - 1)
+    spread = None if arguments.spread is None else Spread(arguments.spread**2, ASSUMED[0].residual)
+    spreads = ASSUMED if spread is None else (spread,)
+    lines = [f"can show   {power_text(seeds, problems, comparisons, spread)}"]
     figures: dict[str, Any] = {"seeds": seeds, "problems": problems, "settings": settings, "assumed": spread is None}
     figures["spread"] = [one.seeds**0.5 for one in spreads]
     for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):

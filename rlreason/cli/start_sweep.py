@@ -1,12 +1,13 @@
 """Run a sweep for Hydra's sweeper of ours: check it, print its plan, have a launcher run its jobs, print its table.
 
-overrides  ->  Request with its Design, every run checked (check_runs.py)  ->  plan  ->  what is left of its runs
+overrides  ->  Request with its runs, every run checked (check_runs.py)  ->  plan  ->  what is left of its runs
            ->  jobs of a launcher, whose runs write their folders     ->  sweep.json and the table
 """
 
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from rlreason.runtime.text import redacted
 from rlreason.sweeps.closing import closing
 from rlreason.sweeps.launcher import launched
 from rlreason.sweeps.preview import plan_text
-from rlreason.sweeps.state import SweepState, new_state, read_state, refuse_changed, write_state
+from rlreason.sweeps.state import SweepState, begun, read_state, refuse_changed, write_state
 
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid
@@ -61,16 +62,18 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
 
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
-    design, runs, jobs = request.design, request.runs, request.jobs
+    design, folder, runs, jobs = request.design, request.folder, request.runs, request.jobs
     assert design is not None
-    say("\n" + plan_text(design, runs, jobs))
+    assert folder is not None
+    say("\n" + plan_text(design, folder, runs, jobs))
     if request.options.dry:
         say("dry: nothing was run; leave it out to start the sweep")
         return 0
-    with run_lock(design.folder, say, "hydra.sweep.dir"):
-        refuse_changed(design, lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name]))))
-        command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
-        state = new_state(design, jobs.side_by_side, jobs.launcher, command, request.carried)
+    with run_lock(folder, say, "hydra.sweep.dir"):
+        refuse_changed(
+            folder, design.runs, lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name])))
+        )
+        state = begun(replace(design, command=shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])), folder)
         done = {run.name: run for run in state.runs if run.of_its_own}
         left = [run for run in design.runs if run.name not in done]
         for name in [run.name for run in design.runs if run.name in done]:
@@ -78,16 +81,16 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
             say(f"== {name}: {how}, not run again")
         for run in left if jobs.side_by_side > 1 and len(left) > 1 else []:
             state.run(run.name).shared_machine = True
-        write_state(design.folder, state)
+        write_state(folder, state)
         try:
-            state.close(design.folder, launched(grid, request.overrides, jobs, design, left) if left else {})
+            state.close(folder, launched(grid, request.overrides, jobs, folder, left) if left else {})
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
             signals.arrived()
-            state.close(design.folder, {}, "interrupted" if stopped else "failed")
-            print_table(design.folder)
+            state.close(folder, {}, "interrupted" if stopped else "failed")
+            print_table(folder)
             raise
-    return print_table(design.folder).code
+    return print_table(folder).code
 
 
 def print_table(folder: Path) -> SweepState:

@@ -120,17 +120,6 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
             file.truncate()
 
 
-def sweep_code(statuses: Sequence[str]) -> int:
-    """Return a sweep's exit code: 0 when every run ended by itself, 130 when interrupted, else 1.
-
-    >>> sweep_code(["finished", "diverged:loss"]), sweep_code(["finished", "failed"])
-    (0, 1)
-    """
-    if any(status == "interrupted" for status in statuses):
-        return 130
-    return 0 if all(ending(status).of_its_own for status in statuses) else 1
-
-
 def time_summary(clock: Clock) -> dict[str, Any]:
     """Return seconds, also of each phase, tokens per second and the peak of memory in GB, for `summary.json`."""
     return {

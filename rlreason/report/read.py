@@ -32,7 +32,7 @@ from rlreason.report.study import (
 )
 from rlreason.report.verdicts import picked
 from rlreason.runtime.text import few
-from rlreason.sweeps.closing import purposes
+from rlreason.sweeps.outcomes import purposes
 from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
 
 Note = Callable[[str], None]  # takes a line about a broken part of a folder
@@ -174,7 +174,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
     state = first.state
     name = state.name if state is not None else first.path.resolve().name
-    sweep = state.requested if state is not None else str(first.runs[0].provenance.get("sweep") or name)
+    sweep = state.sweep if state is not None else str(first.runs[0].provenance.get("sweep") or name)
     notes = []
     for one in (one for one in given if one.picked):
         next(setting for setting in settings if setting.key == one.runs[0].setting).best_of = one.picked

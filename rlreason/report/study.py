@@ -14,7 +14,7 @@ from rlreason.report.content import Series
 from rlreason.runtime.differences import Difference, compared
 from rlreason.runtime.intervals import Floats, of_clusters
 from rlreason.runtime.text import question_keys
-from rlreason.sweeps.closing import split_differences
+from rlreason.sweeps.outcomes import split_differences
 from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.

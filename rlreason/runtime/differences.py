@@ -222,12 +222,6 @@ def c4(n: int) -> float:
     return math.sqrt(2 / (n - 1)) * math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2))
 
 
-def assumed_range(seeds: int, problems: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the range of the smallest detectable difference without data: for a small and a large spread of seeds."""
-    low, high = (smallest_difference(seeds, problems, spread, level) for spread in ASSUMED)
-    return low, high
-
-
 def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
     """Return the fewest seeds with which the half width is below a difference of this size, at the observed spreads.
 

@@ -2,8 +2,8 @@
 
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,22 @@ from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.differences import LEVEL, PROBLEMS, Difference, compared, holm, points, sentence, settling
-from rlreason.runtime.intervals import Floats
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
-from rlreason.sweeps.closing import (
-    CHOOSING,
-    COMPARING,
-    Outcomes,
-    common_problems,
-    correctness,
-    mean_of,
-    outcomes_of,
-    refuse_unequal,
+from rlreason.sweeps.outcomes import CHOOSING, COMPARING, Outcomes, Right, comparable, correctness, mean_of
+from rlreason.sweeps.state import (
+    FEWEST_SEEDS,
+    FILE,
+    SWEEPS,
+    Key,
+    Setting,
+    SweepState,
+    read_state,
+    setting_text,
+    sweeps_named,
 )
-from rlreason.sweeps.state import FEWEST_SEEDS, FILE, SWEEPS, Key, Setting, SweepState, read_state, sweeps_named
 
 BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
-Grouped = dict[Key, list[Outcomes]]
-Right = Mapping[Key, Mapping[int, Floats]]  # setting -> seed -> correctness (problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,6 @@ class Carried:
     sentence: str
     model: str = ""  # that it was chosen with
 
-    def plain(self) -> dict[str, Any]:
-        """Return the same for JSON."""
-        return asdict(self)
-
 
 def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
@@ -75,9 +69,8 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
         return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
     names = sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())
-    near = difflib.get_close_matches(word, names, n=1)
-    there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
-    raise ConfigError(f"carry={word} is no sweep that has run: {there} (or give a sweep's folder)")
+    near = few(difflib.get_close_matches(word, names) or names) or "none"
+    raise ConfigError(f"carry={word} is no sweep that has run: give one of {SWEEPS} ({near}), or a sweep's folder")
 
 
 def carry(folder: Path) -> Carried:
@@ -87,8 +80,8 @@ def carry(folder: Path) -> Carried:
     protocols or on different problems.
     """
     state = read_state(folder)
-    reference, grouped, varied = _measured(state, folder)
-    choosing, comparing = (_right(grouped, half) for half in (CHOOSING, COMPARING))
+    reference, outcomes, varied = _finished(state, folder)
+    choosing, comparing = correctness(outcomes, CHOOSING), correctness(outcomes, COMPARING)
     means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
     best = max(means, key=lambda key: (means[key], key == reference))
     name, default = setting_text(dict(best)), setting_text(dict(reference))
@@ -103,13 +96,12 @@ def carry(folder: Path) -> Carried:
         verdict = sentence(difference, adjusted_p, len(differences))
         text = f"keeps the default {default}: of {name}, which has the largest mean: {verdict}"
         if takes:
-            text = (
-                f"carries {name}: {verdict} than {default}; on the problems that did not choose it: {sentence(apart)}"
-            )
+            on_others = f"on the problems that did not choose it: {sentence(apart)}"
+            text = f"carries {name}: {verdict} than {default}; {on_others}"
         elif difference.over == PROBLEMS:
             text += f"; {settling(difference, LEVEL / len(differences))}, as seeds are assumed to spread"
-    measured = [one.name for of_setting in grouped.values() for one in of_setting]
-    first = RunFolder(folder / measured[0]).setting
+    first = RunFolder(folder / outcomes[0].run.name).setting
+    chosen_with = f"chosen with model={first('model.name')} data={first('data.name')}"
     return Carried(
         sweep=str(folder),
         words=[f"{key}={value}" for key, value in best] if takes else [],
@@ -120,12 +112,9 @@ def carry(folder: Path) -> Carried:
         difference=difference,
         adjusted_p=adjusted_p,
         apart=apart,
-        sentence="; ".join([
-            f"{folder.name}: {text}", *_caveats(state, varied, measured),
-            f"chosen with model={first('model.name')} data={first('data.name')}",
-        ]),
+        sentence="; ".join([f"{folder.name}: {text}", *_caveats(state, outcomes, varied), chosen_with]),
         model=model_of(first),
-    )  # fmt: skip
+    )
 
 
 def best_arms(folder: Path) -> list[Setting]:
@@ -133,15 +122,15 @@ def best_arms(folder: Path) -> list[Setting]:
 
     Settings whose runs all diverged are left out. `ConfigError` as in `carry`.
     """
-    reference, grouped, _ = _measured(read_state(folder), folder)
-    right = _right(grouped, CHOOSING)
-    others = [key for key, of in grouped.items() if key != reference and any(one.right is not None for one in of)]
+    reference, outcomes, _ = _finished(read_state(folder), folder)
+    right = correctness(outcomes, CHOOSING)
+    others = [key for key in dict.fromkeys(one.run.key for one in outcomes if one.right) if key != reference]
     others.sort(key=lambda key: mean_of(right[key]), reverse=True)
     return [dict(key) for key in (reference, *others[:BEST])]
 
 
-def _measured(state: SweepState, folder: Path) -> tuple[Key, Grouped, list[str]]:
-    """Return a finished sweep's reference, each setting's outcomes, and the parts of the protocol that it varies."""
+def _finished(state: SweepState, folder: Path) -> tuple[Key, list[Outcomes], list[str]]:
+    """Return a finished sweep's reference, and what `comparable` returns."""
     if bad := [f"{run.name}: {run.status_text}" for run in state.runs if not run.of_its_own]:
         raise ConfigError(
             f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
@@ -152,61 +141,28 @@ def _measured(state: SweepState, folder: Path) -> tuple[Key, Grouped, list[str]]
             f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
             "`reference: [key=value]`, have it among the values, and type the sweep again (what has run stays)"
         )
-    grouped, varied = _comparable(state, folder)
-    fitting = [key for key in grouped if dict(key) == state.reference]
-    fitting = fitting or [key for key in grouped if state.reference.items() <= dict(key).items()]
+    outcomes, varied = comparable(state, folder)
+    keys = dict.fromkeys(one.run.key for one in outcomes)
+    fitting = [key for key in keys if dict(key) == state.reference]
+    fitting = fitting or [key for key in keys if state.reference.items() <= dict(key).items()]
     if len(fitting) != 1:
         raise ConfigError(
             f"carry={folder}: {len(fitting)} of its settings are its reference {setting_text(state.reference)}: give "
             "a sweep that holds it once"
         )
-    return fitting[0], grouped, varied
+    return fitting[0], outcomes, varied
 
 
-def _comparable(state: SweepState, folder: Path) -> tuple[Grouped, list[str]]:
-    """Return the outcomes of each setting's runs that have ended, and what of the protocol was varied on purpose.
-
-    `ConfigError` if they cannot be compared: runs that shared the machine and were ended by the clock had no equal
-    budgets.
-    """
-    ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder, run)) is not None]
-    by_clock = [run for run, _ in ended if run.status == "budget" and "budget.hours" in run.reason]
-    if late := [run.name for run in by_clock if run.shared_machine]:
-        raise ConfigError(
-            f"{few(late, 3)} shared the machine and were ended by budget.hours, so what they reached says nothing of "
-            "their settings: run them one at a time (jobs=1) in another folder, or give a budget of tokens or steps"
-        )
-    grouped: Grouped = {}
-    for run, one in ended:
-        grouped.setdefault(run.key, []).append(one)
-    return grouped, refuse_unequal([one for _, one in ended], state.axes)
-
-
-def _right(grouped: Grouped, half: str) -> Right:
-    """Return the correctness on a half of the problems, which all runs must have been asked."""
-    problems = common_problems([one for of_setting in grouped.values() for one in of_setting], half)
-    return {key: correctness(of_setting, problems) for key, of_setting in grouped.items()}
-
-
-def _caveats(state: SweepState, varied: Sequence[str], measured: Collection[str]) -> list[str]:
+def _caveats(state: SweepState, outcomes: Sequence[Outcomes], varied: Sequence[str]) -> list[str]:
     """Return what limits a verdict: early ends, missing seeds, a varied protocol."""
+    measured = [one.run.name for one in outcomes]
     caveats = [f"{run.name} has no final evaluation ({run.status})" for run in state.runs if run.name not in measured]
-    counted = [run for run in state.runs if run.name in measured and run.status != "finished"]
-    caveats += [f"{run.name} counts as {run.status} left it" for run in counted]
+    caveats += [f"{o.run.name} counts as {o.run.status} left it" for o in outcomes if o.run.status != "finished"]
     seeds = {run.seed for run in state.runs}
     for setting in dict.fromkeys(run.key for run in state.runs):
         if missing := sorted(seeds - {run.seed for run in state.runs if run.key == setting}):
             caveats.append(f"{setting_text(dict(setting))} has not run seed {few([str(seed) for seed in missing])}")
     return [*caveats, f"the sweep varies the protocol's {', '.join(varied)} on purpose"] if varied else caveats
-
-
-def setting_text(setting: Setting) -> str:
-    """Return a setting as it is typed.
-
-    >>> setting_text({"loss": "grpo_clip", "epochs": "2"}), setting_text({})
-    ('loss=grpo_clip epochs=2', 'the default')
-    """
-    return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
 
 
 def model_of(setting: Callable[[str], Any]) -> str:
@@ -248,18 +204,17 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
         if len(seeds) >= FEWEST_SEEDS:
             ones, others = ({seed: right[key][seed] for seed in right[key] if seed in seeds} for key in (a, b))
             found.append((a, b, compared(ones, others)))
-    clearest: dict[Key, tuple[float, str]] = {}
-    for (better, worse, lead), p in zip(found, holm([lead.p for _, _, lead in found], family), strict=True):
+    reasons: dict[Key, str] = {}
+    adjusted = holm([lead.p for _, _, lead in found], family)
+    for (better, worse, lead), p in sorted(zip(found, adjusted, strict=True), key=lambda one: one[1]):
         if lead.mean < 0:
             better, worse = worse, better
             lead = replace(lead, mean=-lead.mean, low=-lead.high, high=-lead.low)
-        if p <= level and worse != reference and (worse not in clearest or p < clearest[worse][0]):
+        if p <= level and worse != reference:
             by = f"{points(lead.mean)} ({points(lead.low)} to {points(lead.high)})"
-            why = (
-                f"worse than {setting_text(dict(better))} by {by} over {lead.seeds} seeds and {lead.problems} problems"
-            )
-            clearest[worse] = p, f"{why}; Holm's p {p:.2g}, below {level:.2g}"
-    return {key: why for key, (_, why) in clearest.items()}
+            over = f"over {lead.seeds} seeds and {lead.problems} problems; Holm's p {p:.2g}, below {level:.2g}"
+            reasons.setdefault(worse, f"worse than {setting_text(dict(better))} by {by} {over}")
+    return reasons
 
 
 def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
@@ -274,15 +229,15 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
             return str(stopped["reason"])
     reference = next((key for key in settings if dict(key) == state.reference), None)
     try:
-        grouped, _ = _comparable(state, folder.parent)
-        if not grouped:
+        outcomes, _ = comparable(state, folder.parent)
+        if not outcomes:
             return ""
         if state.reference is not None and reference is None:
             raise ConfigError(
                 f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
             )
         seeds = len({run.seed for run in state.runs})
-        return losers(_right(grouped, CHOOSING), reference, len(settings), seeds).get(mine.key, "")
+        return losers(correctness(outcomes, CHOOSING), reference, len(settings), seeds).get(mine.key, "")
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""

@@ -1,13 +1,13 @@
 """Design a sweep: from its overrides and its file to its runs, their names, their folder and their reference.
 
-    typed overrides, sweep file  ->  Grid: what the runs share, and how they differ  ->  runs by name  ->  Design
+    typed overrides, sweep file  ->  Grid: what the runs share, and how they differ  ->  runs by name  ->  SweepState
 
 Every run is a command of its own: the settings of the file's blocks are among its overrides.
 """
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name
 from rlreason.errors import ConfigError
-from rlreason.sweeps.state import SWEEPS, Design, RunState, Setting
+from rlreason.sweeps.state import SWEEPS, WAITING, RunState, Setting, SweepState
 
 Note = Callable[[str], object]
 Compose = Callable[[Sequence[str]], DictConfig]  # overrides of one run -> its config, with Hydra's own settings
@@ -63,11 +63,6 @@ def with_meant(keys: Iterable[str]) -> set[str]:
     return named | {meant for key in named for meant in MEANS.get(key, ())}
 
 
-def _text(value: object) -> str:
-    """Return a value of a config as it is typed."""
-    return typed_word(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
-
-
 # From the overrides and the file to the grid
 
 
@@ -85,13 +80,18 @@ def file_at(whole: SweepFile, words: Sequence[str], base: DictConfig, arms: Sequ
         )
     choices = base.hydra.runtime.choices
     file = whole.at(choices.get("scale") == "embedded" and choices.get("experiment") in (None, "null", "none"))
-    axes = {str(key): _text(value) for key, value in (base.hydra.sweeper.get("params") or {}).items()}
+    axes = {str(key): _typed(value) for key, value in (base.hydra.sweeper.get("params") or {}).items()}
     axes |= {key: value for key, value in file.axes.items() if whole.axes.get(key) != value}
     if not arms:
         return replace(file, axes=axes)
     own = set(map(key_of, arms[0]))
-    axes = {key: value for key, value in axes.items() if not own & set(MEANS.get(key, ()))}
+    axes = {key: value for key, value in axes.items() if own.isdisjoint(MEANS.get(key, ()))}
     return replace(file, axes=axes, cells=list(map(list, arms)), reference=list(arms[0]))
+
+
+def _typed(value: object) -> str:
+    """Return a value of a config as it is typed."""
+    return typed_word(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,15 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
     words = [f"{key}={value}" for key, value in file.axes.items() if key_of(key) not in given_way]
     of_file = [o for o in parsed(words) if o.is_sweep_override() or not _covered(_key(o), typed)]
     axes = {o.get_key_element(): _values(o) for o in (*ours, *of_file) if o.is_sweep_override()}
-    _refuse_taken_away(file, typed)
+    for cell in file.cells:
+        goes_on = any(BESIDE in word for word in cell)  # with a model, which may be typed
+        for word in cell:
+            given = typed.get(key := key_of(word))
+            if given is not None and (given.is_sweep_override() or not goes_on):
+                raise ConfigError(
+                    f"{given.input_line} takes {word} away from the cells of sweep={file.name}, which are there to "
+                    f"differ in it: leave {key} out, or type the sweep that you mean without sweep={file.name}"
+                )
     shared = [str(o.input_line) for o in ours if not o.is_sweep_override()]
     shared += _not_set(carried, typed, file, note)
     shared += [str(o.input_line) for o in of_file if not o.is_sweep_override()]
@@ -182,19 +190,6 @@ def _canonical_word(word: str) -> str:
     return f"{key}{equals}{canonical(value)}"
 
 
-def _refuse_taken_away(file: SweepFile, typed: Mapping[str, Override]) -> None:
-    """Refuse typed overrides of a cell's own settings; only where a run goes on with a model may one be typed."""
-    for cell in file.cells:
-        goes_on = any(BESIDE in word for word in cell)
-        for word in cell:
-            given = typed.get(key := key_of(word))
-            if given is not None and (given.is_sweep_override() or not goes_on):
-                raise ConfigError(
-                    f"{given.input_line} takes {word} away from the cells of sweep={file.name}, which are there to "
-                    f"differ in it: leave {key} out, or type the sweep that you mean without sweep={file.name}"
-                )
-
-
 def _not_set(carried: Sequence[str], typed: Iterable[str], file: SweepFile, note: Note) -> list[str]:
     """Return the carried overrides that were neither typed nor set by the sweep itself; report the others."""
     own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
@@ -220,8 +215,7 @@ def folder_of(overrides: Sequence[str], swept: Sequence[str], base: DictConfig, 
     given = str(base.hydra.sweep.dir or "")
     if "hydra.sweep.dir" in map(key_of, overrides):
         if sweep_name:
-            both = f"sweep_name={sweep_name} and hydra.sweep.dir={given} both name the sweep's folder"
-            raise ConfigError(f"{both}: leave one of them out")
+            raise ConfigError(f"sweep_name={sweep_name} and hydra.sweep.dir= both name the sweep's folder: give one")
         if not given:
             raise ConfigError("hydra.sweep.dir= names no folder: give one, or leave it out")
         return Path(given)
@@ -240,15 +234,17 @@ def named_sweep(overrides: Sequence[str]) -> str | None:
     return next((word.partition("=")[2] for word in reversed(overrides) if key_of(word) == "sweep"), None)
 
 
-def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, note: Note, seed: str) -> Design:
-    """Return the design of a grid in a folder, its runs not yet checked: every setting before the next seed.
+def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed: str) -> SweepState:
+    """Return the sweep of a grid in a folder, its runs not yet checked: every setting before the next seed.
 
     `seed`: where neither the overrides nor the file name one.
     """
     axes = dict(grid.axes)
     seeds = [[word] for word in axes.pop("seed", [])] or [[]]
-    filled = [_filled(grid, cell, compose) for cell in grid.cells]
-    runs, twice = dict[str, RunState](), 0
+    filled, runs = list[Setting](), dict[str, RunState]()
+    for cell in grid.cells:  # the keys that only other cells set, so that names and tables are complete
+        keys, words = _keys_of(grid.cells) - set(map(key_of, cell)), [values[0] for values in axes.values()]
+        filled.append(_values_in(compose([*grid.around(cell), *words]), keys) if keys else {})
     for of_seed, (cell, more) in itertools.product(seeds, zip(grid.cells, filled, strict=True)):
         for combination in itertools.product(*axes.values()):
             words = [word.replace(BESIDE, str(folder.parent)) for word in (*grid.around(cell), *combination, *of_seed)]
@@ -260,18 +256,10 @@ def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, note:
             setting = {key: values[key] for key in grid.swept if key in values}
             unquoted = [f"{key}={value.strip(chr(39) + chr(34))}" for key, value in setting.items()]
             name = run_name([*unquoted, f"seed={values['seed']}"])
-            twice += name in runs
             runs.setdefault(name, RunState(name, words, setting, int(values["seed"])))
-    if twice:
-        note(f"note: {twice} runs of this sweep would repeat another one, and are left out")
     every = list(runs.values())
-    return Design(folder.name, folder, every, list(every[0].setting), _reference(file, grid, every, compose), file.name)
-
-
-def _filled(grid: Grid, cell: Sequence[str], compose: Compose) -> Setting:
-    """Return the keys that only other cells set, from the config, so that names and tables are complete."""
-    keys, words = _keys_of(grid.cells) - set(map(key_of, cell)), [values[0] for values in grid.axes.values()]
-    return _values_in(compose([*grid.around(cell), *words]), keys) if keys else {}
+    reference = _reference(file, grid, every, compose)
+    return SweepState(folder.name, "", list(every[0].setting), reference, WAITING, 1, "", every, sweep=file.name)
 
 
 def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:
@@ -282,7 +270,7 @@ def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:
         if key in choices:
             found[key] = str(choices[key])
         elif (value := OmegaConf.select(cfg, key, default=BESIDE)) != BESIDE:  # which no config holds
-            found[key] = canonical(_text(value))
+            found[key] = canonical(_typed(value))
     return found
 
 
@@ -299,10 +287,7 @@ def _reference(file: SweepFile, grid: Grid, runs: Sequence[RunState], compose: C
     for word in map(_canonical_word, file.reference):
         key, value = key_of(word), word.partition("=")[2]
         if key not in varied:
-            known = ", ".join(sorted(varied)) or "nothing here"
-            raise ConfigError(
-                f"sweep/{file.name}.yaml: reference holds {word}, which no run of the sweep varies: it may name {known}"
-            )
+            raise ConfigError(f"sweep/{file.name}.yaml: reference holds {word}, which no run of it varies: mend it")
         inner = [meant for meant in MEANS.get(key, ()) if meant in grid.swept and key not in grid.swept]
         inner = inner or [key] * ("${" in word)
         wanted |= (_values_in(compose([*grid.shared, word]), inner) if inner else {}) or {key: value}

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.plugins import Plugins
@@ -15,7 +16,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, query_driver, torch_has_gpus, usable_processors
 from rlreason.runtime.text import few, first_line
 from rlreason.sweeps.processes import PARENT, failure
-from rlreason.sweeps.state import Design, RunState
+from rlreason.sweeps.state import RunState
 
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid
@@ -33,15 +34,6 @@ SETTINGS = "gpus, rollout.gpus, rollout.placement"
 DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.")  # Hydra's settings that a design sets
 
 
-def chosen_launcher(words: Sequence[str]) -> str:
-    """Return the launcher that the overrides choose.
-
-    >>> chosen_launcher(["seed=0,1", "hydra/launcher=joblib"]), chosen_launcher(["seed=0"])
-    ('joblib', 'processes')
-    """
-    return ([PROCESSES] + [word.partition("=")[2] for word in words if word.partition("=")[0] == GROUP])[-1]
-
-
 def machine_gpus(environ: Mapping[str, str], note: Note = print) -> list[str]:
     """Return the GPUs that runs started here may use, as CUDA_VISIBLE_DEVICES would name them.
 
@@ -50,15 +42,13 @@ def machine_gpus(environ: Mapping[str, str], note: Note = print) -> list[str]:
     >>> machine_gpus({"RLREASON_GPUS": "0, 2"}), machine_gpus({"CUDA_VISIBLE_DEVICES": "-1"})
     (['0', '2'], [])
     """
-    named = environ.get(GPUS_VARIABLE)
-    if named is None and torch_has_gpus():
-        named = environ.get(VISIBLE)
-        if named is None:
-            driver = query_driver()
-            if driver.failure:
-                note(f"note: {driver.failure}: the runs of this sweep are given no GPUs of their own")
-            return [str(number) for number in range(len(driver.gpus))]
-    names = map(str.strip, (named or "").split(","))
+    named = environ.get(GPUS_VARIABLE, environ.get(VISIBLE) if torch_has_gpus() else "")
+    if named is None:
+        driver = query_driver()
+        if driver.failure:
+            note(f"note: {driver.failure}: the runs of this sweep are given no GPUs of their own")
+        return [str(number) for number in range(len(driver.gpus))]
+    names = map(str.strip, named.split(","))
     return list(dict.fromkeys(itertools.takewhile(lambda name: name and not name.startswith("-"), names)))
 
 
@@ -76,14 +66,10 @@ def gpus_needed(run: AnyRunConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """How a launcher runs the runs of a sweep.
-
-    `batch`: how many it is given at a time; None: all. `side_by_side`: how many of them it runs at a time.
-    """
+    """How a launcher runs the runs of a sweep."""
 
     launcher: str = PROCESSES
-    batch: int | None = None
-    side_by_side: int = 1
+    side_by_side: int = 1  # runs at a time
     words: Sequence[str] = ()  # Hydra's overrides that set up the launcher
     gpus: Sequence[str] = ()  # of this machine
     gpus_per_run: int = 0  # that our launcher hands out; 0: every run sees all
@@ -100,7 +86,7 @@ class Jobs:
         '0, 1, 2: 1 a run, 3 runs at a time (jobs=N: N of them; gpus_per_run=0: every run sees all GPUs)'
         """
         settings = [word.removeprefix("hydra.launcher.") for word in self.words]
-        settings += [f"{self.batch} runs at a time"] if self.batch else []
+        settings += [f"{self.side_by_side} runs at a time"] if self.launcher == LOCAL else []
         launcher = f"{self.launcher}: {', '.join(settings)}" if self.launcher != PROCESSES else ""
         each, n = self.gpus_per_run, self.side_by_side
         how = f"{each} a run, {n} runs at a time (jobs=N: N of them; gpus_per_run=0: every run sees all GPUs)"
@@ -122,76 +108,71 @@ def jobs_of(
     a time, another as many as there are processors. Typed settings of the launcher (`hydra.launcher.n_jobs=2`) take
     precedence. `ConfigError`, or a line in `absent`, for more GPUs than there are.
     """
-    launcher, needed = chosen_launcher(words), max(map(gpus_needed, runs), default=1)
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
-    if per_run and launcher in (JOBLIB, LOCAL):
-        raise ConfigError(
-            f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave it out, or leave {GROUP} out"
-        )
-    names, each = machine_gpus(os.environ, note) if launcher in HERE else [], needed if per_run is None else per_run
+    launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs), default=1)
+    gpus, each = machine_gpus(os.environ, note) if launcher in HERE else [], needed if per_run is None else per_run
     wrong = ""
-    if per_run and per_run < needed:
+    if per_run and launcher in (JOBLIB, LOCAL):
+        wrong = f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave it out, or leave {GROUP} out"
+    elif per_run and per_run < needed:
         wrong = f"gpus_per_run={per_run}: a run of this sweep asks for {needed} GPUs ({SETTINGS}): raise it to that"
-    elif launcher == PROCESSES and (per_run or names) and each > len(names):
+    elif launcher == PROCESSES and (per_run or gpus) and each > len(gpus):
         wrong = (
-            f"a run of this sweep asks for {each} GPUs ({SETTINGS}, gpus_per_run), and this machine has {len(names)} "
+            f"a run of this sweep asks for {each} GPUs ({SETTINGS}, gpus_per_run), and this machine has {len(gpus)} "
+            f"for runs ({few(gpus, 16) or 'none'}): ask for fewer, or use other machines ({GROUP}={SLURM})"
         )
-        wrong += f"for runs ({few(names, 16) or 'none'}): ask for fewer, or use other machines ({GROUP}={SLURM})"
     if wrong:
-        if absent is None:
+        if absent is None or launcher in (JOBLIB, LOCAL):
             raise ConfigError(wrong)
         absent.append(wrong)
-        names = []
-    fit = jobs or (1 if launcher == PROCESSES or names else usable_processors())
-    fit = len(names) // each if launcher == PROCESSES and names and each else fit
-    width, own = max(1, min(jobs or fit, fit, len(runs))), dict[str, object]()
-    batch: int | None = None
+        gpus = []
     if launcher == PROCESSES:
-        of_vllm = any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs)
-        own = {"jobs": width, "gpus": names if each else [], "gpus_per_run": each}
-        own |= {"preload": "false"} if of_vllm else {}  # it decides by the GPUs that there are as it is loaded
-    elif launcher == JOBLIB:
-        n_jobs = int(given.get("hydra.launcher.n_jobs", width))
-        own["n_jobs"] = width = n_jobs if n_jobs > 0 else usable_processors()
-    elif launcher == LOCAL:  # it starts all its jobs together, and hides the GPUs from them unless told how many
-        batch, own["timeout_min"] = width, WEEK
-        own |= {"gpus_per_node": len(names)} if names else {}
-    elif launcher == SLURM:  # whose machines are assumed to be like this one
-        width = max(1, min(jobs or len(runs), len(runs)))
-        own = _of_slurm(each if per_run or torch_has_gpus() else 0, jobs, given)
-    else:
-        width = jobs or 1
-    settings = {f"hydra.launcher.{key}": value for key, value in own.items()}
-    overrides = [f"{key}={value}" for key, value in settings.items() if key not in given]
-    return Jobs(launcher, batch, width, overrides, names, each if launcher == PROCESSES else 0)
+        most = len(gpus) // each if gpus and each else jobs or 1
+        width = min(jobs or most, most, len(runs)) or 1
+        own: dict[str, object] = {"jobs": width, "gpus": gpus if each else [], "gpus_per_run": each}
+        if any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs):
+            own["preload"] = "false"  # vLLM decides by the GPUs that there are as it is loaded
+        return Jobs(launcher, width, _unless(given, own), gpus, each)
+    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs)) or 1
+    if launcher == JOBLIB:
+        n_jobs = int(given.get("hydra.launcher.n_jobs", at_once))
+        return Jobs(launcher, n_jobs if n_jobs > 0 else usable_processors(), _unless(given, {"n_jobs": n_jobs}), gpus)
+    if launcher == LOCAL:  # it hides the GPUs from its jobs unless told how many
+        own = {"timeout_min": WEEK, "gpus_per_node": len(gpus)} if gpus else {"timeout_min": WEEK}
+        return Jobs(launcher, at_once, _unless(given, own), gpus)
+    if launcher == SLURM:  # whose machines are assumed to be like this one
+        n = each if per_run or torch_has_gpus() else 0
+        processors, memory = WITH_GPU if n else WITHOUT
+        own = {"timeout_min": DAY, "max_num_timeout": TIMEOUTS}
+        own |= {"cpus_per_task": processors * max(1, n), "mem_gb": memory * max(1, n)}
+        if n and not given.keys() & {"hydra.launcher.gres", "hydra.launcher.gpus_per_task"}:  # not requested already
+            own["gpus_per_node"] = n
+        own |= {"array_parallelism": jobs} if jobs else {}
+        return Jobs(launcher, min(jobs or len(runs), len(runs)) or 1, _unless(given, own))
+    return Jobs(launcher, jobs or 1)
 
 
-def _of_slurm(gpus: int, jobs: int | None, given: Collection[str]) -> dict[str, object]:
-    """Return what a job of Slurm requests. GPUs requested in another way (gres, gpus_per_task) are not named twice."""
-    processors, memory = WITH_GPU if gpus else WITHOUT
-    own: dict[str, object] = {"timeout_min": DAY, "max_num_timeout": TIMEOUTS}
-    own |= {"cpus_per_task": processors * max(1, gpus), "mem_gb": memory * max(1, gpus)}
-    otherwise = {"gres", "gpus_per_task"} & {key.removeprefix("hydra.launcher.") for key in given}
-    own |= {"gpus_per_node": gpus} if gpus and not otherwise else {}
-    return own | ({"array_parallelism": jobs} if jobs else {})
+def _unless(given: Collection[str], own: Mapping[str, object]) -> list[str]:
+    """Return our settings of a launcher as overrides, without those that were given."""
+    return [f"hydra.launcher.{key}={value}" for key, value in own.items() if f"hydra.launcher.{key}" not in given]
 
 
 def launched(
-    grid: "Grid", words: Sequence[str], jobs: Jobs, design: Design, left: Sequence[RunState]
+    grid: "Grid", words: Sequence[str], jobs: Jobs, folder: Path, left: Sequence[RunState]
 ) -> dict[str, Exception | None]:
     """Have the launcher run what is left of a sweep; return the error of each job, by the name of its run.
 
-    `words`: the overrides of the sweep.
+    `words`: the overrides of the sweep, which writes to `folder`.
     """
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
-    of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{design.folder}'", "hydra.mode=MULTIRUN"]
+    of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{folder}'", "hydra.mode=MULTIRUN"]
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
         if jobs.side_by_side > 1:
             threads, own = max(1, usable_processors() // jobs.side_by_side), os.environ.get(THREADS, "")
             os.environ[THREADS] = str(min(int(own), threads) if own.isdigit() and int(own) else threads)
     every = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in left]
-    size, results = jobs.batch or len(every), list[Any]()
+    size, results = jobs.side_by_side if jobs.launcher == LOCAL else len(every), list[Any]()  # that starts all at once
     try:
         config = grid.hydra_context.config_loader.load_configuration(
             grid.config.hydra.job.config_name, of_hydra, run_mode=RunMode.MULTIRUN

@@ -3,33 +3,36 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.savings import planned, verdict
 from rlreason.model.shapes import shape_of
-from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, assumed_range, points, smallest_difference
+from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, points, smallest_difference
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.text import decimal_size, duration, few
-from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.launcher import Jobs
-from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, RunState, read_state
+from rlreason.sweeps.state import FEWEST_SEEDS, FILE, RunState, SweepState, read_state, setting_text
 
 MEASURED = ("finished", "budget")  # statuses of runs whose time is used
 ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
 
 
-def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> str:
+def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> str:
     """Return the plan of a sweep, a line for each part. `runs`: the config of each run, by its name."""
     from rlreason.training.preflight import RECORDS, space_needed
 
     run = runs[design.runs[0].name]
-    before = read_state(design.folder, lambda _: None) if (design.folder / FILE).exists() else None
+    before = read_state(folder, lambda _: None) if (folder / FILE).exists() else None
     ended = [one for one in before.runs if one.name in runs and one.of_its_own] if before else []
-    left, of_settings, seeds = len(design.runs) - len(ended), len(design.settings()), design.seeds
+    left, of_settings = len(design.runs) - len(ended), len(design.settings())
+    seeds = sorted({one.seed for one in design.runs})
     several = f"{_count(of_settings, 'setting')} x {_count(len(seeds), 'seed')} ({few([str(s) for s in seeds], 10)})"
     if of_settings * len(seeds) != len(design.runs):
         several = f"{_count(of_settings, 'setting')}, {_count(len(seeds), 'seed')}, not all with all"
+    values = {axis: dict.fromkeys(r.setting[axis] for r in design.runs if axis in r.setting) for axis in design.axes}
+    varied = [f"{axis}={','.join(of)}" for axis, of in values.items()]
     comparison = "with nothing: there is one setting"
     if of_settings > 1:
         none = "each: the sweep names no reference among its values, which carry= would need"
@@ -46,9 +49,9 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
     disk += f"settings{unknown}"
     asked = [one.problems for one in ended if one.problems]
     lines = {
-        "sweep": f"{design.name} in {design.folder}",
+        "sweep": f"{design.name} in {folder}",
         "runs": f"{len(design.runs)}: {several}" + (f"; {len(ended)} ended before" if ended else ""),
-        "varies": _varied(design),
+        "varies": "; ".join(varied) or "the seed alone",
         "compared": comparison,
         "alike": "; ".join(one_formula(design, runs)),
         "time": _time(ended, left, jobs.side_by_side),
@@ -64,15 +67,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _varied(design: Design) -> str:
-    """Return what differs between the runs apart from the seed: the swept settings with their values, in order."""
-    values = {
-        axis: dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting) for axis in design.axes
-    }
-    return "; ".join(f"{axis}={','.join(of)}" for axis, of in values.items()) or "the seed alone"
-
-
-def one_formula(design: Design, runs: Mapping[str, AnyRunConfig]) -> list[str]:
+def one_formula(design: SweepState, runs: Mapping[str, AnyRunConfig]) -> list[str]:
     """Return a line for each group of settings that are the same formula under the rest of their settings.
 
     With one update per rollout batch the ratio is 1 wherever it is used, so neither it nor its clip has an effect.
@@ -104,7 +99,7 @@ def _time(ended: Sequence[RunState], left: int, jobs: int) -> str:
     return f"about {total}: {duration(each)} a run{beside}, by {_count(len(used), 'finished run')} of this sweep"
 
 
-def _can_show(design: Design, run: AnyRunConfig, asked: int | None) -> str:
+def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     """Return the smallest difference between two settings that the sweep's seeds and problems can show.
 
     `asked`: the problems of the runs that have ended.
@@ -120,7 +115,7 @@ def _can_show(design: Design, run: AnyRunConfig, asked: int | None) -> str:
         settles = "; two seeds never settle anything" if fewest == 2 else ""
         return f"a mean over {fewest} seeds with its interval{settles}"
     problems = asked or problems_of(run)
-    text = power_text(fewest, problems, None, n - 1 if design.reference is not None else n * (n - 1) // 2)
+    text = power_text(fewest, problems, n - 1 if design.reference is not None else n * (n - 1) // 2)
     if problems:
         text += f"; carry= and monitors.dominated read half of them, about {problems // 2}"
     if run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS:
@@ -131,10 +126,10 @@ def _can_show(design: Design, run: AnyRunConfig, asked: int | None) -> str:
     return text
 
 
-def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | None, comparisons: int = 1) -> str:
-    """Return the smallest difference in words. `spread`: as measured, and on what; None: it is assumed.
+def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: Spread | None = None) -> str:
+    """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed.
 
-    >>> power_text(2, 1024, None)[:75]
+    >>> power_text(2, 1024)[:75]
     'two seeds never settle anything: with 1024 problems a difference below abou'
     """
     assumed = problems or 1000
@@ -147,19 +142,17 @@ def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | No
             f"no difference between settings: one seed tells two trained models apart, from about {apart} on "
             f"with {on}; add seed=0,1,2,3"
         )
-    by = "assumed: seeds that spread by 0.02 to 0.05" if spread is None else spread[1]
-    width, strictest = (_width(seeds, assumed, spread, level) for level in (LEVEL, LEVEL / comparisons))
+    spreads, by = list(ASSUMED), "assumed: seeds that spread by 0.02 to 0.05"
+    if spread is not None:
+        spreads, by = [spread], f"seeds that spread by {spread.seeds**0.5:g}, half of it in both"
+    width, strictest = (
+        " to ".join(points(min(1.0, smallest_difference(seeds, assumed, one, level))) for one in spreads)
+        for level in (LEVEL, LEVEL / comparisons)
+    )
     text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
     if comparisons > 1:
         text += f"; by Holm over {comparisons} comparisons, at worst one below {strictest}"
     return f"two seeds never settle anything: {text}" if seeds == 2 else f"{seeds} seeds: {text}"
-
-
-def _width(seeds: int, problems: int, spread: tuple[Spread, str] | None, level: float) -> str:
-    if spread is not None:
-        return points(min(1.0, smallest_difference(seeds, problems, spread[0], level)))
-    low, high = assumed_range(seeds, problems, level)
-    return f"{points(min(1.0, low))} to {points(min(1.0, high))}"
 
 
 def problems_of(run: RunConfig) -> int | None:

@@ -18,7 +18,6 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from omegaconf import open_dict
 
-from rlreason.records.reader import read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.early_signals import heed_signals
 from rlreason.runtime.machine import VISIBLE, place_sockets, shares
@@ -65,7 +64,8 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
         while waiting or running:
             while waiting and free:
                 number, overrides = waiting.pop(0)
-                name = name_of(overrides)
+                named = [word for word in overrides if word.startswith("hydra.sweep.subdir=")] or [f"={number}"]
+                name = named[-1].partition("=")[2].strip("'")  # its folder: Hydra's is its number
                 console = folder / CONSOLES / f"{name}.log" if several else None
                 job = _Job(name, overrides, number, console, *free.pop(0))
                 receiver, sender = context.Pipe(duplex=False)
@@ -75,12 +75,11 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                     running[process.sentinel] = job, process, receiver
                 sender.close()
                 on = f" on GPU {', '.join(job.gpus)}" if job.gpus else ""
-                beside = f", beside {len(running) - 1} more" if len(running) > 1 else ""
-                print(f"{'' if several else chr(10)}== {name}: started{on}{beside}", flush=True)
+                print(f"{'' if several else chr(10)}== {name}: started{on}", flush=True)
             for sentinel in connection.wait(list(running)):
                 job, process, receiver = running.pop(sentinel)  # type: ignore[arg-type]
                 free.append((job.gpus, job.processors))
-                results[job.number] = _result(job, process, receiver, folder / job.name)
+                results[job.number] = _result(job, process, receiver)
                 done, left = len(results), len(job_overrides) - len(results)
                 rest = f", about {duration((time.monotonic() - began) * left / done)} left" if left else ""
                 text = outcome_text(folder, job.name, results[job.number])
@@ -102,25 +101,18 @@ def _places(launcher: "Processes") -> list[tuple[Sequence[str], Sequence[int]]]:
     each, gpus = launcher.gpus_per_run, launcher.gpus
     count = min(launcher.jobs, max(1, len(gpus) // each)) if gpus and each else launcher.jobs
     allowed = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
-    processors = shares(allowed, count) if allowed else [[]] * count
+    processors = shares(allowed, count)
     return [(gpus[number * each : (number + 1) * each], processors[number]) for number in range(count)]
-
-
-def name_of(overrides: Sequence[str]) -> str:
-    """Return the folder of a job, where its overrides name one, else its overrides without Hydra's.
-
-    >>> name_of(["loss=gspo", "seed=1", "hydra.sweep.subdir='seed=1'"]), name_of(["loss=gspo", "seed=1"])
-    ('seed=1', 'loss=gspo,seed=1')
-    """
-    named = [word.partition("=")[2].strip("'") for word in overrides if word.startswith("hydra.sweep.subdir=")]
-    return named[-1] if named else ",".join(word for word in overrides if not word.startswith("hydra."))
 
 
 def outcome_text(folder: Path, name: str, result: Any = None) -> str:
     """Return the outcome of a run in a few words, by its folder, or by Hydra's result of a job that has left none."""
     run = refreshed(RunState(name, [], {}, 0), folder, lambda _: None)
-    error = failure(result) if result is not None and not run.of_its_own else None
-    return f"failed ({first_line(error)})" if error else run.outcome
+    if result is not None and not run.of_its_own and (error := failure(result)):
+        return f"failed ({first_line(error)})"
+    before = "" if run.accuracy_before is None else f"{run.accuracy_before:.3f} -> "
+    figure = "" if run.accuracy is None else f"accuracy {before}{run.accuracy:.3f}, "
+    return f"{figure if run.score is None else f'score {run.score:g}, '}{run.status_text}"
 
 
 def failure(result: Any) -> Exception | None:
@@ -144,18 +136,15 @@ def _fork_server(modules: Sequence[str]) -> Any:
     return context
 
 
-def _result(job: _Job, process: Any, receiver: Connection, folder: Path) -> Any:
-    """Return Hydra's result of a job that has ended; its folder records the end of one that was killed."""
+def _result(job: _Job, process: Any, receiver: Connection) -> Any:
+    """Return Hydra's result of a job that has ended."""
     process.join()
     result, code = JobReturn(overrides=list(job.overrides)), process.exitcode
     try:
-        result.status, value = receiver.recv()
+        result.status, result.return_value = receiver.recv()
     except EOFError:
         why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        result.status, value = JobStatus.FAILED, RuntimeError(why)
-        if code < 0 and read_status(folder) == "running":
-            write_status(folder, "failed", why)
-    result.return_value = value
+        result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
     receiver.close()
     return result
 
@@ -195,19 +184,18 @@ def printing_to(path: Path | None) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    streams = ((1, sys.stdout), (2, sys.stderr))
-    before = {number: os.dup(number) for number, _ in streams}
+    streams = [(stream, number, os.dup(number)) for number, stream in ((1, sys.stdout), (2, sys.stderr))]
     with path.open("ab") as file:
-        for number, stream in streams:
+        for stream, number, _ in streams:
             stream.flush()
             os.dup2(file.fileno(), number)
     try:
         yield
     finally:
-        for number, stream in streams:
+        for stream, number, before in streams:
             stream.flush()
-            os.dup2(before[number], number)
-            os.close(before[number])
+            os.dup2(before, number)
+            os.close(before)
 
 
 def end_with_sweep() -> None:

@@ -1,4 +1,4 @@
-"""Describe a sweep before it runs (`Design`), check its folder, and keep what came of its runs in `sweep.json`."""
+"""Describe a sweep and its runs, check its folder, and keep the outcomes of its runs in `sweep.json`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,6 @@ from rlreason.records.reader import (
     read_ending,
     read_status,
     runs_in,
-    sweep_code,
     write_status,
 )
 from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
@@ -32,7 +31,6 @@ Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
 FILE = "sweep.json"
-VERSION = 1
 WAITING = "waiting"  # a run's status before its start; the others are those of records.reader.STATUSES
 DOMINATED = "stopped:dominated"
 KILLED = "killed without a chance to say so"
@@ -81,77 +79,45 @@ class RunState:
         """Return the status with its reason."""
         return f"{self.status} ({self.reason})" if self.reason else self.status
 
-    @property
-    def outcome(self) -> str:
-        """Return the outcome in a few words.
-
-        >>> RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25).outcome
-        'accuracy 0.250 -> 0.500, finished'
-        """
-        before = "" if self.accuracy_before is None else f"{self.accuracy_before:.3f} -> "
-        figure = "" if self.accuracy is None else f"accuracy {before}{self.accuracy:.3f}, "
-        return f"{figure if self.score is None else f'score {self.score:g}, '}{self.status_text}"
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """A whole sweep; each of its runs has been composed and checked."""
-
-    name: str
-    folder: Path
-    runs: list[RunState]  # waiting
-    axes: list[str]  # the swept keys without the seed, in alphabetical order
-    reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
-    sweep: str = ""  # the file given by sweep=; "" where the axes were typed
-
-    @property
-    def seeds(self) -> list[int]:
-        """Return the seeds of all runs, sorted."""
-        return sorted({run.seed for run in self.runs})
-
-    def settings(self) -> list[Setting]:
-        """Return each setting once, in the order of the runs."""
-        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
-
 
 #: Settings in which a finished run may differ: they change none of its figures.
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
 
 
-def refuse_changed(design: Design, config_of: Callable[[RunState], str]) -> None:
-    """Raise `ConfigError` if a run's folder is being written, or holds a run with steps of other settings.
+def refuse_changed(folder: Path, runs: Sequence[RunState], config_of: Callable[[RunState], str]) -> None:
+    """Raise `ConfigError` if the folder of a run is being written, or holds steps of other settings.
 
-    `config_of` returns the text that a run would write.
+    `folder`: the sweep's. `config_of` returns the text that a run would write.
     """
-    for run in design.runs:
-        folder = design.folder / run.name
-        if who := holder(folder):  # of an earlier start of the sweep, which was killed: its runs end by themselves
+    for run in runs:
+        place = folder / run.name
+        if who := holder(place):  # of an earlier start of the sweep, which was killed: its runs end by themselves
             raise ConfigError(
-                f"hydra.sweep.dir={design.folder}: {run.name} is being written by {who}: wait for it or end it, and "
+                f"hydra.sweep.dir={folder}: {run.name} is being written by {who}: wait for it or end it, and "
                 "type the sweep again; or give this one a folder of its own (sweep_name=NAME)"
             )
-        finished = (folder / SUMMARY).exists()
-        if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
+        finished = (place / SUMMARY).exists()
+        if not (place / CONFIG).exists() or not (finished or checkpoints_in(place)):
             continue
         allowed = SAME_FIGURES if finished else MAY_CHANGE
         if not any(word.startswith("rollout=") for word in run.overrides):
             allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
-        if different := settings_changed(RunFolder(folder).config, config_of(run), allowed):
+        if different := settings_changed(RunFolder(place).config, config_of(run), allowed):
             kind = "finished" if finished else "half-done"
             raise ConfigError(
-                f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
+                f"hydra.sweep.dir={folder} holds a {kind} run {run.name} with other settings ({different}): "
                 "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
             )
 
 
 @dataclass(slots=True)
 class SweepState:
-    """The state of a sweep."""
+    """The state of a sweep, also of one that has been designed and not begun."""
 
     name: str
     command: str
-    axes: list[str]
-    reference: Setting | None
+    axes: list[str]  # the swept keys without the seed, in alphabetical order
+    reference: Setting | None  # the setting that the others are compared with; None: the file names none
     status: str  # running, finished, failed, interrupted
     jobs: int
     launcher: str
@@ -159,24 +125,23 @@ class SweepState:
     carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
     #: By monitors.dominated: {"setting": Setting, "reason": str}.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
-    sweep: str | None = None  # the value of sweep=, "" without it; None: the file does not say
-    version: int = VERSION
+    sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it
+    version: int = 1
 
-    @property
-    def requested(self) -> str:
-        """Return the `sweep=` that it was started with, whatever its folder is called; by the folder if unknown."""
-        return self.name.partition(",")[0] if self.sweep is None else self.sweep
+    def settings(self) -> list[Setting]:
+        """Return each setting once, in the order of the runs."""
+        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
 
     @property
     def code(self) -> int:
-        """Return the exit code of the sweep, once it has ended: see `records.reader.sweep_code`."""
-        return sweep_code(["failed" if run.status in (WAITING, "running") else run.status for run in self.runs])
+        """Return the exit code of the sweep, once it has ended."""
+        return {"finished": 0, "interrupted": 130}.get(self.status, 1)
 
     def run(self, name: str) -> RunState:
         """Return the run of this name; `KeyError` if there is none."""
         return {run.name: run for run in self.runs}[name]
 
-    def refresh(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
+    def refresh(self, folder: Path, say: Callable[[str], None] = print_stderr) -> None:
         """Look the runs up in the sweep's folder, and list the settings that runs were stopped for; see `refreshed`."""
         self.runs = [refreshed(run, folder, say) for run in self.runs]
         reasons = {run.key: run.reason for run in self.runs if run.status == DOMINATED}
@@ -186,29 +151,41 @@ class SweepState:
         """Write the final state: of each run what its folder says, else the error of its job."""
         self.refresh(folder, print)
         for run in self.runs:
-            error = errors.get(run.name)
-            if error is None or run.of_its_own or (run.reason != KILLED and run.status != WAITING):
-                continue
-            if run.reason == KILLED:
-                write_status(folder / run.name, "failed", first_line(error))
-            run.status, run.reason = "failed", first_line(error)  # one that waits was refused before it wrote anything
-        self.status = status or {0: "finished", 130: "interrupted"}.get(self.code, "failed")
+            error, killed = errors.get(run.name), run.reason == KILLED
+            if error is not None and (killed or run.status == WAITING):  # the latter: refused before it wrote anything
+                run.status, run.reason = "failed", first_line(error)
+                if killed:
+                    write_status(folder / run.name, run.status, run.reason)
+        self.status = status or self._ending()
         write_state(folder, self)
 
+    def _ending(self, *interrupted: str) -> str:
+        """Return the status of a sweep that runs no more, by its runs; these statuses mean that it was interrupted."""
+        if any(run.status in ("interrupted", *interrupted) for run in self.runs):
+            return "interrupted"
+        return "finished" if all(run.of_its_own for run in self.runs) else "failed"
 
-def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
-    """Return the state of a sweep that starts, or resumes: then with what its folder records of earlier runs."""
-    there = (design.folder / FILE).exists() or runs_in(design.folder)
-    before = read_state(design.folder) if there else None
+
+def setting_text(setting: Setting) -> str:
+    """Return a setting as it is typed.
+
+    >>> setting_text({"loss": "grpo_clip", "epochs": "2"}), setting_text({})
+    ('loss=grpo_clip epochs=2', 'the default')
+    """
+    return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
+
+
+def begun(state: SweepState, folder: Path) -> SweepState:
+    """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
+    there = (folder / FILE).exists() or runs_in(folder)
+    before = read_state(folder) if there else None
     old = {run.name: run for run in before.runs} if before else {}
-    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in design.runs]
+    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
     for was in old.values():  # of other seeds or values, typed earlier
-        same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
-        runs += [was] if same_axes and (design.folder / was.name / SUMMARY).exists() else []
-    kept, axes = list(carried) or (before.carried if before else []), list(design.axes)
-    state = SweepState(design.name, command, axes, design.reference, "running", jobs, launcher, runs, kept)
-    state.sweep = design.sweep
-    state.refresh(design.folder)
+        same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
+        runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
+    state = replace(state, status="running", runs=runs, carried=state.carried or (before.carried if before else []))
+    state.refresh(folder)
     return state
 
 
@@ -217,32 +194,29 @@ def write_state(folder: Path, state: SweepState) -> None:
     write_whole(folder / FILE, json.dumps(finite(redacted(asdict(state))), indent=1) + "\n")
 
 
-def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepState:
+def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> SweepState:
     """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
-    Its runs are looked up in their folders: the sweep may have been killed. Unreadable folders are reported to `say`
-    and keep the file's state; without `say`, they are a `ConfigError`.
+    Its runs are looked up in their folders: the sweep may have been killed. Broken files are reported to `say`.
     """
     state = _parsed(folder / FILE)
     if state is None:
         state = _rebuilt(folder)
         if (folder / FILE).exists():
-            (say or print_stderr)(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
+            say(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
     if state.status == "running" and holder(folder) is None:
-        state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
-        if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
-            state.status = "interrupted"
+        state.status = state._ending(WAITING, "running")
     return state
 
 
 def sweeps_named(folder: Path, name: str) -> list[Path]:
     """Return the folders in `folder`, stages of chains too, of sweeps that were started as `sweep=name`."""
-    files = sorted(path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in folder.glob(pattern))
-    return [path.parent for path in files if (state := _parsed(path)) is not None and state.requested == name]
+    files = sorted([*folder.glob(f"*/{FILE}"), *folder.glob(f"*/*/{FILE}")])
+    return [path.parent for path in files if (state := _parsed(path)) is not None and state.sweep == name]
 
 
-def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:
+def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_stderr) -> RunState:
     """Return what the run's own folder, below that of the sweep, says of it.
 
     What a folder cannot say is taken from `run`: why one was refused or stopped before it wrote anything, and the time
@@ -250,19 +224,12 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     """
     place = folder / run.name
     now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
-    try:
-        reader = RunFolder(place, say or print_stderr) if place.is_dir() else None
-        origin = reader.provenance if reader else {}
-        summary = reader.summary if reader else None
-    except ConfigError as error:
-        if say is None:
-            raise
-        say(str(error))
-        return run
+    reader = RunFolder(place, say) if place.is_dir() else None
+    origin = reader.provenance if reader else {}
     now.started, now.ended = next(iter(origin.get("earlier_parts") or [origin])).get("started"), origin.get("ended")
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
-    if summary is None:
+    if reader is None or (summary := reader.summary) is None:
         now.status, now.reason = _status_without_summary(run, place)
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
@@ -292,13 +259,13 @@ def _status_without_summary(run: RunState, place: Path) -> tuple[str, str]:
 
 
 def _parsed(path: Path) -> SweepState | None:
-    """Return the file's content; None if it is missing, damaged or of a later version."""
+    """Return the file's content; None if it is missing or damaged."""
     try:
         state = msgspec.json.decode(path.read_bytes(), type=SweepState)
     except (OSError, ValueError):
         return None
     outside = any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in state.runs)
-    return None if outside or state.version != VERSION else state
+    return None if outside else state
 
 
 def _rebuilt(folder: Path) -> SweepState:
@@ -310,5 +277,5 @@ def _rebuilt(folder: Path) -> SweepState:
         runs.append(RunState(place.name, [], setting, int(seed) if seed.isdigit() else 0))
     if not runs:
         raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
-    axes = sorted({key for run in runs for key in run.setting})
-    return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs)
+    axes, sweep = sorted({key for run in runs for key in run.setting}), folder.name.partition(",")[0]
+    return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs, sweep=sweep)

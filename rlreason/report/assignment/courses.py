@@ -148,7 +148,7 @@ def _found_at(path: Path) -> Found:
     try:
         if is_sweep:
             state = read_state(path, lambda _: None)
-            found.sweep = state.requested
+            found.sweep = state.sweep
             first = next((path / run.name for run in state.runs if (path / run.name / CONFIG).exists()), path)
         found.settings = flat(RunFolder(first, lambda _: None).settings)
     except ConfigError:  # reported when its question reads it
