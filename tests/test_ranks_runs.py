@@ -171,6 +171,24 @@ def test_a_rank_that_is_killed_ends_the_run_in_words(tmp_path):
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.long
+def test_a_rank_that_is_killed_while_it_loads_ends_the_run_in_words(tmp_path):
+    """Bug: rank 0 waits for it for ever."""
+    words = [*COMMAND, *SMALL, *WORDS, "gpus=2", f"hydra.run.dir={tmp_path / 'run'}"]
+    start = subprocess.Popen(words, env=ENVIRONMENT, cwd=tmp_path, text=True, stderr=subprocess.PIPE)
+    wait_for(lambda: [process for process in below(start.pid) if is_rank(process, 1)])
+    os.kill(next(process for process in below(start.pid) if is_rank(process, 1)), signal.SIGKILL)
+    _, err = start.communicate(timeout=600)
+    assert start.returncode == 1
+    assert "rank 1 ended with signal 9" in err
+
+
+def is_rank(process: int, rank: int) -> bool:
+    with suppress(OSError):
+        return f"RANK={rank}".encode() in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return False
+
+
 LOSS = """
 import os
 

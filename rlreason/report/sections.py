@@ -131,8 +131,8 @@ def warnings_of(study: Study) -> Iterator[str]:
                 "one run, they tell no more than one seed."
             )
         for rule in ("few_live_groups", "many_cut"):  # notes, which the table of health leaves out
-            if what := [finding.what for run in one.runs for finding in run.findings if finding.rule == rule]:
-                yield f"In {one.label} ({len(what)} of {len(one.runs)} seeds) {what[0]}."
+            if noted := [finding.what for run in one.runs for finding in run.findings if finding.rule == rule]:
+                yield f"In {one.label} ({len(noted)} of {len(one.runs)} seeds) {noted[0]}."
     for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
         base, totals = mean_total(study.reference, axis), {one.label: mean_total(one, axis) for one in study.settings}
         ratios = {label: total / base for label, total in totals.items() if base and total}

@@ -53,7 +53,10 @@ class Ranks:
         self.store, self.rank, self.world, self.device = store, rank, world, device
         keys = [f"device{number}" for number in range(world)]
         store.set(keys[rank], device.type)
-        store.wait(keys, FOREVER)  # until every rank has loaded its libraries
+        while not store.check(keys):  # until every rank has loaded its libraries
+            if lost := self._lost():
+                raise RankError(f"training on {world} ranks ended before it began: {lost}")
+            time.sleep(LOOK_S)
         kinds = [store.get(key).decode() for key in keys]
         if len(set(kinds)) > 1:
             without = ", ".join(str(number) for number, kind in enumerate(kinds) if kind != "cuda")
@@ -64,6 +67,10 @@ class Ranks:
         dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=limit + later)
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER)
         self._objects = dist.new_group(backend="gloo", timeout=limit)
+
+    def _lost(self) -> str:
+        """Return nothing: rank 0 alone looks after the others."""
+        return ""
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -164,6 +171,8 @@ class LeadingRank(Ranks):
         if place is None:
             self._start_others(world, store.port)
         self.store, self.world = store, world
+        # A client of its own: the other one is locked while it waits for a rank.
+        self._errors = store_of(place) if place else TCPStore(ADDRESS, store.port, None, False)
         if signals.owns_process():  # never end the process of a user's script or notebook
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         try:
@@ -221,8 +230,8 @@ class LeadingRank(Ranks):
         lost = []
         for rank in range(1, self.world):
             code = self.children[rank].poll() if rank in self.children else None
-            if self.store.check([f"{ERROR}{rank}"]):
-                lost.append(f"rank {rank} failed: {self.store.get(f'{ERROR}{rank}').decode()}")
+            if self._errors.check([f"{ERROR}{rank}"]):
+                lost.append(f"rank {rank} failed: {self._errors.get(f'{ERROR}{rank}').decode()}")
             elif code is not None:
                 lost.append(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
         return ", ".join(lost)
