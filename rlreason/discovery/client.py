@@ -42,13 +42,18 @@ class Client:
         base_url = config.base_url or os.environ.get("OPENAI_BASE_URL") or ""
         self.config, self.model = config, config.model or model
         self.key = (os.environ.get(config.env_variable) or "").strip()
-        self.setting = f"client.base_url={self.one_line(base_url) or 'null'}"
+        if not base_url:
+            raise ConfigError(
+                "client.base_url=null, and OPENAI_BASE_URL is not set: give the address of a server with OpenAI's chat "
+                "completions, as in client.base_url=http://127.0.0.1:8000/v1"
+            )
+        self.setting = f"client.base_url={self.one_line(base_url)}"
         if not (self.key.isascii() and self.key.isprintable()):  # an error about it would show it
             raise ConfigError(f"the key in {config.env_variable} has characters that no request can send: correct it")
         try:
             self._url = httpx.URL(base_url)
             if self._url.scheme not in ("http", "https") or not self._url.host:
-                raise ValueError("no http:// with a host, and none in OPENAI_BASE_URL")
+                raise ValueError("no http:// with a host")
             self._http = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
                 trust_env=not re.fullmatch(LOOPBACK, self._url.host),

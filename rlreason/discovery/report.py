@@ -18,7 +18,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.report.content import counted
 from rlreason.report.documents import fenced, text
-from rlreason.runtime.files import explained, whole
+from rlreason.runtime.files import explained, free_folder, whole
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import shorten
 
@@ -213,5 +213,5 @@ def reader_text(report: Path) -> bytes:
         old = report.read_bytes() if report.exists() else b""
         headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]
         if old and not headings:
-            report.rename(report.with_name("report_before.md"))
+            report.rename(free_folder(report.with_name("report_before.md")))
     return old[headings[0] :] if headings else INVITATION

@@ -206,6 +206,8 @@ def _given(path: Path, note: Note) -> Given:
     sweep, part = (path, "") if path.is_dir() else (path.parent, path.name)
     is_sweep = (sweep / FILE).exists() or bool(runs_in(sweep))
     if path.is_dir() and not is_sweep and ((path / CONFIG).exists() or (path / STATUS).exists()):
+        if not (path / CONFIG).exists():
+            raise ConfigError(f"RUNS={path} has no {CONFIG}, as a run that was killed before it began: start it again")
         try:
             in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
         except (ConfigError, KeyError):

@@ -101,6 +101,7 @@ class Found:
     changed: float  # time of its newest change
     sweep: str = ""  # of sweep=NAME; "" of a run, or of a sweep without
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # of its first run
 
     @property
     def name(self) -> str:
@@ -150,7 +151,8 @@ def _found_at(path: Path) -> Found:
             state = read_state(path, lambda _: None)
             found.sweep = state.sweep
             first = next((path / run.name for run in state.runs if (path / run.name / CONFIG).exists()), path)
-        found.settings = flat(RunFolder(first, lambda _: None).settings)
+        reader = RunFolder(first, lambda _: None)
+        found.settings, found.provenance = flat(reader.settings), reader.provenance
     except ConfigError:  # reported when its question reads it
         pass
     return found
@@ -198,6 +200,13 @@ class Runs:
 
         return sorted(self.found, key=nearness, reverse=True)
 
+    def _starts(self, model: str) -> set[str]:
+        """Return hashes of the weights that training runs of a model began with, without models trained before."""
+        begun = [one for one in self.found if one.settings.get("algorithm") in TRAINING]
+        like = [one for one in begun if str(one.settings.get("model.name")) == model]
+        untrained = [one for one in like if not trained_by(one.settings, one.provenance)]
+        return {str(setting_in(one.provenance, "model.start_weights")) for one in untrained} - {"None"}
+
     def _readable(self, one: Found) -> bool:
         """Return whether a folder has a study; add a message to `problems` if not."""
         try:
@@ -221,6 +230,9 @@ class Runs:
             return f"its model is {name}, and asked for is {course.model_name}"
         if by := trained_by(settings, run.provenance):
             return f"its model was trained before it began, by {by}"
+        weights, starts = setting_in(run.provenance, "model.start_weights"), self._starts(name)
+        if settings.get("model.path") and weights and starts and weights not in starts:
+            return "its model is not the one that the training runs began with"
         sizes = [number(setting_in(run.summary, key)) for key in ("eval_problems", "data_sizes.validation")]
         if question.whole and None not in sizes and (sizes[0] or 0) < (sizes[1] or 0):
             return f"it asked {sizes[0]:.0f} of {sizes[1]:.0f} problems, and asked for are all"
