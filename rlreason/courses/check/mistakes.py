@@ -83,6 +83,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("groups mix questions: statistics are those of the whole batch", lambda f, r, n: f(r, len(r))),
         ("groups mix questions: group_size is used as the number of groups", lambda f, r, n: f(r, len(r) // n)),
         (ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n)),
+        (ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n).reshape(-1, n).T.reshape(-1)),
         (ACROSS, lambda f, r, n: f(r.reshape(-1, n).T.reshape(-1), len(r) // n).reshape(n, -1).T.reshape(-1)),
         ("groups mix questions: advantages are normalised once more over the whole batch",
          lambda f, r, n: f(r, n) / f(r, n).std()),
@@ -156,6 +157,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("dim=0 is taken for no dim at all", lambda dim: dim or None)]),
     # `backward` returns what goes backward (None: nothing does) and what is returned.
     "backward": ("where gradient_accumulation_steps divides, and the call of backward", lambda x, n: (x / n, x / n), [
+        ("gradient_accumulation_steps multiplies the loss", lambda x, n: (x * n, x * n)),
         ("gradient_accumulation_steps does not divide the loss", lambda x, n: (x, x)),
         ("the loss that is returned is not the one that goes backward (not divided)", lambda x, n: (x / n, x)),
         ("backward is not called: there is no gradient", lambda x, n: (None, x / n)),
@@ -179,6 +181,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
          lambda new, old, mean: mean(new - new.detach()).exp()),
         ("gradient through old log-probabilities: old and new are the same tensor",
          lambda new, old, mean: mean(new - new).exp()),
+        ("the quotient of the log-probabilities is used as the ratio", lambda new, old, mean: new / old),
         ("the ratio is upside down: old over new", lambda new, old, mean: mean(old - new).exp()),
         ("the log of the ratio is used as the ratio: exp is missing", lambda new, old, mean: mean(new - old)),
         ("the ratio carries no gradient (detached)", lambda new, old, mean: mean(new - old).exp().detach() + 0 * new)]),
@@ -227,6 +230,8 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
          lambda z: _plogp(z.softmax(-1), z.softmax(-1))),
         ("probabilities are multiplied with raw logits, not with log-probabilities",
          lambda z: _plogp(z.softmax(-1), z)),
+        ("large logits overflow: exponentials are taken of raw logits",
+         lambda z: _plogp(z.exp() / z.exp().sum(-1, True), (z.exp() / z.exp().sum(-1, True)).log())),
         ("a logarithm is taken of the softmax: probabilities that underflow to 0 give NaN",
          lambda z: _plogp(z.softmax(-1), z.softmax(-1).log()))]),
     # Loops: the arguments are of an `Update` u. A micro-batch of n rows has a weight, its share.

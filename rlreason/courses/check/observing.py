@@ -256,14 +256,14 @@ def _generic(differing: list[_Trial]) -> Kind:
     got, right = trial.yours.get(name), trial.ours[name]
     if got is None or got.shape != right.shape:
         shape = "nothing" if got is None else f"shape {tuple(got.shape)}"
-        return f"its {name} has {shape} where the handout asks for {tuple(right.shape)}", "the return line"
+        return f"{name}: {shape} where the handout asks for {tuple(right.shape)}", "the return line"
     if not bool(got.isfinite().all()) and bool(right.isfinite().all()):
         where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
-        return f"its {name} is not finite (NaN or inf)", where
+        return f"NaN or inf in its {name}", where
     factors = [multiple(t.yours[name], t.ours[name]) for t in differing if name in t.yours]
     first = factors[0]
     if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
-        return f"its {name} is {first:.4g} times what it should be", "what it is divided by or multiplied with"
+        return f"{first:.4g} times the right {name}", "what it is divided by or multiplied with"
     agreeing = [n for n in trial.ours if n in trial.yours and not bool(places(trial.yours[n], trial.ours[n]).any())]
     rest = f", with the same {' and '.join(agreeing)}" if agreeing else ""
     return f"other {name} than ours{rest}", "the place that the example shows"

@@ -96,12 +96,10 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     results: dict[str, dict[str, Any]] = {}  # function -> state, findings, notes
     with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
         report("importing it")
-        try:
-            names, course = pool.schedule(load, (module, course), timeout=SECONDS_TO_IMPORT).result()
-        except (ProcessExpired, TimeoutError) as error:
-            raise ConfigError(f"MODULE={module}: importing it {_end(error, SECONDS_TO_IMPORT)}: mend that") from None
+        names, course = _load(pool, module, course)
         for name in names:
             report(f"checking {name}")
+            _load(pool, module, course)  # in a new process after one that ended; else it is loaded already
             future = pool.schedule(check_function, (module, name, course), timeout=seconds)
             try:
                 results[name] = future.result()
@@ -119,6 +117,14 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
         "notes": [f"{name}: {note}" for name, result in results.items() for note in result["notes"]],
         "seconds": round(time.monotonic() - began, 2),
     }
+
+
+def _load(pool: ProcessPool, module: str, course: str) -> tuple[list[str], str]:
+    """Import the module in the worker, within its own time; return what `load` returns."""
+    try:
+        return pool.schedule(load, (module, course), timeout=SECONDS_TO_IMPORT).result()
+    except (ProcessExpired, TimeoutError) as error:
+        raise ConfigError(f"MODULE={module}: importing it {_end(error, SECONDS_TO_IMPORT)}: mend that") from None
 
 
 def _end(error: Exception, seconds: float) -> str:
