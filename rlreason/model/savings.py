@@ -41,7 +41,8 @@ def savings(run: RunConfig, longest: int) -> Iterator[Saving]:
         yield Saving({"rollout.max_rows": rows})
     for gigabytes in (16, 8, 4, 2, 1):
         yield Saving({"rollout.kv_cache_gb": gigabytes})
-    yield Saving({"parallel": "shard"})
+    if run.rollout.engine == "vllm":  # the engine in process samples from a whole model
+        yield Saving({"parallel": "shard"})
     yield Saving({"optimizer": "adamw_8bit"}, False)
     if run.model.dtype != "float32":
         yield Saving({"model.weights": "bfloat16"}, False)
