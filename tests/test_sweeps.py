@@ -130,7 +130,8 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     card.parent.mkdir()
     card.write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
     text = closing(state, tmp_path, {})
-    assert text.endswith(f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}")
+    assert f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}\n" in text
+    assert text.endswith(f"rlreason report {tmp_path}")
     for line in ("! lr=1e-3,seed=1: failed (x)", "left: 2 of 5 runs", "a setting with one seed", "protocol aa, bb\n! "):
         assert line in text
     assert "wall clock" not in text
