@@ -61,11 +61,11 @@ class Ranks:
         if len(set(kinds)) > 1:
             without = ", ".join(str(number) for number, kind in enumerate(kinds) if kind != "cuda")
             raise ConfigError(f"gpus={world}: no GPU is left for rank {without}: start as many ranks as GPUs")
-        limit = timedelta(seconds=limit_s)
+        limit = timedelta(seconds=0.8 * limit_s)  # before this process is ended for hanging, without a word
         backend, later = ("gloo", timedelta()) if device.type == "cpu" else ("cpu:gloo,cuda:nccl", NCCL_LATER)
         own = PrefixStore("default", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=limit + later)
-        self._orders = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._orders = dist.new_group(backend="gloo", timeout=FOREVER if rank else limit)  # rank 0 never waits for one
         self._objects = dist.new_group(backend="gloo", timeout=limit)
 
     def _lost(self) -> str:
