@@ -110,7 +110,8 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         assert ranked.moments_not_finite() == 0
     finally:
         ranked.close()
-    assert not (tmp_path / "ranks.log").exists()  # nobody had anything to say
+    lines = [line for path in tmp_path.glob("ranks.log") for line in path.read_text().splitlines()]
+    assert not [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
 
 
 def test_a_policy_in_parts_keeps_no_half_precision_copies_of_its_layers(tokenizer):
