@@ -18,7 +18,7 @@ from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of
 from rlreason.evaluation.cases import categories, figure_lines, share_table, ungraded
-from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol, refuse_mixture
+from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol
 from rlreason.grading import Grader
 from rlreason.model.policy import load_policy, weights_hash
 from rlreason.records.console import Console
@@ -138,13 +138,9 @@ def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, differenc
     assert line.startswith(difference)
 
 
-def test_accuracies_of_different_protocols_are_compared_only_where_allowed():
-    one, other = make_protocol(PARTS), make_protocol({**PARTS, "problems": 21})
+def test_a_protocol_is_the_same_in_any_order_and_long_parts_are_shown_from_where_they_differ():
+    one = make_protocol(PARTS)
     assert one == make_protocol(dict(reversed(PARTS.items())))
-    with pytest.raises(ConfigError, match="first and second"):
-        refuse_mixture({"first": one, "same": one, "second": other})
-    assert len(refuse_mixture({"first": one, "second": other}, allow=True)) == 1
-    assert refuse_mixture({"first": one, "same": one}) == []
     assert f"protocol {one['hash']}" in format_accuracy(0.5, 0.4, 0.6, one)
     (line,) = differences(*(make_protocol({**PARTS, "prompt": "x" * 300 + end + "y" * 300}) for end in ("A", "B")))
     assert ("xA" in line, "xB" in line, len(line) < 150) == (True, True, True)  # long ones from where they part

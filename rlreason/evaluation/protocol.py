@@ -8,7 +8,6 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.errors import ConfigError
 from rlreason.grading.grader import GRADER_VERSION
 from rlreason.records.files import COMPLIANCE
 from rlreason.records.reader import RunFolder
@@ -59,22 +58,6 @@ def differences(one: Protocol, two: Protocol) -> list[str]:
             start = max(0, len(commonprefix([a, b])) - 10)  # noqa: RUF071  # of characters
             a, b = (repr(text[start : start + SHOWN_CHARS]) for text in (a, b))
         lines.append(f"{name}: {' and '.join('nothing' if value is None else str(value) for value in (a, b))}")
-    return lines
-
-
-def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> list[str]:
-    """Check that accuracies to be drawn or averaged together have one protocol; return the differences as text.
-
-    Differences are refused unless `allow`; then the text belongs next to the picture.
-    """
-    names = list(protocols)
-    lines = [
-        f"{names[0]} and {name} were measured differently: {'; '.join(different)}"
-        for name in names[1:]
-        if (different := differences(protocols[names[0]], protocols[name]))
-    ]
-    if lines and not allow:
-        raise ConfigError(f"{lines[0]}: measure both in one way")
     return lines
 
 

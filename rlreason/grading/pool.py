@@ -63,12 +63,13 @@ def serve(descriptor: int) -> None:
     """
     caller = Connection(descriptor)
     grading, plugin, pickled, sys.path[:] = caller.recv()
+    workers: list[_Worker] = []
     with suppress(BaseException):  # the end of the pipe
         if plugin is None:
-            from rlreason.grading import symbolic  # noqa: F401
-
+            with suppress(ImportError):  # of which a worker says why
+                from rlreason.grading import symbolic  # noqa: F401
             gc.freeze()  # no collection walks through the libraries again
-        workers = [_Worker(grading, plugin, pickled, caller)]
+        workers.append(_Worker(grading, plugin, pickled, caller))
         begun: PoolReply = workers[0].pipe.recv()
         workers[0].has_begun = True
         caller.send(begun)
