@@ -9,14 +9,12 @@ from typing import Any
 from rlreason.config.leaves import flat, typed_word
 from rlreason.discovery.log import Log, Turn
 from rlreason.runtime.differences import LEVEL, holm
-from rlreason.runtime.intervals import best_of_curve, best_of_interval, mean_interval, rank_sum_p, smallest_p
+from rlreason.runtime.intervals import best_of, rank_sum_p, smallest_p
 from rlreason.runtime.text import shorten
 
 #: Facts that change no reply to the first prompt, and no score of it, by their first words. `hints` stand in it.
 APART = {"strategy", "budget", "replies", "retries", "hints", "history", "restart_after"}
 MOST_GROUPS = 200  # of a rank test
-FEW = 5  # with fewer draws no interval is given
-FEWEST_FOR_MEAN = 3  # seeds, for an interval of their mean
 ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tables and pictures
 Facts = dict[str, Any]
 
@@ -32,8 +30,9 @@ class SeedGroup:
     calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
     bests: list[int] = field(default_factory=list)  # of the seeds at so many calls
     groups: list[int] = field(default_factory=list)  # the best of each consecutive group of so many draws
+    expected: float = 0.0  # best of so many draws
     p: float = 1.0  # of the rank test, adjusted by Holm
-    family: int = 0  # how many comparisons Holm adjusts together
+    too_few: bool = True  # seeds or groups of draws: none of their outcomes could be told from chance
 
     @property
     def ended(self) -> list[Log]:
@@ -44,34 +43,6 @@ class SeedGroup:
     def turns(self) -> list[Turn]:
         """Return the turns of all of them, run by run."""
         return [turn for log in self.logs for turn in log.turns]
-
-    @property
-    def overrides(self) -> list[str]:
-        """Return their settings as they are typed, without unset budgets."""
-        settings = flat(self.logs[0].settings).items()
-        return [f"{key}={typed_word(v)}" for key, v in settings if v is not None or not key.startswith("budget.")]
-
-    @property
-    def mean(self) -> tuple[float, float, float] | None:
-        """Return mean, low and high of the final scores over seeds; None if the seeds are too few or all alike."""
-        finals = [log.best["score"] for log in self.logs]
-        return mean_interval(finals) if len(finals) >= FEWEST_FOR_MEAN and len(set(finals)) > 1 else None
-
-    def expected(self, calls: Sequence[int]) -> list[float]:
-        """Return the expected best after each number of draws, none of which is above their number."""
-        return best_of_curve(self.draws, calls)
-
-    def interval(self, calls: Sequence[int]) -> tuple[list[float], list[float]] | None:
-        """Return a 95% bootstrap interval of the same, low and high; None for fewer than `FEW` draws."""
-        if len(self.draws) < FEW:
-            return None
-        low, high = best_of_interval(self.draws, calls)
-        return low.tolist(), high.tolist()
-
-    @property
-    def can_tell(self) -> bool:
-        """Return whether any outcome of so many seeds and groups of draws could be told from chance."""
-        return smallest_p(len(self.bests), len(self.groups)) * self.family <= LEVEL
 
 
 def facts_of(log: Log) -> Facts:
@@ -112,21 +83,6 @@ def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
     return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
 
 
-def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
-    """Return runs without those whose prompts and replies all equal another's, and a line about each of these."""
-    firsts: dict[str, Log] = {}
-    originals, lines = [], []
-    for log in logs:
-        turns = [[turn.prompt, turn.content, [call.outcome for call in turn.calls]] for turn in log.turns]
-        first = firsts.setdefault(json.dumps([log.strategy, log.model, turns]), log)
-        if first is log or not any(turn.reply for turn in log.turns):
-            originals.append(log)
-        else:
-            copied = f"{first.folder.name} (seed {first.seed})"
-            lines.append(f"{log.folder.name} (seed {log.seed}) has the prompts and replies of {copied}")
-    return originals, lines
-
-
 def draws_of(log: Log) -> list[int]:
     """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
     made = [turn for turn in log.turns if turn.is_independent and turn.calls]
@@ -148,9 +104,10 @@ def compare(settings: Sequence[SeedGroup]) -> None:
         else:
             one.bests, many = [log.best_at(calls) for log in one.ended], min(len(one.draws) // calls, MOST_GROUPS)
             one.groups = [max(one.draws[k * calls : (k + 1) * calls]) for k in range(many)]
+            one.expected = best_of(one.draws, calls)
     tested = [one for one in settings if len(one.bests) > 1]
     for one, p in zip(tested, holm([rank_sum_p(one.bests, one.groups) for one in tested]), strict=True):
-        one.p, one.family = p, len(tested)
+        one.p, one.too_few = p, smallest_p(len(one.bests), len(one.groups)) * len(tested) > LEVEL
         if p <= LEVEL:
             above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
             one.word = "better" if above > 0 else "worse"

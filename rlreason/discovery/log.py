@@ -14,7 +14,6 @@ from rlreason.records.files import CONVERSATION
 from rlreason.runtime.text import shorten, visible
 
 FIRST = "first"  # the kind of the bare first prompt
-REPLIED = ("ok", "no_code", "truncated")  # outcomes of calls that brought a text of the model's
 Result = dict[str, Any]  # of the verifier on a program, as docs/discovery.md lists it
 
 

@@ -4,15 +4,16 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from rlreason.discovery.comparison import SeedGroup, kind_of, settings_of, without_copies
-from rlreason.discovery.log import REPLIED, Log, Turn, read_log
+from rlreason.config.leaves import flat, typed_word
+from rlreason.discovery.comparison import SeedGroup, settings_of
+from rlreason.discovery.log import Log, Turn, read_log
 from rlreason.discovery.report_picture import draw
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
@@ -22,8 +23,7 @@ from rlreason.runtime.files import explained, free_folder, whole
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import shorten
 
-QUOTED_CHARS = 700  # of a prompt or a reply
-MOST_QUOTED = 3  # turns
+QUOTED_CHARS = 700  # of the first prompt
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
@@ -66,13 +66,10 @@ def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
                 raise
     if len(problems := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
-    different, copies = without_copies(logs)
-    settings, kinds = settings_of(different), dict[str, list[SeedGroup]]()
-    for setting in settings:
-        kinds.setdefault(json.dumps(kind_of(setting.logs[0])), []).append(setting)
-    context = _context(settings) | {"left_out": [*left_out, *copies], "kinds": list(kinds.values())}
+    settings = settings_of(logs)
+    context = _context(settings) | {"left_out": left_out}
     out.mkdir(parents=True, exist_ok=True)
-    draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", context["kinds"])
+    draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", settings)
     report = out / REPORT
     document = TEMPLATES.get_template("report.md.j2").render(context).encode() + b"\n" + reader_text(report)
     with explained(report), whole(report) as partial:
@@ -83,12 +80,7 @@ def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
 def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
     """Compute what the template puts in."""
     logs = [log for setting in settings for log in setting.logs]
-    turns = [turn for setting in settings for turn in setting.turns]
     log, best = logs[0], max(logs, key=lambda log: log.best["score"])
-    results = [
-        result for result in (*(turn.result for turn in turns), *(one.start["result"] for one in logs)) if result
-    ]
-    protections, *others = [active for one in results if (active := one.get("protections"))] or [{}]
     subject = f"{log.strategy} with {log.model}, seed {log.seed}"
     if len(logs) > 1:
         subject = f"{counted(len(logs), 'run')} with {', '.join(dict.fromkeys(one.strategy for one in logs))}"
@@ -101,50 +93,20 @@ def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
         "settings": settings,
         "best": best,
         "best_result": next((turn.result for turn in best.turns if turn.id == best.best["turn"]), best.start["result"]),
-        "common": [one for one in settings[0].overrides if all(one in other.overrides for other in settings)],
-        "starts": sorted({(Path(log.start["program"]).name, log.start["score"]) for log in logs}),
-        "prompt_kinds": Counter(turn.prompt_kind for turn in turns).most_common(),
-        "dimensions": sorted({one["dimension"] for one in results if one["validity"] and one.get("dimension")}),
-        "protections": [
-            f"{name} ({how})" for name, how in protections.items() if all(one.get(name) == how for one in others)
-        ],
-        "outcomes": outcomes_of(settings),
-        "steps": steps_of(logs),
+        "starter": Path(log.start["program"]).name,
+        "overrides": [f"{key}={typed_word(value)}" for key, value in flat(log.settings).items() if value is not None],
+        "errors": errors_of([turn for setting in settings for turn in setting.turns]),
         "ranked": sorted(log.record, key=lambda one: one.score),
     }
 
 
-GROUPS = ("call", "program", "set", "valid set")  # of the table of outcomes, in its order
-
-
-def outcomes_of(settings: Sequence[SeedGroup]) -> list[tuple[str, str, list[int]]]:
-    """Return the outcomes of calls, programs and sets: group, kind, and how often in each setting."""
-    columns = []
-    for setting in settings:
-        column: Counter[tuple[str, str]] = Counter()
-        for turn in setting.turns:
-            column.update(("call", call.outcome) for call in turn.calls if call.outcome != "ok")
-            if turn.is_valid:
-                column["valid set", "better than before" if turn.improved else "no better"] += 1
-            elif turn.result is not None:
-                kind = turn.result.get("error_kind") or "invalid"
-                column["set" if turn.result.get("raw_points") else "program", kind] += 1
-        columns.append(column)
-    keys = sorted({key for column in columns for key in column}, key=lambda key: (GROUPS.index(key[0]), key[1]))
-    return [(group, kind, [column[group, kind] for column in columns]) for group, kind in keys]
-
-
-def steps_of(logs: Sequence[Log]) -> list[tuple[Log, Turn, int]]:
-    """Return the turns that raised the score of their run most, in order: (run, turn, best score before it)."""
-    pairs = [(log, turn, before) for log in logs for turn, before in zip(log.turns, log.curve()[1], strict=False)]
-    steps = [step for step in pairs if step[1].credit > step[2]]
-    largest = sorted(range(len(steps)), key=lambda k: steps[k][2] - steps[k][1].credit)[:MOST_QUOTED]
-    return [steps[k] for k in sorted(largest)]
-
-
-def answered(logs: Iterable[Log]) -> int:
-    """Return how many calls of these runs brought a reply, with a program or without."""
-    return sum(call.outcome in REPLIED for log in logs for turn in log.turns for call in turn.calls)
+def errors_of(turns: Sequence[Turn]) -> list[tuple[str, str, int]]:
+    """Return what went wrong, and how often: with calls, and with programs and their sets."""
+    calls = Counter(call.outcome for turn in turns for call in turn.calls if call.outcome != "ok")
+    results = [turn.result for turn in turns if turn.result is not None and not turn.is_valid]
+    programs = Counter(result.get("error_kind") or "invalid" for result in results)
+    rows = (("call", calls), ("program", programs))
+    return [(what, kind, times) for what, counter in rows for kind, times in sorted(counter.items())]
 
 
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
@@ -167,12 +129,8 @@ def as_markdown(value: Any, most: int = 160) -> Markup:
     return Markup(_LINKED.sub(lambda match: "".join(f"\\{one}" for one in match[0]), line))
 
 
-def quote(given: str, lines: int) -> Markup:
+def quote(given: str) -> Markup:
     """Return a foreign text in a fence that it cannot end: only beginning and end if it is long."""
-    given_lines, half = given.splitlines(), lines // 2
-    if len(given_lines) > lines:
-        left_out = counted(len(given_lines) - 2 * half, "line")
-        given = "\n".join([*given_lines[:half], f"[... {left_out} ...]", *given_lines[-half:]])
     return Markup("\n".join(fenced(shorten(given, QUOTED_CHARS, "both"))))
 
 
@@ -186,7 +144,6 @@ TEMPLATES = jinja2.Environment(
     keep_trailing_newline=True,
 )
 TEMPLATES.filters |= {
-    "answered": answered,
     "cut": as_markdown,
     "counted": counted,
     "json": json.dumps,

@@ -10,45 +10,46 @@ from rlreason.discovery.comparison import SeedGroup
 from rlreason.discovery.log import Log, Record
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, evenly, written_out
+from rlreason.runtime.intervals import best_of_curve, best_of_interval
 from rlreason.runtime.text import shorten
 
 POINTS = 120  # of the baseline
+FEW = 5  # with fewer draws no interval is drawn
 STYLES = ("-", "--", "-.", ":")
 
 
-def draw(path: Path, title: str, kinds: Sequence[Sequence[SeedGroup]]) -> None:
-    """Draw the picture, a part for each kind of draws. Records within its range get a line."""
-    settings = [setting for kind in kinds for setting in kind]
-    log = settings[0].logs[0]
-    with picture(path, shorten(written_out(title), 90), (8.5, 1 + 4 * len(kinds)), rows=len(kinds)) as axes:
-        for ax, kind in zip(np.atleast_1d(axes), kinds, strict=True):
-            longest = max(1, *(log.calls for setting in kind for log in setting.logs))
-            _draw_baseline(ax, kind[0], longest)
-            for setting in kind:
-                place = settings.index(setting)
-                _draw_setting(ax, setting, LIGHT[f"s{1 + place % 7}"], STYLES[place % len(STYLES)])
-            if len(settings) == len(settings[0].logs) == 1:
-                _draw_replies(ax, log)
-            _draw_record(ax, log.record)
-            ax.set_xlabel("calls of the model (requests, retries counted)")
-            ax.set_ylabel(f"best score so far ({shorten(written_out(log.unit), 40)})")
-            ax.xaxis.get_major_locator().set_params(integer=True)
-            ax.set_xlim(0, longest * 1.02)
-            ax.grid(alpha=0.25)
-            ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8, frameon=False, handlelength=4)
+def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
+    """Draw the picture. Records within its range get a line."""
+    logs = [log for setting in settings for log in setting.logs]
+    longest = max(1, *(log.calls for log in logs))
+    with picture(path, shorten(written_out(title), 90), (8.5, 5)) as ax:
+        for place, setting in enumerate(settings):
+            if setting.draws not in [one.draws for one in settings[:place]]:
+                _draw_baseline(ax, setting, longest)
+            _draw_setting(ax, setting, LIGHT[f"s{1 + place % 7}"], STYLES[place % len(STYLES)])
+        if len(logs) == 1:
+            _draw_replies(ax, logs[0])
+        _draw_record(ax, logs[0].record)
+        ax.set_xlabel("calls of the model (requests, retries counted)")
+        ax.set_ylabel(f"best score so far ({shorten(written_out(logs[0].unit), 40)})")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_xlim(0, longest * 1.02)
+        ax.grid(alpha=0.25)
+        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8, frameon=False, handlelength=4)
 
 
 def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
     """Draw the expected best of k draws, from 0 calls on, as far as there are draws and calls to compare with."""
-    count = len(setting.draws)
-    if min(count, longest) < 2:
+    draws, reach = setting.draws, min(len(setting.draws), longest)
+    if reach < 2:
         return
-    ks = [1 + int(k) for k in evenly(min(count, longest), POINTS)]
-    start, xs, bounds = setting.logs[0].start["score"], [0, *ks], setting.interval(ks)
-    name = f"independent draws: expected best of {count}" + (", with a 95% bootstrap interval" if bounds else "")
-    ax.plot(xs, [start, *setting.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name)
-    if bounds:
-        low, high = bounds
+    ks = [1 + int(k) for k in evenly(reach, POINTS)]
+    start, xs = setting.logs[0].start["score"], [0, *ks]
+    name = shorten(written_out(f"independent draws: expected best of {len(draws)} ({setting.label})"), 110)
+    style = {"color": LIGHT["s0"], "linewidth": 1.6, "linestyle": (0, (4, 2))}
+    ax.plot(xs, [start, *best_of_curve(draws, ks)], label=name, **style)
+    if len(draws) >= FEW:
+        low, high = best_of_interval(draws, ks)
         ax.fill_between(xs, [start, *low], [start, *high], color=LIGHT["s0"], alpha=0.13, linewidth=0)
 
 
