@@ -118,9 +118,9 @@ def test_fields_of_the_body_are_added_merged_and_taken_out(thinking):
         ({"kind": "empty"}, "empty", "without content"),
         ({"kind": "thinking_only"}, "empty", "thinking without an answer, finish_reason=length"),
         ({"kind": "text", "content": "<think>What if"}, "empty", "thinking without an answer"),
-        ({"kind": "broken"}, "broken", "no JSON: <html>"),
-        ({"kind": "raw", "body": ""}, "broken", "no JSON"),
-        ({"kind": "raw", "body": "[" * 100_000}, "broken", "no JSON"),
+        ({"kind": "broken"}, "broken", "no choices[0].message with a text: <html>"),
+        ({"kind": "raw", "body": ""}, "broken", "no choices"),
+        ({"kind": "raw", "body": "[" * 100_000}, "broken", "no choices"),
         ({"kind": "raw", "body": [1]}, "broken", "no choices"),
         ({"kind": "raw", "body": {"choices": []}}, "broken", "no choices"),
         ({"kind": "raw", "body": {"choices": [{"message": {"content": 7}}]}}, "broken", "no choices"),
@@ -130,7 +130,7 @@ def test_fields_of_the_body_are_added_merged_and_taken_out(thinking):
         ({"kind": "hang_up"}, "broken", "disconnected"),
         ({"kind": "status", "code": 302, "location": "http://elsewhere/"}, "http_302", "HTTP 302"),
         ({"kind": "status", "code": 401, "message": f"Incorrect API key provided: {KEY}"}, "http_401", "<redacted>"),
-        ({"kind": "status", "code": 500, "message": "a\x1b[2J\n" * 1000}, "http_500", r"HTTP 500: a\x1b[2J a\x1b"),
+        ({"kind": "status", "code": 500, "message": "a\x1b[2J\n" * 1000}, "http_500", r"a\x1b[2J\na\x1b"),
         ({"kind": "drip", "seconds": 0.1}, "timeout", ""),
         ({"kind": "drip", "seconds": 0.1, "headers": True}, "timeout", ""),
         ({"kind": "slow", "seconds": 6000, "then": {"kind": "empty"}}, "timeout", ""),
@@ -178,7 +178,6 @@ def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
         ({"content": "So, <think> is a mark."}, "So, <think> is a mark.", None),
         ({"content": "So.", "reasoning": "Why?", "reasoning_content": None}, "So.", "Why?"),
         ({"content": "<think>Why?</think>So.", "reasoning_content": ""}, "So.", "Why?"),
-        ({"content": "Why?</think>So.", "reasoning_content": "\n"}, "So.", "Why?"),
         ({"content": "So\ud800."}, "So?.", None),
     ],
 )
@@ -192,15 +191,12 @@ def test_thinking_is_told_from_the_reply_and_tokens_that_the_server_does_not_cou
     assert (answer.prompt_tokens, answer.completion_tokens) == (None, None)
 
 
-def test_a_server_may_say_how_long_to_wait_and_else_pauses_grow_within_their_bounds():
-    for header, seconds in (("3", 3.0), ("0", 0.0), ("2.5", 2.5), ("soon", None), ("nan", None), ("-1", None)):
-        assert read_answer(httpx.Response(429, headers={"Retry-After": header})).retry_after_s == seconds
+def test_pauses_grow_within_their_bounds():
     for number in (*range(1, 40), 10**9):
         whole = min(60.0, 2.0 ** min(number - 1, 10))
-        pauses = [pause_s(number, None, 1.0) for _ in range(20)]
+        pauses = [pause_s(number, 1.0) for _ in range(20)]
         assert all(whole / 2 <= pause <= whole for pause in pauses)
         assert len(set(pauses)) == 20
-    assert (pause_s(1, 500.0, 1.0), pause_s(1, 0.0, 1.0)) == (120, 0)
 
 
 def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
@@ -218,10 +214,8 @@ def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
         ("http_404", "The model `m` does not exist", "client.model=m"),
         ("http_400", "This model's maximum context length is 4096 tokens", "client.max_tokens=8192"),
         ("http_400", "max_tokens is too large: 8192", "client.max_tokens=8192"),
-        ("http_400", "Use 'max_completion_tokens' instead", "client.extra={max_tokens: null, max_completion_tokens: 8"),
-        ("http_422", "temperature must be 1", "client.temperature"),
+        ("http_400", "'max_tokens' is not supported: use 'max_completion_tokens'", "correct what it says"),
         ("timeout", "", "client.timeout_s=600"),
-        ("broken", "no JSON", "client.model=m"),
     ],
 )
 def test_a_refusal_names_the_setting_and_the_cure(outcome, detail, names):
@@ -231,19 +225,6 @@ def test_a_refusal_names_the_setting_and_the_cure(outcome, detail, names):
     assert names in line
     assert detail in line
     assert len(line.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"detail": "Not Found"}, "HTTP 400: Not Found"),
-        ({"detail": [{"msg": "Field required"}]}, 'HTTP 400: [{"msg": "Field required"}]'),
-        ({"message": "no quota"}, "HTTP 400: no quota"),
-        ({"error": {"message": "no model"}}, "HTTP 400: no model"),
-    ],
-)
-def test_an_error_is_shown_as_its_text(body, words):
-    assert read_answer(httpx.Response(400, json=body)).detail == words
 
 
 def test_no_proxy_is_asked_for_a_server_on_this_computer(monkeypatch):
@@ -361,7 +342,7 @@ REPLIES = {
     "before text with marks": (f"{fenced(RUN)}It defines `points`, in ``` marks.\n```inline``` is no block\n", RUN),
     "with a mistake": (fenced(HELPER) + fenced(BROKEN) + fenced(HELPER), BROKEN),
     "points with a mistake": (fenced("x = (\npoints = [[2]\n"), "x = (\npoints = [[2]\n"),
-    "without the interface": (fenced(HELPER) + fenced("a set of 22 points\n", "") + fenced("# no\n"), HELPER),
+    "without the interface": (fenced(HELPER) + fenced("a set of 22 points\n", ""), None),
     "only calls": (fenced("points = run_code()\n", ""), None),
     "no block": ("def run_code(): return [[2]]", None),
     "without an end": (f"```python\n{RUN}", None),

@@ -191,7 +191,7 @@ class ClientConfig:
     thinking: bool | None = text(None, doc="of models with this switch; null leaves it to the endpoint")
     timeout_s: float = number(600.0, low=0.1, high=86400, doc="seconds for one whole call")
     retries: int = number(4, high=100, doc="more calls after an error, a time-out, or a reply without a program")
-    pause_s: float = number(2.0, high=600, doc="most seconds before the first, then doubled; Retry-After wins")
+    pause_s: float = number(2.0, high=600, doc="most seconds before the first, then doubled")
     system: str | None = text(None, doc="the system message; null: none")
     prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
     completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")

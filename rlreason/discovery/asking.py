@@ -143,7 +143,7 @@ class Asker:
         self.journal.write("answer", **msgspec.structs.asdict(answer))
         self._add_call(turn, answer.id)
         if answer.outcome != "ok":
-            pause = pause_s(len(turn.calls), answer.retry_after_s, self.run.client.pause_s)
+            pause = pause_s(len(turn.calls), self.run.client.pause_s)
             self._not_before = max(self._not_before, time.monotonic() + pause)
 
     def _begin_scoring(self, turn: Turn) -> None:

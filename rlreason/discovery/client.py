@@ -25,7 +25,6 @@ from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
 LINE_CHARS = 300  # of a text about an answer
 CONNECT_S = 20.0  # a server that takes no connection within this time is not there
-LONGEST_HEEDED_S = 120.0  # of what a server asks for
 PATH = "/chat/completions"
 LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
@@ -159,30 +158,23 @@ def read_answer(response: httpx.Response) -> Answer:
     >>> read_answer(reply).content, read_answer(httpx.Response(503, text="busy")).detail
     ('3', 'HTTP 503: busy')
     """
-    answer, body = Answer("broken"), None
+    answer, fields = Answer("broken"), None
     with suppress(ValueError, RecursionError):
-        body = json.loads(response.text)
-    fields = body if isinstance(body, dict) else {}
-    usage = fields.get("usage")
+        fields = json.loads(response.text)
+    usage = fields.get("usage") if isinstance(fields, dict) else None
     for name in ("prompt_tokens", "completion_tokens"):
         count = usage.get(name) if isinstance(usage, dict) else None
         setattr(answer, name, count if type(count) is int and count >= 0 else None)
-    problem = fields.get("error") or fields.get("detail") or fields.get("message") or response.text
-    if isinstance(problem, dict):
-        problem = problem.get("message") or problem
-    problem = problem if isinstance(problem, str) else json.dumps(problem)
+    said = response.text if fields is None else str(fields)
     if not response.is_success:
-        answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {problem}"
-        with suppress(ValueError):
-            seconds = float(response.headers.get("retry-after", ""))
-            answer.retry_after_s = seconds if 0 <= seconds < 1e9 else None
+        answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {said}"
         return answer
     try:
-        choice, message = fields["choices"][0], fields["choices"][0]["message"]
+        choice, message = fields["choices"][0], fields["choices"][0]["message"]  # type: ignore[index]
         answer.content, thinking = texts_of(message)
         answer.reasoning, answer.finish_reason = thinking or None, _encodable(choice.get("finish_reason") or "") or None
     except (LookupError, TypeError, AttributeError):
-        answer.detail = f"{'no JSON' if body is None else 'no choices[0].message with a text'}: {problem}"
+        answer.detail = f"no choices[0].message with a text: {said}"
         return answer
     answer.outcome = "ok" if answer.content.strip() else "empty"
     if answer.outcome == "empty":
@@ -193,15 +185,14 @@ def read_answer(response: httpx.Response) -> Answer:
 
 
 def texts_of(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Return content and thinking, which servers send apart, or as one text.
+    """Return content and thinking, which servers send apart, or as one text: <think>THINKING</think>CONTENT.
 
-    Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
-    thinking leaves no content.
+    The first mark may be missing, as a part of the prompt. Unfinished thinking leaves no content.
     """
     content = _encodable(message.get("content") or "")
     thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
     opens = content.lstrip().startswith("<think>")
-    if opens or (not thinking and "</think>" in content and "<think>" not in content):
+    if opens or (not thinking and "</think>" in content):
         before, _, content = content.partition("</think>")
         content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
     return content, thinking
@@ -212,42 +203,36 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def pause_s(attempt_number: int, retry_after_s: float | None, first_s: float) -> float:
+def pause_s(attempt_number: int, first_s: float) -> float:
     """Return the seconds to wait after the `attempt_number`-th request for one reply (from 1) has failed.
 
-    A server's own wish is heeded, up to `LONGEST_HEEDED_S`. Otherwise the wait doubles from `first_s` up to 60 times
-    that; it is between half of it and all, so that requests which failed together come back apart.
+    The wait doubles from `first_s` up to 60 times that; it is between half of it and all, so that requests which failed
+    together come back apart.
     """
-    if retry_after_s is not None:
-        return min(retry_after_s, LONGEST_HEEDED_S)
     return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
 
 
 #: Outcomes of an `Answer` after which the same question may be answered if it is asked again.
 WORTH_RETRYING = re.compile("timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
-LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_(model_len|tokens|new_tokens)|too long"
+LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_model_len|too (long|large)"
 VARIABLE = "environment variable {client.env_variable} (client.env_variable)"
 #: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.
 CURES = (
-    ("http_401", "", f"got no key, or does not accept it: put one into the {VARIABLE}"),
-    ("http_40[23]", "", f"does not let this key use {{model}}: add credit, name another, or change the {VARIABLE}"),
+    ("http_40[123]", "", f"does not accept this key for {{model}}: put one into the {VARIABLE}"),
     ("http_404", "", f"does not know {{model}}, or has no {PATH} below it: give a model that /models lists there, or "
      f"the address before {PATH}, which mostly ends in /v1"),
-    ("http_429", "", "takes no more requests for now: go on later, or ask for fewer at a time"),
-    ("connection", "", "does not answer: start the server, or correct the address"),
-    ("timeout", "", "did not answer within client.timeout_s={client.timeout_s:g}: raise it, or ask for less"),
-    ("http_4", "max_completion_tokens", "asks for another name of the bound: "
-     "client.extra={{max_tokens: null, max_completion_tokens: {client.max_tokens}}}"),
     ("http_4", LONG, "has no room for the prompt and the reply together: lower client.max_tokens={client.max_tokens}"),
-    ("http_4", "", "refuses the request: check client.model, client.max_tokens, client.temperature and client.thinking "
-     "(null leaves either out) and client.extra against what it takes"),
-    ("", "", "gave no reply that can be used: look at its log, or try another {model}"),
+    ("connection|timeout", "", "does not answer: start the server, correct the address, or raise "
+     "client.timeout_s={client.timeout_s:g}"),
+    ("", "", "gave no reply that can be used: correct what it says, or look at its log"),
 )  # fmt: skip
 
-#: What makes a block a program, and what makes one that sets `points` an example of its use; text decides, not syntax.
-_DEFINED = re.compile(r"^(?:(?:async )?def )?(?:run_code|get_centers)[ \t]*(?:\(.*:|[:=][^=])", re.MULTILINE)
-_POINTS = re.compile(r"^points\b[^=\n(]*=(?!=)", re.MULTILINE)
-_CALLED = re.compile(r"\b(?:run_code|get_centers)\(")
+#: What makes a block a program. One that only calls these, or sets `points` by them, shows its use.
+_DEFINED = re.compile(
+    r"^(?:(?:async )?def )?(?:run_code|get_centers)[ \t]*(?:\(.*:|[:=][^=])"
+    r"|^points\b[^=\n(]*=(?!=)(?![^\n]*\b(?:run_code|get_centers)\()",
+    re.MULTILINE,
+)
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})\s*([^`~]*)")
 _PYTHON = re.compile(r"[{.]*(?:python3?|py)(?![\w+#-])", re.IGNORECASE)
 
@@ -255,24 +240,17 @@ _PYTHON = re.compile(r"[{.]*(?:python3?|py)(?![\w+#-])", re.IGNORECASE)
 def program_in(content: str) -> str | None:
     """Return the program in a reply, as it stands there; None where there is none.
 
-    It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points, else the
-    last one that is marked as Python. A block that calls run_code without defining it shows how the program is called,
-    and is no program. A block without an end is none either: the reply was cut off.
+    It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points. A block
+    without an end is none: the reply was cut off.
 
     >>> program_in("```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
     'points = [[2]]\\n'
     """
-    python = None
-    for language, block in reversed(list(_blocks(content))):
-        if _DEFINED.search(block) or (_POINTS.search(block) and not _CALLED.search(block)):
-            return block
-        if python is None and language and re.search(r"^[ \t]*[^#\s]", block, re.MULTILINE):
-            python = block
-    return python
+    return next((block for block in reversed(list(_blocks(content))) if _DEFINED.search(block)), None)
 
 
-def _blocks(content: str) -> Iterator[tuple[str, str]]:
-    """Yield (language, text) of the closed blocks of Python and of no stated language, indented as their fences are."""
+def _blocks(content: str) -> Iterator[str]:
+    """Yield the closed blocks of Python and of no stated language, indented as their fences are."""
     opening, lines = None, list[str]()
     for line in content.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line)
@@ -282,7 +260,7 @@ def _blocks(content: str) -> Iterator[tuple[str, str]]:
         elif opening and fence and fence[2].startswith(opening[2]) and not fence[3]:
             if not opening[3] or _PYTHON.match(opening[3]):
                 block = "".join(f"{line}\n" for line in lines)
-                yield opening[3], textwrap.dedent(block) if opening[1] else block
+                yield textwrap.dedent(block) if opening[1] else block
             opening = None
         else:
             lines.append(line)

@@ -35,16 +35,13 @@ Event = dict[str, Any]
 class Answer(msgspec.Struct):
     """The outcome of one request; None where the server does not say."""
 
-    outcome: (
-        str  # ok, http_NNN, timeout, connection, empty, broken (not of the protocol); no_code, truncated: no program
-    )
+    outcome: str  # ok, http_NNN, timeout, connection, empty, broken (no chat completion), no_code, truncated
     content: str = ""  # without its thinking
     reasoning: str | None = None
     finish_reason: str | None = None
     detail: str = ""  # one line for a person, without the key
     prompt_tokens: int | None = None  # as the server counts them
     completion_tokens: int | None = None
-    retry_after_s: float | None = None  # how long the server asks to wait
     id: str = ""
 
 
