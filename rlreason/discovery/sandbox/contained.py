@@ -61,7 +61,6 @@ class Limits:
     processes: int = 256  # at one time
     cpus: int = 4  # processors that it may use, where there are more
     sandbox: str = ""  # bwrap, unshare or limits, instead of the best that works here
-    landlock: bool = True  # false: as on a system without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def run_contained(
     The processes that it starts have all ended when this returns. An interruption ends them too, and so does `stop`
     once it is true.
     """
-    sandbox = sandbox or sandbox_here(limits.sandbox, limits.landlock)
+    sandbox = sandbox or sandbox_here(limits.sandbox)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder(f"{PREFIX}{os.getpid()}-"))
         Path(folder, "program.py").write_bytes(command.source)
@@ -94,7 +93,7 @@ def run_contained(
         options = {"channel": far_end, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
         options["alone"] = sandbox == "limits"
         readable = [str(FOLDER), *command.readable]
-        if limits.landlock and landlock_version():
+        if landlock_version():
             # In the system's own /proc and /dev/shm are processes, sockets and files of others.
             proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if options["alone"] else ["/proc"]
             writable = [folder] if options["alone"] else ["/tmp", "/dev/shm"]
@@ -102,22 +101,13 @@ def run_contained(
         source = f"{folder if options['alone'] else '/tmp'}/program.py"
         inner = [sys.executable, "-I", "-B", str(FOLDER / "inside.py"), json.dumps(options)]
         inner += [source if argument == "{source}" else argument for argument in command.arguments]
-        outer = [sys.executable, "-I", "-B", "-S", str(FOLDER / "warden.py"), str(os.getpid())]
-        outer += [
-            str(limits.processes + MORE_PROCESSES),
-            *command_line(sandbox, folder, limits.disk_mb, readable, inner),
-        ]
+        most = str(limits.processes + MORE_PROCESSES)
+        outer = [sys.executable, "-I", "-B", "-S", str(FOLDER / "warden.py"), str(os.getpid()), most]
+        outer += command_line(sandbox, folder, limits.disk_mb, readable, inner)
+        env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
         try:
-            warden = subprocess.Popen(
-                outer,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                pass_fds=[far_end],
-                env={"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
-                cwd=folder,
-                start_new_session=True,
-            )
+            warden = subprocess.Popen(outer, **streams, pass_fds=[far_end], env=env, cwd=folder, start_new_session=True)
         finally:
             os.close(far_end)
         contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
@@ -353,34 +343,34 @@ def start_time(pid: int) -> str:
 
 
 @cache
-def sandbox_here(wanted: str, landlock: bool) -> str:
+def sandbox_here(wanted: str) -> str:
     """Return the best of `SANDBOXES` that works here, by a trial of each; `ConfigError` if none does.
 
     If a program shares this process's view of processes, only root can read this process's memory and environment from
     now on, which may hold keys.
     """
-    if sys.platform != "linux":
-        raise ConfigError(f"programs are scored on Linux alone, and this is {sys.platform}: use a container with Linux")
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):  # of processes that were killed before they could
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(path, ignore_errors=True)
     for sandbox in (sandbox for sandbox in SANDBOXES if sandbox.startswith(wanted)):
-        trial = run_contained(Command(["nothing"], STARTING_S), Limits(landlock=landlock), sandbox=sandbox)
+        trial = run_contained(Command(["nothing"], STARTING_S), Limits(), sandbox=sandbox)
         if trial.exit == 0:
             if sandbox == "limits":
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             return sandbox
     why = trial.tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    raise ConfigError(f"no program can be held back here ({why[-300:]}): install bubblewrap, and try again")
+    raise ConfigError(f"no program can be held back here ({why[-300:]}): use Linux, with bubblewrap")
 
 
 def protections(limits: Limits) -> dict[str, str]:
     """Return the protections active here, by name; `ConfigError` if no program can be held back."""
-    sandbox, active = sandbox_here(limits.sandbox, limits.landlock), dict[str, str]()
-    if sandbox != "limits":
+    sandbox, active = sandbox_here(limits.sandbox), dict[str, str]()
+    if sandbox == "limits":
+        active["no namespaces"] = "it sees other processes, and could fill the disk"
+    else:
         active[sandbox.split()[0]] = "processes and files of its own, no network"
-    if limits.landlock and (version := landlock_version()):
+    if version := landlock_version():
         active["Landlock"] = f"version {version}"
     if calls := REFUSED_CALLS.get(os.uname().machine):
         active["seccomp"] = f"no network, {len(calls)} system calls refused"
@@ -388,10 +378,5 @@ def protections(limits: Limits) -> dict[str, str]:
 
 
 def protections_text(active: Mapping[str, str]) -> str:
-    """Return in words what is active, and what a program could do here that namespaces prevent."""
-    text = "; ".join(f"{name} ({what})" for name, what in active.items())
-    if {"bwrap", "unshare"} & {*active}:
-        return text
-    files = "" if "Landlock" in active else "read and write every file that its user may, signal its user's processes, "
-    network = "" if "seccomp" in active else "use the network, "
-    return f"{text}. Not held back on this system: it could {files}{network}see other processes, and fill the disk"
+    """Return in words what is active."""
+    return "; ".join(f"{name} ({what})" for name, what in active.items())

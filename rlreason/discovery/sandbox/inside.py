@@ -203,33 +203,25 @@ def set_of(path: str) -> object:
 
 
 def plain(value: Any) -> Any:
-    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged."""
-    if type(value).__module__ != "numpy":
-        return value
-    if type(value).__name__ == "ndarray" and value.dtype.kind not in "iuO":
-        raise Refused("type", f"an array of numpy's is of type {value.dtype}: integers only")
-    return value.tolist() if value.dtype.kind in "iuO" else value
+    """Return scalars and arrays of numpy's as Python's; other values unchanged."""
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
-    """Return the rows as text; `Refused` if something is no plain integer, or there is too much of it."""
+    """Return the rows as text, at most one row and one number too many; `Refused` if something is no plain integer."""
     given = plain(given)
     if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
-    lines, rows = ["points"], list(itertools.islice(given, most_rows + 1))
-    if len(rows) > most_rows:
-        raise Refused("size", f"more than {most_rows} points")
-    for number, row in enumerate(map(plain, rows)):
+    lines = ["points"]
+    for number, row in enumerate(map(plain, itertools.islice(given, most_rows + 1))):
         if not isinstance(row, (list, tuple)):
             raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
         values = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
         for value in values:
             if type(value) is not int:
-                example = repr(value)[:60] if type(value) in (float, bool, complex, str, type(None)) else "a value"
-                raise Refused("type", f"point {number} holds {example} of class {type(value).__name__}: integers only")
-        if len(values) > LONGEST_ROW or any(value.bit_length() > most_digits * 3.33 for value in values):
-            most = f"{LONGEST_ROW} coordinates, or an integer of more than {most_digits} digits"
-            raise Refused("size", f"point {number} has more than {most}")
+                raise Refused("type", f"point {number} holds a value of class {type(value).__name__}: integers only")
+            if value.bit_length() > most_digits * 3.33:
+                raise Refused("size", f"point {number} has an integer of more than {most_digits} digits")
         lines.append(" ".join(map(int.__repr__, values)))
     return "\n".join([*lines, f"end {len(lines) - 1}", ""])
 
@@ -263,12 +255,10 @@ def read_channel(data: bytes, most_rows: int, most_digits: int) -> list[list[int
     rows = [line.split() for line in given[1].split(b"\n")[:-1]]
     if len(rows) != int(given[2]):
         raise Refused("channel", "the number of rows is another than was said")
-    if len(rows) > most_rows:
-        raise Refused("size", f"more than {most_rows} points")
-    if max(map(len, rows), default=0) > LONGEST_ROW:
-        raise Refused("size", f"a point has more than {LONGEST_ROW} coordinates")
-    if any(len(word) > most_digits + 1 for row in rows for word in row):
-        raise Refused("size", f"an integer has more than {most_digits} digits")
+    longest_word = max((len(word) for row in rows for word in row), default=0)
+    if len(rows) > most_rows or max(map(len, rows), default=0) > LONGEST_ROW or longest_word > most_digits + 1:
+        most = f"{most_rows} points, {LONGEST_ROW} coordinates of a point and {most_digits} digits of each"
+        raise Refused("size", f"the set has more than {most}")
     return [list(map(int, row)) for row in rows]
 
 
