@@ -430,15 +430,10 @@ def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
     assert "So few seeds and draws" in written
 
 
-def test_damaged_runs_are_left_out_by_name_and_several_problems_refused(tmp_path):
-    for name, told in (("a", refine(0, [44, 438])), ("d", refine(1, [44, 100]))):
+def test_each_run_is_in_the_report_once_and_several_problems_are_refused(tmp_path):
+    for name, told in (("a", refine(0, [44, 438])), ("d", refine(1, [44, 100])), (".hidden", refine(2, [44]))):
         saved(tmp_path / name, told)
-    for name in ("c", ".hidden"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / NAME).write_text("{}")
     written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path)[0].read_text()
-    assert "- c/conversation\\_log.json is no log of a discover run (" in written
-    assert "hidden" not in written
     assert "| refine | 2 | 438, 100 |" in written
     saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):

@@ -10,14 +10,13 @@ import msgspec
 
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.client import WORTH_RETRYING, Client, pause_s, program_in
-from rlreason.discovery.journal import Answer, Journal, Spending, prompt_bound
+from rlreason.discovery.journal import Answer, Journal, Messages, Spending, prompt_bound
 from rlreason.discovery.log import Reply, Turn, without_measurements
 from rlreason.discovery.score import STOPPED
 from rlreason.errors import ConfigError
 from rlreason.runtime.files import alive
 
 PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
-Messages = list[dict[str, str]]
 Score = Callable[[str], dict[str, Any]]
 
 
@@ -53,7 +52,11 @@ class Asker:
             self._begin_scoring(turn)
         try:
             while not is_answered and (waiting := [turn for turn in turns if self._needs_request(turn)]):
-                self._pause()
+                left = self.spending.seconds_left(self.journal.seconds)
+                until = min(self._not_before, time.monotonic() + left)
+                while (left := until - time.monotonic()) > 0:
+                    alive()
+                    time.sleep(min(left, 1.0))
                 self._send(messages, waiting)
                 if not self._requests:
                     break
@@ -98,13 +101,6 @@ class Asker:
         if failed and not WORTH_RETRYING.fullmatch(failed[-1]):
             raise ConfigError(self.client.refusal(self.journal.answers[turn.calls[-1].id]))
         return len(failed) <= self.run.client.retries
-
-    def _pause(self) -> None:
-        """Wait as long as the failed requests so far demand."""
-        until = min(self._not_before, time.monotonic() + self.spending.seconds_left(self.journal.seconds))
-        while (left := until - time.monotonic()) > 0:
-            alive()
-            time.sleep(min(left, 1.0))
 
     def _send(self, messages: Messages, waiting: list[Turn]) -> None:
         """Send the next request for each of these, as far as the budget allows."""

@@ -10,7 +10,7 @@ import random
 import re
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from rlreason.config.algorithms import ClientConfig
-from rlreason.discovery.journal import Answer
+from rlreason.discovery.journal import Answer, Messages
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
@@ -90,13 +90,13 @@ class Client:
     def _address(self, path: str) -> httpx.URL:
         return self._url.copy_with(path=self._url.path.rstrip("/") + path)
 
-    def body(self, messages: Sequence[Mapping[str, str]], seed: int | None, max_tokens: int) -> dict[str, Any]:
+    def body(self, messages: Messages, seed: int | None, max_tokens: int) -> dict[str, Any]:
         """Return what is sent to ask for a reply.
 
         Fields of `client.extra` are put in last: a mapping goes into the one that is there, and None takes a field out.
         """
         config = self.config
-        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "max_tokens": max_tokens}
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         body |= {"temperature": config.temperature, "seed": seed}
         if config.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": config.thinking}  # as vLLM and SGLang take it
@@ -107,12 +107,7 @@ class Client:
         return {name: value for name, value in body.items() if value is not None}
 
     def ask(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        request_id: str,
-        seed: int | None,
-        max_tokens: int,
-        timeout_s: float,
+        self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
     ) -> Future[Answer]:
         """Send one request; its answer comes within `timeout_s` seconds, whatever the server does.
 

@@ -30,6 +30,7 @@ BEAT_S = 2.0
 PER_MESSAGE = 16  # tokens that a chat template puts around a message, at most
 FEWEST = 256  # tokens of a reply that are worth asking for
 Event = dict[str, Any]
+Messages = list[dict[str, str]]
 
 
 class Answer(msgspec.Struct):
@@ -106,7 +107,7 @@ class Journal:
             self.write("alive")
 
 
-def prompt_bound(messages: list[dict[str, str]]) -> int:
+def prompt_bound(messages: Messages) -> int:
     """Return an upper bound on a prompt's tokens: every token is at least one byte.
 
     >>> prompt_bound([{"role": "user", "content": "abcd"}])

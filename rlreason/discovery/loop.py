@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.asking import Asker, Messages
+from rlreason.discovery.asking import Asker
 from rlreason.discovery.client import Client
-from rlreason.discovery.journal import Event, Journal, Spending
+from rlreason.discovery.journal import Event, Journal, Messages, Spending
 from rlreason.discovery.log import FIRST, Log, Turn, without_measurements
 from rlreason.discovery.problem import DiscoveryProblem, feedback, filled, problem_named
 from rlreason.discovery.report import write_report
@@ -62,15 +62,9 @@ class Conversation:
         shown = [self.exchanges[place] for place in sorted(places)]
         for turn, _, text in shown:
             messages += [{"role": "assistant", "content": turn.content}, {"role": "user", "content": text}]
-        kind, prompt, sees = (
-            shown[-1][1] if shown else FIRST,
-            messages[-1]["content"],
-            [turn.id for turn, _, _ in shown],
-        )
-        return messages, [
-            Turn(turn=number, sample=k, conversation=self.number, sees=sees, prompt=prompt, prompt_kind=kind)
-            for k in range(samples)
-        ]
+        kind, sees = shown[-1][1] if shown else FIRST, [turn.id for turn, _, _ in shown]
+        asked = {"conversation": self.number, "sees": sees, "prompt": messages[-1]["content"], "prompt_kind": kind}
+        return messages, [Turn(turn=number, sample=k, **asked) for k in range(samples)]
 
 
 def chosen_of(turns: Sequence[Turn]) -> Turn | None:
@@ -229,24 +223,17 @@ class Discovery:
         if number < self.earlier_turns:  # the log on the disk has more than this
             return
         self.write_documents()
-        outcomes = ", ".join(map(outcome_of, turns))
-        self.console.say(
-            f"turn {number:<5} {self.spending.calls:>4} calls  best {self.log.best['score']:<6} {outcomes}"
-        )
+        best, outcomes = self.log.best["score"], ", ".join(map(outcome_of, turns))
+        self.console.say(f"turn {number:<5} {self.spending.calls:>4} calls  best {best:<6} {outcomes}")
         for turn in turns:
             if turn.result and (alarm := turn.result.get("alarm")):
                 self.console.say(f"! ALARM, no score for reply {turn.id}: {alarm}")
 
     def write_documents(self) -> None:
         """Write the current `program.py` and `conversation_log.json`, each as a whole."""
-        spent = self.spending
         self.records.document(files.PROGRAM, self.source)
-        self.log.spent = {
-            "calls": spent.calls,
-            "prompt_tokens": spent.prompt_tokens,
-            "completion_tokens": spent.completion_tokens,
-            "cost": round(spent.cost, 9),
-        }
+        names = ("calls", "prompt_tokens", "completion_tokens")
+        self.log.spent = {name: getattr(self.spending, name) for name in names} | {"cost": round(self.spending.cost, 9)}
         self.records.document(files.CONVERSATION, self.log.text())
 
     def conclude(self) -> float:
@@ -273,21 +260,18 @@ class Discovery:
                 "seconds": round(self.journal.seconds, 1),
             }
         )
-        program = folder / files.PROGRAM
-        self.console.say(
-            f"\n{ended}: the best program has {log.best['score']} {log.unit}, the first had {log.start['score']}"
-        )
+        program, before = folder / files.PROGRAM, log.start["score"]
+        self.console.say(f"\n{ended}: the best program has {log.best['score']} {log.unit}, the first had {before}")
         self.console.say(f"program    {program}; score it again: rlreason score {program}")
-        self.console.say(f"report     {report}, of {files.CONVERSATION} there")
+        self.console.say(f"report     {report}")
         return float(log.best["score"])
 
 
 def outcome_of(turn: Turn) -> str:
     """Return a turn's score, or what went wrong, in a word or two."""
-    if turn.result is not None:
-        return str(turn.credit if turn.is_valid else turn.result["error_kind"])
-    outcome = turn.calls[-1].outcome
-    return "not scored" if outcome == "ok" else outcome
+    if turn.result is None:
+        return turn.calls[-1].outcome
+    return str(turn.credit if turn.is_valid else turn.result["error_kind"])
 
 
 def refuse_unready(run: DiscoverConfig) -> None:

@@ -53,21 +53,13 @@ def report_of(folders: Sequence[Path], out: Path) -> Answer:
 def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
     """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs.
 
-    A run whose log cannot be used is left out and named. `ConfigError` if none is left, or they are of several
-    problems; `UnwritableError` if the system refuses.
+    `ConfigError` if a log cannot be used, or they are of several problems; `UnwritableError` if the system refuses.
     """
-    logs, left_out = [], []
-    for folder in folders:
-        try:
-            logs.append(read_log(folder))
-        except ConfigError as error:
-            left_out.append(str(error).replace(str(folder), folder.name, 1))
-            if len(left_out) == len(folders):
-                raise
+    logs = list(map(read_log, folders))
     if len(problems := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
     settings = settings_of(logs)
-    context = _context(settings) | {"left_out": left_out}
+    context = _context(settings)
     out.mkdir(parents=True, exist_ok=True)
     draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", settings)
     report = out / REPORT

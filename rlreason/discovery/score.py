@@ -168,22 +168,12 @@ def _limits_of(arguments: argparse.Namespace) -> Limits:
 def _text_of(score: Score, unit: str) -> str:
     if score["validity"]:
         lines = [f"valid: {score['score']} {unit}"]
-    elif score["alarm"]:
-        lines = [f"ALARM, no score: {score['alarm']}"]
     else:
         given = f", of {score['raw_points']} {unit} given" if score["raw_points"] else ""
         lines = [f"not valid ({score['error_kind']}){given}: {score['error']}"]
-    if (pair := score.get("worst_pair")) and not score["validity"]:
-        lines.append(f"worst pair: {pair['first']} and {pair['second']}, {pair['vectors'][0]} and {pair['vectors'][1]}")
-    for name in ("max_squared_norm", "min_squared_distance"):
-        if score.get(name) is not None:
-            lines.append(f"{name.replace('_', ' ')}: {score[name]}")
-    times = f"{score['seconds']:.2f} s"
-    if score["raw_points"]:
-        times += f", checked in {score['check_seconds']:.2f} s"
+        lines += [f"worst pair: {score['worst_pair']}"] if score.get("worst_pair") else []
+    times = f"{score['seconds']:.2f} s, checked in {score['check_seconds']:.2f} s"
     lines.append(f"program {score['program_sha256'][:16]}: {times}, {score['peak_memory_mb']:.0f} MB at most")
-    if score["left_behind"]:
-        lines.append("! processes of the program could not be ended: look for them with ps, and end them by hand")
     if score["output_tail"]:
         lines += ["the end of what it printed, none of which counts:", score["output_tail"][-400:]]
     return "\n".join([*lines, f"protections: {protections_text(score['protections'])}"])
