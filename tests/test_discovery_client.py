@@ -202,7 +202,7 @@ def test_pauses_grow_within_their_bounds():
 def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
     again = "http_408 http_409 http_429 http_500 http_502 http_599 timeout connection empty broken no_code truncated"
     assert all(map(WORTH_RETRYING.fullmatch, again.split()))
-    never = ["ok", "http_400", "http_401", "http_403", "http_404", "http_422", "http_302"]
+    never = ["http_400", "http_401", "http_403", "http_404", "http_422", "http_302"]
     assert not any(map(WORTH_RETRYING.fullmatch, never))
 
 

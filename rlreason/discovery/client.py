@@ -207,8 +207,8 @@ def pause_s(attempt_number: int, first_s: float) -> float:
     return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
 
 
-#: Outcomes of an `Answer` after which the same question may be answered if it is asked again.
-WORTH_RETRYING = re.compile("timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
+#: Outcomes of an `Answer` without a program after which the same question may be answered if it is asked again.
+WORTH_RETRYING = re.compile("ok|timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
 LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_model_len|too (long|large)"
 VARIABLE = "environment variable {client.env_variable} (client.env_variable)"
 #: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.

@@ -105,9 +105,17 @@ def run_contained(
         outer = [sys.executable, "-I", "-B", "-S", str(FOLDER / "warden.py"), str(os.getpid()), most]
         outer += command_line(sandbox, folder, limits.disk_mb, readable, inner)
         env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
         try:
-            warden = subprocess.Popen(outer, **streams, pass_fds=[far_end], env=env, cwd=folder, start_new_session=True)
+            warden = subprocess.Popen(
+                outer,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=[far_end],
+                env=env,
+                cwd=folder,
+                start_new_session=True,
+            )
         finally:
             os.close(far_end)
         contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)

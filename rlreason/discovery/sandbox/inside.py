@@ -203,8 +203,8 @@ def set_of(path: str) -> object:
 
 
 def plain(value: Any) -> Any:
-    """Return scalars and arrays of numpy's as Python's; other values unchanged."""
-    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+    """Return numbers, objects and arrays of these of numpy's as Python's; other values, as dates, unchanged."""
+    return value.tolist() if type(value).__module__ == "numpy" and value.dtype.kind in "biufO" else value
 
 
 def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
@@ -212,8 +212,8 @@ def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
     given = plain(given)
     if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
-    lines = ["points"]
-    for number, row in enumerate(map(plain, itertools.islice(given, most_rows + 1))):
+    lines, rows = ["points"], list(itertools.islice(given, most_rows + 1))  # whole, before the program can change it
+    for number, row in enumerate(map(plain, rows)):
         if not isinstance(row, (list, tuple)):
             raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
         values = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
