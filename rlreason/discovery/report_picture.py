@@ -15,7 +15,6 @@ from rlreason.runtime.text import shorten
 
 POINTS = 120  # of the baseline
 FEW = 5  # with fewer draws no interval is drawn
-STYLES = ("-", "--", "-.", ":")
 
 
 def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
@@ -26,7 +25,7 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
         for place, setting in enumerate(settings):
             if setting.draws not in [one.draws for one in settings[:place]]:
                 _draw_baseline(ax, setting, longest)
-            _draw_setting(ax, setting, LIGHT[f"s{1 + place % 7}"], STYLES[place % len(STYLES)])
+            _draw_setting(ax, setting, LIGHT[f"s{1 + place % 7}"])
         if len(logs) == 1:
             _draw_replies(ax, logs[0])
         _draw_record(ax, logs[0].record)
@@ -53,7 +52,7 @@ def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
         ax.fill_between(xs, [start, *low], [start, *high], color=LIGHT["s0"], alpha=0.13, linewidth=0)
 
 
-def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
+def _draw_setting(ax: Any, setting: SeedGroup, colour: str) -> None:
     """Draw a thin line per run, and the median of the seeds over the calls that all ended ones made."""
     for log in setting.logs:
         ax.step(*log.curve(), where="post", color=colour, linewidth=0.9, alpha=0.4)
@@ -61,7 +60,7 @@ def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
     middle = [np.median([log.best_at(made) for log in setting.ended]) for made in calls]
     of = f"median of {len(setting.ended)} runs; thin: each run" if len(setting.logs) > 1 else "one run"
     name = shorten(written_out(f"{setting.label} ({of})"), 110)
-    ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name, linestyle=style)
+    ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name)
 
 
 def _draw_replies(ax: Any, log: Log) -> None:
