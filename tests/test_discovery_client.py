@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from examples.scripted_server import DEFAULT, program, serving
 from rlreason.config.algorithms import ClientConfig
 from rlreason.discovery.client import LINE_CHARS, WORTH_RETRYING, Client, pause_s, program_in, read_answer
-from rlreason.discovery.journal import Answer
+from rlreason.discovery.log import Answer
 from rlreason.errors import ConfigError
 from tests.starts import ROOT
 from tests.waiting import MINUTES, wait_for

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.discovery.problem import HOME
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
+from rlreason.discovery.score import HOME
 
 Rows = list[list[int]]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "kissing_11"

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.comparison import draws_of, settings_of
 from rlreason.discovery.log import Call, Log, Record, Reply, Turn, read_log
-from rlreason.discovery.report import runs_below, write_report
+from rlreason.discovery.report import draws_of, runs_below, settings_of, write_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME

@@ -18,7 +18,7 @@ from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
-from rlreason.discovery.problem import problem_named
+from rlreason.discovery.score import problem_named
 from rlreason.runtime.plugins import GROUPS
 from rlreason.sweeps.design import fixed
 from tests.starts import ROOT, Started

@@ -19,11 +19,12 @@ from typing import Any
 import httpx
 
 from rlreason.config.algorithms import ClientConfig
-from rlreason.discovery.journal import Answer, Messages
+from rlreason.discovery.log import Answer, Messages
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
 LINE_CHARS = 300  # of a text about an answer
+LONGEST_HEEDED_S = 120.0  # of what a server asks to wait
 CONNECT_S = 20.0  # a server that takes no connection within this time is not there
 PATH = "/chat/completions"
 LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
@@ -41,12 +42,7 @@ class Client:
         base_url = config.base_url or os.environ.get("OPENAI_BASE_URL") or ""
         self.config, self.model = config, config.model or model
         self.key = (os.environ.get(config.env_variable) or "").strip()
-        if not base_url:
-            raise ConfigError(
-                "client.base_url=null, and OPENAI_BASE_URL is not set: give the address of a server with OpenAI's chat "
-                "completions, as in client.base_url=http://127.0.0.1:8000/v1"
-            )
-        self.setting = f"client.base_url={self.one_line(base_url)}"
+        self.setting = f"client.base_url={self.one_line(base_url) or 'null'}"
         if not (self.key.isascii() and self.key.isprintable()):  # an error about it would show it
             raise ConfigError(f"the key in {config.env_variable} has characters that no request can send: correct it")
         try:
@@ -61,8 +57,9 @@ class Client:
             )
         except Exception as error:  # of the many that an address, a proxy or a certificate can raise
             raise ConfigError(
-                f"{self.setting} is no address that can be used ({self.one_line(str(error))}): give one as in "
-                "client.base_url=http://127.0.0.1:8000/v1, or correct ALL_PROXY, HTTPS_PROXY or SSL_CERT_FILE"
+                f"{self.setting} is no address that can be used ({self.one_line(str(error))}): give one with OpenAI's "
+                "chat completions here or in OPENAI_BASE_URL, as http://127.0.0.1:8000/v1, or correct ALL_PROXY, "
+                "HTTPS_PROXY or SSL_CERT_FILE"
             ) from error
 
     def one_line(self, text: str) -> str:
@@ -72,9 +69,8 @@ class Client:
         return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
 
     def only_model(self) -> str:
-        """Return the only model that the server lists; `ConfigError` if it does not answer, lists none, or several."""
+        """Return the only model that the server lists; `ConfigError` if it does not answer, or lists another number."""
         request = self._http.get(self._address("/models"), timeout=CONNECT_S)
-        names: list[str] = []
         try:
             listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result()
             names = [str(row["id"]) for row in listed.json()["data"]]
@@ -82,7 +78,7 @@ class Client:
             detail = self.one_line(f"{type(error).__name__}: {error}")
             raise ConfigError(self.refusal(Answer("connection", detail=detail))) from error
         except (ValueError, LookupError, TypeError):
-            pass  # it lists none
+            names = []
         if len(names) == 1:
             return names[0]
         raise ConfigError(f"client.model=null, and {self.setting} lists {few(names) or 'none'}: give client.model=NAME")
@@ -157,12 +153,14 @@ def read_answer(response: httpx.Response) -> Answer:
     with suppress(ValueError, RecursionError):
         fields = json.loads(response.text)
     usage = fields.get("usage") if isinstance(fields, dict) else None
-    for name in ("prompt_tokens", "completion_tokens"):
-        count = usage.get(name) if isinstance(usage, dict) else None
-        setattr(answer, name, count if type(count) is int and count >= 0 else None)
+    for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
+        if type(count := usage.get(name)) is int and count >= 0:
+            setattr(answer, name, count)
     said = response.text if fields is None else str(fields)
     if not response.is_success:
         answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {said}"
+        if (wish := response.headers.get("retry-after", "")).isdecimal():
+            answer.retry_after_s = min(float(wish), LONGEST_HEEDED_S)
         return answer
     try:
         choice, message = fields["choices"][0], fields["choices"][0]["message"]  # type: ignore[index]
@@ -171,10 +169,10 @@ def read_answer(response: httpx.Response) -> Answer:
     except (LookupError, TypeError, AttributeError):
         answer.detail = f"no choices[0].message with a text: {said}"
         return answer
-    answer.outcome = "ok" if answer.content.strip() else "empty"
-    if answer.outcome == "empty":
+    answer.outcome = "ok"
+    if not answer.content.strip():
         what = "thinking without an answer" if answer.reasoning else "a reply without content"
-        answer.content = ""
+        answer.outcome, answer.content = "empty", ""
         answer.detail = str(message.get("refusal") or f"{what}, finish_reason={answer.finish_reason}")
     return answer
 
@@ -201,7 +199,7 @@ def _encodable(text: str) -> str:
 def pause_s(attempt_number: int, first_s: float) -> float:
     """Return the seconds to wait after the `attempt_number`-th request for one reply (from 1) has failed.
 
-    The wait doubles from `first_s` up to 60 times that; it is between half of it and all, so that requests which failed
+    They double from `first_s` up to 60 times that, and are drawn from the upper half, so that requests which failed
     together come back apart.
     """
     return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)

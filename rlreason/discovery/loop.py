@@ -7,27 +7,34 @@
 A resumed run walks through the same turns again: what the journal knows is neither asked nor scored twice.
 """
 
+import hashlib
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.asking import Asker
-from rlreason.discovery.client import Client
-from rlreason.discovery.journal import Event, Journal, Messages, Spending
-from rlreason.discovery.log import FIRST, Log, Turn, without_measurements
-from rlreason.discovery.problem import DiscoveryProblem, feedback, filled, problem_named
+from rlreason.discovery.client import WORTH_RETRYING, Client, pause_s, program_in
+from rlreason.discovery.log import FIRST, Answer, Journal, Log, Messages, Reply, Result, Spending, Turn, prompt_bound
 from rlreason.discovery.report import write_report
-from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
-from rlreason.discovery.score import score_program
+from rlreason.discovery.sandbox import Limits, protections, protections_text
+from rlreason.discovery.score import STOPPED, DiscoveryProblem, feedback, filled, problem_named, score_program
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.console import Console
 from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.files import alive
+
+PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
+#: Parts of a result that differ from run to run: the same replies make the same log.
+MEASURED = ("seconds", "check_seconds", "peak_memory_mb", "output_tail")
 
 
 @dataclass(slots=True)
@@ -51,12 +58,10 @@ class Conversation:
 
         With history=0 it continues from the best reply only; if none was valid yet, from the last.
         """
-        places = set(range(len(self.exchanges))[-history:] if history else ())
         scores = [turn.credit for turn, _, _ in self.exchanges]
-        if any(scores):
-            places.add(scores.index(max(scores)))
-        elif scores:
-            places.add(len(scores) - 1)
+        places = set(range(len(scores))[-history:] if history else ())
+        if scores:
+            places.add(scores.index(max(scores)) if any(scores) else len(scores) - 1)
         messages = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": self.first})
         shown = [self.exchanges[place] for place in sorted(places)]
@@ -90,41 +95,39 @@ def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float
 
 
 class Discovery:
-    """A run in progress: its parts, and its log so far."""
+    """A run in progress: its parts, its log so far, and what is under way."""
 
     def __init__(self, run: DiscoverConfig, records: RunWriter, console: Console) -> None:
         """Set the run up: its start is recorded in the journal, or read from there if it is resumed."""
         self.run, self.records, self.console = run, records, console
         self.problem = problem_named(run.problem)
-        self.journal = journal = Journal(records.folder / files.CALLS, console.say)
+        self.journal = journal = Journal(records.folder / files.CALLS)
         self.stop = threading.Event()  # ends running programs
         score = run.score
         self.limits = Limits(score.timeout_s, score.memory_mb, check_timeout_s=score.check_timeout_s, cpus=score.cpus)
         self.spending = Spending(run)
-        client = Client(run.client, journal.begin.get("model", ""))
-        self.begin = journal.begin or self._first_event(client)
-        if self.begin["problem_hash"] != self.problem.hash:
+        self.client = Client(run.client, journal.begin.get("model", ""))
+        if not journal.begin:
+            self._begin()
+        if journal.begin["problem_hash"] != self.problem.hash:
             raise ConfigError(
                 f"problem={self.problem.name}: its files have changed since this run began, and scores would not "
                 "compare: put them back, or choose another hydra.run.dir"
             )
         journal.write("part")
         self.log = self._first_log()
-        self.source = self.begin["start"]["source"]  # of the best program
+        self.source = journal.begin["start"]["source"]  # of the best program
+        self.earlier = set(journal.asks)  # requests of earlier parts of the run
         self.earlier_turns = journal.last_turn  # the last of these may not be complete
-        self.asker = Asker(run, client, journal, self.spending, self.score)
+        self.ended = ""  # which budget allows no more
+        self._not_before = 0.0  # on the monotonic clock: the next request
+        self._requests: dict[Future[Answer], Turn] = {}  # under way
+        self._programs: dict[Future[Result], Turn] = {}  # being scored
+        self._workers = ThreadPoolExecutor(run.score.workers, "score")
 
-    def score(self, source: str) -> dict[str, Any]:
-        """Score a program, until the run stops or its hours are spent."""
-
-        def stopped() -> bool:
-            return self.stop.is_set() or not self.spending.seconds_left(self.journal.seconds)
-
-        return score_program(source.encode("utf-8", "replace"), self.problem, self.limits, stopped)
-
-    def _first_event(self, client: Client) -> Event:
+    def _begin(self) -> None:
         """Record the start of the run, with its model's name and its start program scored."""
-        run, problem = self.run, self.problem
+        run, problem, client = self.run, self.problem, self.client
         templates, source = problem.templates(run.prompts), start_source(run, problem)
         with self.console.wait("scoring the start program"):
             result = self.score(source)
@@ -141,56 +144,55 @@ class Discovery:
             first=filled(templates[FIRST], values),
             start={"program": run.start or problem.starter, "source": source, "result": result},
         )
-        return self.journal.begin
 
     def _first_log(self) -> Log:
         """Return the log before the first turn; docs/discovery.md explains the fields."""
-        run, start, client, result = self.run, self.begin["start"], self.run.client, self.begin["start"]["result"]
+        run, begin = self.run, self.journal.begin
+        result = begin["start"]["result"]
         best = {"program_sha256": result["program_sha256"], "score": result["score"]}
+        score = asdict(run.score)
+        settings = {
+            "replies": run.side_by_side,
+            **{name: getattr(run.client, name) for name in ("temperature", "thinking", "max_tokens", "retries")},
+            "extra": run.client.extra or {},
+            "hints": run.prompts.hints,
+            "history": run.history if run.converses else 0,
+            "restart_after": run.restart_after,
+            "score": {name: score[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")},
+            "budget": asdict(run.budget),
+        }
         return Log(
             problem=run.problem,
             title=self.problem.title,
             unit=self.problem.unit,
             strategy=run.strategy,
-            model=self.begin["model"],
+            model=begin["model"],
             seed=run.seed,
-            settings={
-                "replies": run.side_by_side,
-                "temperature": client.temperature,
-                "thinking": client.thinking,
-                "max_tokens": client.max_tokens,
-                "extra": client.extra or {},
-                "retries": client.retries,
-                "hints": run.prompts.hints,
-                "history": run.history if run.converses else 0,
-                "restart_after": run.restart_after,
-                "score": {name: getattr(run.score, name) for name in ("timeout_s", "memory_mb", "check_timeout_s")},
-                "budget": asdict(run.budget),
-            },
-            system=client.system,
-            first_prompt=self.begin["first"],
-            start={"program": start["program"], **best, "result": without_measurements(result)},
+            settings=settings,
+            system=run.client.system,
+            first_prompt=begin["first"],
+            start={"program": begin["start"]["program"], **best, "result": without_measurements(result)},
             turns=[],
             spent={},
-            best={"score": best["score"], "turn": "start", "program_sha256": best["program_sha256"]},
+            best={**best, "turn": "start"},
             record=list(self.problem.record),
         )
 
     def take_turns(self) -> None:
         """Ask, score and answer turn by turn until a budget is spent."""
-        run, say, number, history = self.run, self.console.say, 0, self.run.history if self.run.converses else 0
+        run, say, begin, number = self.run, self.console.say, self.journal.begin, 0
         say(f"problem    {self.problem.title}: begins with {self.log.best['score']} {self.problem.unit}")
-        say(f"asks       {self.begin['model']}, {run.strategy}; at most {run.most_spent}")
+        say(f"asks       {begin['model']}, {run.strategy}; at most {run.most_spent}")
         say(f"held back  by {protections_text(protections(self.limits))}")
-        say(f"records    {self.records.folder}; interrupted? resume={self.records.folder} goes on, and repeats no call")
+        say(f"records    {self.records.folder}")
         if not self.earlier_turns:
             self.write_documents()
-        conversation = Conversation(1, run.client.system, self.begin["first"])
-        while not self.asker.ended:
+        conversation = Conversation(1, run.client.system, begin["first"])
+        while not self.ended:
             number += 1
-            messages, turns = conversation.ask(number, run.side_by_side, history)
+            messages, turns = conversation.ask(number, run.side_by_side, run.history if run.converses else 0)
             with self.records.clock.phase("discover"), self.console.wait(f"turn {number}: asking and scoring"):
-                turns = self.asker.ask(messages, turns)
+                turns = self.fill(messages, turns)
             if not turns:
                 break
             for turn in turns:
@@ -202,20 +204,153 @@ class Discovery:
             if run.converses and (chosen := chosen_of(turns)) is not None:
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
-                kind, text = feedback(self.begin["templates"], result, self.log.best["score"], self.problem.unit)
+                kind, text = feedback(begin["templates"], result, self.log.best["score"], self.problem.unit)
                 conversation.add(chosen, kind, text)
             self.write_turn(number, turns)
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
-                conversation = Conversation(conversation.number + 1, run.client.system, self.begin["first"])
+                conversation = Conversation(conversation.number + 1, run.client.system, begin["first"])
+
+    # A turn: requests until each of its replies has a program, and the programs' scores
+
+    def fill(self, messages: Messages, turns: list[Turn]) -> list[Turn]:
+        """Get a reply for each of the turns, and its score; return those that a call was made for.
+
+        `ConfigError` if the server refuses the messages, or answered none of them: the run can be resumed.
+        """
+        is_over = turns[0].turn < self.earlier_turns  # a later question was asked
+        for turn in turns:
+            while ask := self.journal.asks.get(_next_id(turn)):  # in earlier parts of the run
+                self.spending.begin(ask)
+                self._add_call(turn, ask["id"])
+            self._begin_scoring(turn)
+        try:
+            while not is_over and (waiting := [turn for turn in turns if self._needs_request(turn)]):
+                until = min(self._not_before, time.monotonic() + self.spending.seconds_left(self.journal.seconds))
+                while (left := until - time.monotonic()) > 0:
+                    alive()
+                    time.sleep(min(left, 1.0))
+                self._send(messages, waiting)
+                if not self._requests:
+                    break
+                while self._requests:
+                    self._wait()
+            while self._programs:
+                self._wait()
+        except KeyboardInterrupt:
+            for request in wait(self._requests, PATIENCE_S).done:  # paid for, and need not be requested again
+                self._answered(self._requests.pop(request), request.result())
+            unfinished: list[Future[Any]] = [*self._requests, *self._programs]
+            for future in unfinished:
+                future.cancel()
+            raise
+        made = [turn for turn in turns if turn.calls]
+        if made and not (self.ended or is_over) and all(_not_received(turn.calls[-1].outcome) for turn in made):
+            raise ConfigError(self.client.refusal(self.journal.answers[made[0].calls[-1].id]))
+        return made
+
+    def _add_call(self, turn: Turn, id: str) -> None:
+        """Add a request to those of a turn, with its answer from the journal, if it was not lost."""
+        answer = self.journal.answers.get(id)
+        turn.calls.append(self.spending.end(id, answer))
+        if answer is not None:
+            has_text = answer.content or answer.reasoning
+            turn.reply = Reply(answer.content, answer.reasoning, answer.finish_reason) if has_text else None
+            turn.program = program_in(answer.content) if answer.outcome == "ok" else None
+
+    def _needs_request(self, turn: Turn) -> bool:
+        """Return whether to request a reply (again).
+
+        Requests of an earlier part that did not reach the model, or were not let in, are repeated: the cause may be
+        gone.
+        """
+        if self.ended or turn.program is not None:
+            return False
+        failed = [
+            call.outcome
+            for call in turn.calls
+            if call.outcome != "interrupted" and not (call.id in self.earlier and _not_received(call.outcome))
+        ]
+        if failed and not WORTH_RETRYING.fullmatch(failed[-1]):
+            raise ConfigError(self.client.refusal(self.journal.answers[turn.calls[-1].id]))
+        return len(failed) <= self.run.client.retries
+
+    def _send(self, messages: Messages, waiting: list[Turn]) -> None:
+        """Send the next request for each of these, as far as the budget allows."""
+        bound, run = prompt_bound(messages), self.run
+        for turn in waiting:
+            allowed, spent = self.spending.room(bound, run.client.max_tokens, self.journal.seconds)
+            if spent:  # or reserved for what is under way, which may leave something over
+                self.ended = "" if self._requests else spent
+                break
+            id = _next_id(turn)
+            self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
+            self.spending.begin(self.journal.asks[id])
+            seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
+            limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
+            request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), allowed, limit)
+            self._requests[request] = turn
+
+    def _wait(self) -> None:
+        """Wait up to a second for answers and scores, and record those that have come."""
+        alive()
+        pending: list[Future[Any]] = [*self._requests, *self._programs]
+        for future in wait(pending, 1.0, FIRST_COMPLETED).done:
+            if future in self._requests:
+                turn = self._requests.pop(future)
+                self._answered(turn, future.result())
+                self._begin_scoring(turn)
+            else:
+                self._scored(self._programs.pop(future), future.result())
+
+    def _answered(self, turn: Turn, answer: Answer) -> None:
+        answer.id = _next_id(turn)
+        if answer.outcome == "ok" and program_in(answer.content) is None:
+            answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
+        self.journal.write("answer", **msgspec.structs.asdict(answer))
+        self._add_call(turn, answer.id)
+        if answer.outcome != "ok":
+            pause = max(pause_s(len(turn.calls), self.run.client.pause_s), answer.retry_after_s or 0)
+            self._not_before = max(self._not_before, time.monotonic() + pause)
+
+    def _begin_scoring(self, turn: Turn) -> None:
+        """Have a reply's program scored, unless it was scored before: in an earlier part, or in another reply."""
+        if turn.program is None:
+            return
+        digest = hashlib.sha256(turn.program.encode("utf-8", "replace")).hexdigest()
+        result = self.journal.scores.get(turn.id) or self.journal.by_program.get(digest)
+        if result is not None:
+            self._scored(turn, result)
+        else:
+            self._programs[self._workers.submit(self.score, turn.program)] = turn
+
+    def score(self, source: str) -> Result:
+        """Score a program, until the run stops or its hours are spent."""
+
+        def stopped() -> bool:
+            return self.stop.is_set() or not self.spending.seconds_left(self.journal.seconds)
+
+        return score_program(source.encode("utf-8", "replace"), self.problem, self.limits, stopped)
+
+    def _scored(self, turn: Turn, result: Result) -> None:
+        if result["error_kind"] == STOPPED:  # it has no score
+            self.ended = self.ended or f"budget.hours={self.run.budget.hours} are spent"
+            return
+        if turn.id not in self.journal.scores:
+            self.journal.write("score", of=turn.id, result=result)
+        turn.program_sha256 = result["program_sha256"]
+        turn.result = without_measurements(result)
+
+    # What it writes
 
     def write_turn(self, number: int, turns: list[Turn]) -> None:
         """Write a row of metrics; of a turn that is not repeated also the log, the program and a line to the user."""
+        best, calls = self.log.best["score"], self.spending.calls
         row = {
             "discover/turn": number,
             "discover/score": max(turn.credit for turn in turns),
-            "discover/best": self.log.best["score"],
+            "discover/best": best,
             "discover/valid": sum(turn.is_valid for turn in turns) / len(turns),
-            "discover/calls": self.spending.calls,
+            "discover/calls": calls,
             "discover/tokens": self.spending.tokens,
             "discover/cost": self.spending.cost,
         }
@@ -223,11 +358,9 @@ class Discovery:
         if number < self.earlier_turns:  # the log on the disk has more than this
             return
         self.write_documents()
-        best, outcomes = self.log.best["score"], ", ".join(map(outcome_of, turns))
-        self.console.say(f"turn {number:<5} {self.spending.calls:>4} calls  best {best:<6} {outcomes}")
-        for turn in turns:
-            if turn.result and (alarm := turn.result.get("alarm")):
-                self.console.say(f"! ALARM, no score for reply {turn.id}: {alarm}")
+        results = [turn.result or {"score": "", "error_kind": turn.calls[-1].outcome} for turn in turns]
+        outcomes = ", ".join(str(result["error_kind"] or result["score"]) for result in results)
+        self.console.say(f"turn {number:<5} {calls:>4} calls  best {best:<6} {outcomes}")
 
     def write_documents(self) -> None:
         """Write the current `program.py` and `conversation_log.json`, each as a whole."""
@@ -238,7 +371,7 @@ class Discovery:
 
     def conclude(self) -> float:
         """Write the last log, the report and the summary."""
-        log, ended, folder = self.log, self.asker.ended, self.records.folder
+        log, ended, folder = self.log, self.ended, self.records.folder
         is_finished = ended.startswith("budget.calls")
         log.ended = ended
         self.write_documents()
@@ -267,11 +400,19 @@ class Discovery:
         return float(log.best["score"])
 
 
-def outcome_of(turn: Turn) -> str:
-    """Return a turn's score, or what went wrong, in a word or two."""
-    if turn.result is None:
-        return turn.calls[-1].outcome
-    return str(turn.credit if turn.is_valid else turn.result["error_kind"])
+def _next_id(turn: Turn) -> str:
+    """Return the id of a turn's next request: "TURN.SAMPLE.ATTEMPT"."""
+    return f"{turn.id}.{len(turn.calls) + 1}"
+
+
+def _not_received(outcome: str) -> bool:
+    """Return whether the model never received a request, or its answer was lost."""
+    return outcome in ("connection", "timeout") or outcome.startswith("http_")
+
+
+def without_measurements(result: Result) -> Result:
+    """Return a result without what differs from run to run."""
+    return {name: value for name, value in result.items() if name not in MEASURED}
 
 
 def refuse_unready(run: DiscoverConfig) -> None:

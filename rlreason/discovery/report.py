@@ -1,29 +1,201 @@
-"""Write the report of one discover run, or of several together: report.md and score.png."""
+"""Write the report of one discover run, or of several together: report.md and score.png.
 
+Runs are grouped over seeds, and each group is compared with independent draws: calls of the bare first prompt.
+"""
+
+import hashlib
 import json
 import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from rlreason.config.leaves import flat, typed_word
-from rlreason.discovery.comparison import SeedGroup, settings_of
 from rlreason.discovery.log import Log, Turn, read_log
-from rlreason.discovery.report_picture import draw
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
-from rlreason.report.content import counted
+from rlreason.records.training_curves import picture
+from rlreason.report.content import LIGHT, counted, evenly
 from rlreason.report.documents import fenced, text
+from rlreason.runtime.differences import LEVEL, holm
 from rlreason.runtime.files import explained, free_folder, whole
+from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import shorten
 
+#: Facts that change no reply to the first prompt, and no score of it, by their first words. `hints` stand in it.
+APART = {"strategy", "budget", "replies", "retries", "hints", "history", "restart_after"}
+MOST_GROUPS = 200  # of a rank test
+ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tables and pictures
 QUOTED_CHARS = 700  # of the first prompt
+POINTS = 120  # of the picture's baseline
+Facts = dict[str, Any]
+
+
+# Seeds, and their comparison
+
+
+@dataclass(slots=True)
+class SeedGroup:
+    """Runs that differ only in their seeds, and how they compare with independent draws at equal calls."""
+
+    label: str
+    logs: list[Log]  # by seed
+    draws: list[int]  # scores of all draws of their kind, by run and turn; the start's, if that is larger
+    word: str = "cannot tell"  # or: better, worse, itself, no draws
+    calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
+    bests: list[int] = field(default_factory=list)  # of the seeds at so many calls
+    groups: list[int] = field(default_factory=list)  # the best of each consecutive group of so many draws
+    expected: float = 0.0  # best of so many draws
+    p: float = 1.0  # of the rank test, adjusted by Holm
+    too_few: bool = True  # seeds or groups of draws: none of their outcomes could be told from chance
+
+    @property
+    def ended(self) -> list[Log]:
+        """Return those that have ended; all of them if none has."""
+        return [log for log in self.logs if log.ended is not None] or self.logs
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Return the turns of all of them, run by run."""
+        return [turn for log in self.logs for turn in log.turns]
+
+
+def facts_of(log: Log) -> Facts:
+    """Return what the runs of a `SeedGroup` share: all but the seed."""
+    facts = {"strategy": log.strategy, "model": log.model, "starting score": log.start["score"]}
+    return {**facts, **flat(log.settings), "system prompt": log.system, "first prompt": log.first_prompt}
+
+
+def kind_of(log: Log) -> Facts:
+    """Return what two runs must share for a call of the first prompt to be the same draw."""
+    return {name: value for name, value in facts_of(log).items() if name.partition(".")[0] not in APART}
+
+
+def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
+    """Return the runs without those that repeat the prompts and replies of another, and a line about each of these."""
+    firsts, originals, copies = dict[str, Log](), list[Log](), list[str]()
+    for log in logs:
+        turns = [[turn.prompt, turn.content, [call.outcome for call in turn.calls]] for turn in log.turns]
+        first = firsts.setdefault(json.dumps([log.strategy, log.model, turns]), log)
+        if first is log or not any(turn.reply for turn in log.turns):
+            originals.append(log)
+        else:
+            copies.append(f"{log.folder.name} (seed {log.seed}) repeats {first.folder.name} (seed {first.seed})")
+    return originals, copies
+
+
+def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
+    """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy."""
+    groups: dict[str, list[Log]] = {}
+    for log in sorted(logs, key=lambda log: (log.seed, str(log.folder))):
+        groups.setdefault(json.dumps(facts_of(log), sort_keys=True), []).append(log)
+    settings = []
+    for group in groups.values():
+        own, kind = facts_of(group[0]), kind_of(group[0])
+        alike = [facts_of(one) for one, *_ in groups.values() if one.strategy == own["strategy"]]
+        draws = [max(own["starting score"], score) for log in logs if kind_of(log) == kind for score in draws_of(log)]
+        settings.append(SeedGroup(", ".join([own["strategy"], *differing(own, alike)]), group, draws))
+    settings.sort(key=lambda one: (ORDER.index(one.logs[0].strategy), one.label))
+    compare(settings)
+    return settings
+
+
+def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
+    """Return `key=value` for what differs; texts of prompts as the start of a hash.
+
+    >>> differing({"n": 4, "first prompt": "a"}, [{"n": 2, "first prompt": "a"}])
+    ['n=4']
+    """
+    keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
+    hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
+    return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
+
+
+def draws_of(log: Log) -> list[int]:
+    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
+    made = [turn for turn in log.turns if turn.is_independent and turn.calls]
+    return [score for turn in made for score in ([0] * (len(turn.calls) - 1) + [turn.credit])]
+
+
+def compare(settings: Sequence[SeedGroup]) -> None:
+    """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
+
+    A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
+    as from runs of independent sampling. Both sides are samples, and no shape is assumed.
+    """
+    for one in settings:
+        one.calls = calls = min(len(one.draws), *(log.calls for log in one.ended))
+        if all(turn.is_independent for turn in one.turns):
+            one.word = "itself"
+        elif not calls:
+            one.word = "no draws"
+        else:
+            one.bests, many = [log.best_at(calls) for log in one.ended], min(len(one.draws) // calls, MOST_GROUPS)
+            one.groups = [max(one.draws[k * calls : (k + 1) * calls]) for k in range(many)]
+            one.expected = best_of(one.draws, calls)
+    tested = [one for one in settings if len(one.bests) > 1]
+    for one, p in zip(tested, holm([rank_sum_p(one.bests, one.groups) for one in tested]), strict=True):
+        one.p, one.too_few = p, smallest_p(len(one.bests), len(one.groups)) * len(tested) > LEVEL
+        if p <= LEVEL:
+            above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
+            one.word = "better" if above > 0 else "worse"
+
+
+# The picture
+
+
+def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
+    """Draw the best score against calls: each run, the median of seeds, the expected best of k draws, and records."""
+    logs = [log for setting in settings for log in setting.logs]
+    longest = max(1, *(log.calls for log in logs))
+    with picture(path, shorten(title, 90), (8.5, 5)) as ax:
+        for place, setting in enumerate(settings):
+            if setting.draws not in [one.draws for one in settings[:place]]:
+                _draw_baseline(ax, setting, longest)
+            colour = LIGHT[f"s{1 + place % 7}"]
+            for log in setting.logs:
+                ax.step(*log.curve(), where="post", color=colour, linewidth=0.9, alpha=0.4)
+            calls = range(1 + min(log.calls for log in setting.ended))
+            middle = [np.median([log.best_at(made) for log in setting.ended]) for made in calls]
+            name = shorten(f"{setting.label} (median of {counted(len(setting.ended), 'run')})", 110)
+            ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name)
+        for turn, made in zip(logs[0].turns, logs[0].curve()[0][1:], strict=True) if len(logs) == 1 else ():
+            mark, colour = ("o", LIGHT["s1"]) if turn.is_valid else ("x", LIGHT["s5"])
+            ax.plot([made], [turn.credit], mark, color=colour, markersize=5, clip_on=False)
+        top = 1.1 * max(1.0, ax.dataLim.y1)
+        for record in (one for one in logs[0].record if 0 < one.score <= top):
+            ax.axhline(record.score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+            name, place = shorten(f"{record.score:g} {record.who}", 30), ax.get_yaxis_transform()
+            ax.text(1.01, record.score, name, transform=place, fontsize=7, va="center", color=LIGHT["muted"])
+        ax.set_xlabel("calls of the model (requests, retries counted)")
+        ax.set_ylabel(f"best score so far ({shorten(logs[0].unit, 40)})")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_xlim(0, longest * 1.02)
+        ax.set_ylim(0, top)
+        ax.grid(alpha=0.25)
+        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8, frameon=False, handlelength=4)
+
+
+def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
+    """Draw the expected best of k draws with its interval, as far as there are draws and calls to compare with."""
+    draws, reach = setting.draws, min(len(setting.draws), longest)
+    if reach < 2:
+        return
+    ks = [1 + int(k) for k in evenly(reach, POINTS)]
+    name = shorten(f"independent draws: expected best of {len(draws)} ({setting.label})", 110)
+    ax.plot(ks, best_of_curve(draws, ks), label=name, color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)))
+    ax.fill_between(ks, *best_of_interval(draws, ks), color=LIGHT["s0"], alpha=0.13, linewidth=0)
+
+
+# The document
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
@@ -55,11 +227,11 @@ def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
 
     `ConfigError` if a log cannot be used, or they are of several problems; `UnwritableError` if the system refuses.
     """
-    logs = list(map(read_log, folders))
+    logs, copies = without_copies([read_log(folder) for folder in folders])
     if len(problems := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
     settings = settings_of(logs)
-    context = _context(settings)
+    context = _context(settings) | {"copies": copies}
     out.mkdir(parents=True, exist_ok=True)
     draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", settings)
     report = out / REPORT
@@ -94,11 +266,10 @@ def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
 
 def errors_of(turns: Sequence[Turn]) -> list[tuple[str, str, int]]:
     """Return what went wrong, and how often: with calls, and with programs and their sets."""
-    calls = Counter(call.outcome for turn in turns for call in turn.calls if call.outcome != "ok")
+    wrong = Counter(("call", call.outcome) for turn in turns for call in turn.calls if call.outcome != "ok")
     results = [turn.result for turn in turns if turn.result is not None and not turn.is_valid]
-    programs = Counter(result.get("error_kind") or "invalid" for result in results)
-    rows = (("call", calls), ("program", programs))
-    return [(what, kind, times) for what, counter in rows for kind, times in sorted(counter.items())]
+    wrong.update(("program", result.get("error_kind") or "invalid") for result in results)
+    return [(*what, times) for what, times in sorted(wrong.items())]
 
 
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
@@ -115,15 +286,9 @@ def as_markdown(value: Any, most: int = 160) -> Markup:
     if isinstance(value, Markup):
         return value
     if isinstance(value, int | float):
-        value = round(value, 1)
-        return Markup(f"{value:,.0f}" if value == int(value) else f"{value:,.1f}")
+        return Markup(f"{value:,.1f}".removesuffix(".0"))
     line = text(shorten(str(value), most))
     return Markup(_LINKED.sub(lambda match: "".join(f"\\{one}" for one in match[0]), line))
-
-
-def quote(given: str) -> Markup:
-    """Return a foreign text in a fence that it cannot end: only beginning and end if it is long."""
-    return Markup("\n".join(fenced(shorten(given, QUOTED_CHARS, "both"))))
 
 
 TEMPLATES = jinja2.Environment(
@@ -141,7 +306,7 @@ TEMPLATES.filters |= {
     "json": json.dumps,
     "listed": lambda parts: Markup(", ".join(map(as_markdown, parts))),
     "median": statistics.median,
-    "quote": quote,
+    "quote": lambda given: Markup("\n".join(fenced(shorten(given, QUOTED_CHARS, "both")))),
 }
 
 INVITATION = (

@@ -9,24 +9,14 @@ Needs the standard library alone, and nothing of the project: it runs in a proce
 
 from collections.abc import Sequence
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 COMPARED = 1_000  # rows; a longer set in which so many have a pair that is too close is compared no further
 LONGEST_SHOWN = 60  # digits of a number in an error's text
+Facts = dict[str, Any]
 
 
-class Closest(NamedTuple):
-    """The closest two rows, `first` before `second`, of the first `rows` ones."""
-
-    squared_distance: int
-    first: int
-    second: int
-    rows: int
-
-
-def verify(
-    rows: list[list[int]], *, dimension: int = 11, upper_bound: int = 868, most_points: int = 10_000
-) -> dict[str, Any]:
+def verify(rows: list[list[int]], *, dimension: int = 11, upper_bound: int = 868, most_points: int = 10_000) -> Facts:
     """Check the set and count it. `rows`: one list of integers per point, of any size and length.
 
     A dict with `score` and `num_points` (0 where the set is not valid), `valid`, `error`, `error_kind` (empty, size,
@@ -43,62 +33,22 @@ def verify(
     >>> result["error"], result["worst_pair"]
     ('Minimum squared distance 2 < maximum squared norm 4', {'first': 0, 'second': 2, 'vectors': [[2, 0], [1, 1]]})
     """
-    facts: dict[str, Any] = {
-        "raw_points": len(rows),
-        "dimension": None,
-        "duplicates": 0,
-        "min_squared_distance": None,
-        "max_squared_norm": None,
-        "worst_pair": None,
-        "compared_rows": 0,
-    }
-    if fault := _fault_of_form(rows, dimension, most_points, facts):
-        return _verdict(facts, *fault)
-    norms = [sum(map(mul, row, row)) for row in rows]
-    facts["max_squared_norm"] = max(norms)
-    if 0 in norms:
-        return _verdict(facts, "zero_vector", f"Row {norms.index(0)} (counted from 0) is the zero vector")
-    closest = closest_pair(rows, norms)
-    if closest:
-        facts["min_squared_distance"] = closest.squared_distance
-        pair = closest.first, closest.second
-        facts["worst_pair"] = {"first": pair[0], "second": pair[1], "vectors": [list(rows[i]) for i in pair]}
-    facts["compared_rows"] = closest.rows if closest else len(rows)
-    if closest and closest.squared_distance < max(norms):
-        text = f"Minimum squared distance {_shown(closest.squared_distance)} < maximum squared norm "
-        part = f" (among the first {closest.rows} of {len(rows)} points)" if closest.rows < len(rows) else ""
-        return _verdict(facts, "too_close", text + _shown(max(norms)) + part)
-    if len(rows) > upper_bound:
-        return _verdict(facts, "alarm", _alarm(len(rows), dimension, upper_bound))
-    return _verdict(facts)
+    facts: Facts = {"raw_points": len(rows), "duplicates": 0, "compared_rows": 0}
+    facts |= dict.fromkeys(("dimension", "min_squared_distance", "max_squared_norm", "worst_pair"))
+    kind, error = _fault(rows, dimension, most_points, facts)
+    if not kind and len(rows) > upper_bound:
+        kind = "alarm"
+        error = (
+            f"{len(rows)} points pass every check, but it is proved that no valid set in dimension {dimension} has "
+            f"more than {upper_bound}: the verifier or the bound must be wrong, so the set gets no score"
+        )
+    score = 0 if kind else len(rows)
+    verdict = {"score": score, "num_points": score, "valid": not kind, "error": error, "error_kind": kind}
+    return verdict | {"alarm": error if kind == "alarm" else None} | facts
 
 
-def closest_pair(rows: Sequence[Sequence[int]], norms: Sequence[int]) -> Closest | None:
-    """The closest two rows, by |x|^2 + |y|^2 - 2 <x, y>; None for fewer than two. `norms`: squared.
-
-    Stops after `COMPARED` rows, where two of them are closer than the largest norm and the set is not valid anyway.
-    """
-    largest = max(norms, default=0)
-    best: Closest | None = None
-    for second, (row, norm) in enumerate(zip(rows, norms, strict=True)):
-        if not second:
-            continue
-        if best and second >= COMPARED and best.squared_distance < largest:
-            break
-        double = [2 * x for x in row]
-        nearer = [n - sum(map(mul, other, double)) for n, other in zip(norms[:second], rows, strict=False)]
-        distance = norm + min(nearer)
-        if best is None or distance < best.squared_distance:
-            best = Closest(distance, nearer.index(min(nearer)), second, 0)
-    else:
-        second = len(rows)
-    return best._replace(rows=second) if best else None
-
-
-def _fault_of_form(
-    rows: list[list[int]], dimension: int, most_points: int, facts: dict[str, Any]
-) -> tuple[str, str] | None:
-    """Kind and text of what is wrong with the rows before anything is computed; `facts` gets what can be told."""
+def _fault(rows: list[list[int]], dimension: int, most_points: int, facts: Facts) -> tuple[str | None, str | None]:
+    """Kind and text of what is wrong with the set, or (None, None); `facts` gets what is found out."""
     if not rows:
         return "empty", "The set is empty"
     lengths = [len(row) for row in rows]
@@ -117,20 +67,39 @@ def _fault_of_form(
         )
     if facts["dimension"] != dimension:
         return "dimension", f"Dimension is {facts['dimension']}, expected {dimension}"
-    return None
+    norms = [sum(map(mul, row, row)) for row in rows]
+    largest = facts["max_squared_norm"] = max(norms)
+    if 0 in norms:
+        return "zero_vector", f"Row {norms.index(0)} (counted from 0) is the zero vector"
+    distance, pair, compared = closest_pair(rows, norms)
+    facts["compared_rows"] = compared
+    if distance is not None:
+        facts["min_squared_distance"] = distance
+        facts["worst_pair"] = {"first": pair[0], "second": pair[1], "vectors": [list(rows[i]) for i in pair]}
+        if distance < largest:
+            part = f" (among the first {compared} of {len(rows)} points)" if compared < len(rows) else ""
+            text = f"Minimum squared distance {_shown(distance)} < maximum squared norm {_shown(largest)}{part}"
+            return "too_close", text
+    return None, None
 
 
-def _verdict(facts: dict[str, Any], kind: str | None = None, text: str | None = None) -> dict[str, Any]:
-    score = facts["raw_points"] if kind is None else 0
-    verdict = {"score": score, "num_points": score, "valid": kind is None, "error": text, "error_kind": kind}
-    return verdict | {"alarm": text if kind == "alarm" else None} | facts
+def closest_pair(rows: Sequence[Sequence[int]], norms: Sequence[int]) -> tuple[int | None, tuple[int, int], int]:
+    """(squared distance of the closest two rows, their places, how many rows were compared).
 
-
-def _alarm(points: int, dimension: int, upper_bound: int) -> str:
-    return (
-        f"{points} points pass every check, but it is proved that no valid set in dimension {dimension} has more than "
-        f"{upper_bound}: the verifier or the bound must be wrong, so the set gets no score"
-    )
+    By |x|^2 + |y|^2 - 2 <x, y>, `norms` being squared; the distance is None for one row. Stops after `COMPARED` rows
+    where two of them are closer than the largest norm, and the set is not valid anyway.
+    """
+    best: int | None = None
+    pair, largest = (0, 0), max(norms)
+    for second in range(1, len(rows)):
+        if best is not None and second >= COMPARED and best < largest:
+            return best, pair, second
+        double = [2 * x for x in rows[second]]
+        nearer = [n - sum(map(mul, other, double)) for n, other in zip(norms[:second], rows, strict=False)]
+        distance = norms[second] + min(nearer)
+        if best is None or distance < best:
+            best, pair = distance, (nearer.index(min(nearer)), second)
+    return best, pair, len(rows)
 
 
 def _shown(number: int) -> str:

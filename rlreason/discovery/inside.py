@@ -14,7 +14,6 @@ What is checked here helps a person to find a mistake and is believed by nobody:
 only the integers count, as `read_channel` finds them on the other side.
 """
 
-import contextlib
 import ctypes
 import errno
 import itertools
@@ -26,6 +25,7 @@ import runpy
 import struct
 import sys
 import types
+from contextlib import suppress
 from os import _exit as leave
 from os import write
 from typing import Any
@@ -56,8 +56,8 @@ def main() -> None:
     home = os.getcwd()
     os.umask(0o077)
     os.nice(5)  # what watches comes first
-    allowed = sorted(os.sched_getaffinity(0), key=lambda _: os.urandom(4))
-    os.sched_setaffinity(0, allowed[: options["cpus"]])
+    processors = sorted(os.sched_getaffinity(0), key=lambda _: os.urandom(4))
+    os.sched_setaffinity(0, processors[: options["cpus"]])
     for name, limit in options["limits"].items():
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
@@ -80,6 +80,12 @@ def main() -> None:
         run_program(arguments[0], int(arguments[1]), int(arguments[2]))
     elif mode == "check":
         run_check(*arguments)
+
+
+def send(data: bytes) -> None:
+    """Write all of this to the channel."""
+    while data:
+        data = data[write(CHANNEL, data) :]
 
 
 def checked(result: int) -> int:
@@ -147,9 +153,7 @@ def run_check(path: str, request_path: str) -> None:
         request = json.load(file)
     rows = [[int(word) for word in row.split()] for row in request["rows"]]
     verify = runpy.run_path(path)["verify"]
-    verdict = json.dumps(verify(rows, **request["options"])).encode()
-    while verdict:
-        verdict = verdict[write(CHANNEL, verdict) :]
+    send(json.dumps(verify(rows, **request["options"])).encode())
 
 
 class Refused(Exception):  # noqa: N818  # a finding, not an error of this program
@@ -166,7 +170,7 @@ def run_program(path: str, most_rows: int, most_digits: int) -> None:
     set_digits = sys.set_int_max_str_digits
     try:
         given = set_of(path)
-        set_digits(most_digits + 10 if most_digits >= 640 else 640)
+        set_digits(0)
         text = rows_text(given, most_rows, most_digits)
     except Refused as refused:
         text = f"error {refused.kind}\n{refused.text[:LONGEST_TEXT]}"
@@ -176,11 +180,9 @@ def run_program(path: str, most_rows: int, most_digits: int) -> None:
         text = f"error exit\nthe program called sys.exit({error.code!r:.100}) before it gave points"
     except BaseException as error:
         text = f"error exception\n{error_text(error, path)[-LONGEST_TEXT:]}"
-    data = text.encode("utf-8", "backslashreplace")
-    with contextlib.suppress(BaseException):  # replaced or closed by the program
+    with suppress(BaseException):  # replaced or closed by the program
         sys.stdout.flush()
-    while data:
-        data = data[write(CHANNEL, data) :]
+    send(text.encode("utf-8", "backslashreplace"))
     leave(0)
 
 
@@ -231,9 +233,8 @@ def error_text(error: BaseException, program: str) -> str:
     import traceback
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == program]
-    message = "".join(traceback.format_exception_only(error))[: LONGEST_TEXT // 2]
-    text = "".join(traceback.format_list(frames[-5:])) + message
-    return text.replace(f'"{program}"', '"program.py"').strip()
+    lines = [*traceback.format_list(frames[-5:]), "".join(traceback.format_exception_only(error))[: LONGEST_TEXT // 2]]
+    return "".join(lines).replace(f'"{program}"', '"program.py"').strip()
 
 
 ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)\n")

@@ -2,6 +2,7 @@
 
 In the first two a program sees the system's libraries, this Python and its packages, all read-only, and a folder in
 memory; it has no network, and its processes are those of a namespace. Which one works here is found by a trial of each.
+This is the side of the process that scores; `warden` and `inside` are scripts of the other.
 """
 
 import ctypes
@@ -10,7 +11,6 @@ import json
 import os
 import select
 import shlex
-import shutil
 import signal
 import site
 import subprocess
@@ -19,24 +19,23 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from rlreason.discovery.sandbox.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
-from rlreason.discovery.sandbox.warden import TOO_MANY, descendants, signal_all
+from rlreason.discovery.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
+from rlreason.discovery.warden import TOO_MANY, descendants, signal_all
 from rlreason.errors import ConfigError
 from rlreason.runtime.signals import temporary_folder
 
-FOLDER = Path(__file__).parent
+INSIDE, WARDEN = (str(Path(__file__).with_name(name)) for name in ("inside.py", "warden.py"))
 #: The best first; the second where a container hides parts of /proc, and so allows no new one.
 SANDBOXES = ("bwrap", "bwrap without /proc", "unshare", "limits")
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
     "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/alternatives", "/sys/devices/system/cpu",
 )  # fmt: skip
-PREFIX = "rlreason-program-"  # of scratch folders; their owner's process id follows
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # between two checks of what all processes use
 ENDING_S = 10.0  # for the warden to end all processes
@@ -82,75 +81,69 @@ def run_contained(
     once it is true.
     """
     sandbox = sandbox or sandbox_here(limits.sandbox)
-    with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder(f"{PREFIX}{os.getpid()}-"))
+    with temporary_folder("rlreason-program-") as folder, tempfile.TemporaryFile() as printed:
         Path(folder, "program.py").write_bytes(command.source)
-        printed = stack.enter_context(tempfile.TemporaryFile())
         channel, end = os.pipe()
-        stack.callback(os.close, channel)
         far_end = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)  # not as a standard stream, if one is closed here
         os.close(end)
-        options = {"channel": far_end, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
-        options["alone"] = sandbox == "limits"
-        readable = [str(FOLDER), *command.readable]
-        if landlock_version():
-            # In the system's own /proc and /dev/shm are processes, sockets and files of others.
-            proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if options["alone"] else ["/proc"]
-            writable = [folder] if options["alone"] else ["/tmp", "/dev/shm"]
-            options["landlock"] = {"readable": [*view(), *readable, *proc], "writable": writable}
-        source = f"{folder if options['alone'] else '/tmp'}/program.py"
-        inner = [sys.executable, "-I", "-B", str(FOLDER / "inside.py"), json.dumps(options)]
-        inner += [source if argument == "{source}" else argument for argument in command.arguments]
-        most = str(limits.processes + MORE_PROCESSES)
-        outer = [sys.executable, "-I", "-B", "-S", str(FOLDER / "warden.py"), str(os.getpid()), most]
-        outer += command_line(sandbox, folder, limits.disk_mb, readable, inner)
-        env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
         try:
             warden = subprocess.Popen(
-                outer,
+                command_line(command, limits, sandbox, folder, far_end),
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
                 pass_fds=[far_end],
-                env=env,
+                env={"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
                 cwd=folder,
                 start_new_session=True,
             )
-        finally:
             os.close(far_end)
-        contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
-        with warden:
-            try:
-                contained.watch(stop)
-            finally:
-                contained.end()
-        if options["alone"]:  # a program may have made its folder too deep for Python
+            contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
+            with warden:
+                try:
+                    contained.watch(stop)
+                finally:
+                    contained.end()
+        finally:
+            os.close(channel)
+        if sandbox == "limits":  # a program may have made its folder too deep for Python
             subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
     return contained
 
 
-def command_line(sandbox: str, folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[str]) -> list[str]:
-    """Return the command that runs the `inner` one in this sandbox: in /tmp, or for `limits` in the folder as it is.
+def command_line(command: Command, limits: Limits, sandbox: str, folder: str, channel: int) -> list[str]:
+    """Return the command of the warden that runs this one in a sandbox; `folder` is private, and holds program.py.
 
-    `folder` is private and holds program.py. `disk_mb`: of each file system in memory. `readable`: paths that may be
-    read next to the view.
+    It runs in /tmp, or where there are only limits in the folder itself.
     """
-    if sandbox == "limits":
-        return list(inner)
+    is_alone, readable = sandbox == "limits", [INSIDE, *command.readable]
+    options = {"channel": channel, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
+    options["alone"] = is_alone
+    if landlock_version():
+        # In the system's own /proc and /dev/shm are processes, sockets and files of others.
+        proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if is_alone else ["/proc"]
+        writable = [folder] if is_alone else ["/tmp", "/dev/shm"]
+        options["landlock"] = {"readable": [*view(), *readable, *proc], "writable": writable}
+    source = f"{folder if is_alone else '/tmp'}/program.py"
+    inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
+    inner += [source if argument == "{source}" else argument for argument in command.arguments]
+    warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
+    if is_alone:
+        return [*warden, *inner]
     shown = view() | dict.fromkeys(readable, "")
     if sandbox == "unshare":
         spaces = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
-        script = "\n".join(mounts(folder, disk_mb, shown, inner))
-        return ["unshare", *spaces, "--fork", "--kill-child", "sh", "-c", script]
-    size = ["--size", str(disk_mb * 2**20), "--tmpfs"]
-    command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    command += ["--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev", *size, "/tmp"]
+        script = "\n".join(mounts(folder, limits.disk_mb, shown, inner))
+        return [*warden, "unshare", *spaces, "--fork", "--kill-child", "sh", "-c", script]
+    size = ["--size", str(limits.disk_mb * MB), "--tmpfs"]
+    outer = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    outer += ["--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev", *size, "/tmp"]
     # Read-only: as root, a program without any privilege could still write the kernel's settings.
-    command += ["--proc" if sandbox == "bwrap" else "--tmpfs", "/proc", "--remount-ro", "/proc"]
+    outer += ["--proc" if sandbox == "bwrap" else "--tmpfs", "/proc", "--remount-ro", "/proc"]
     for path, target in shown.items():
-        command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
-    command += ["--remount-ro", "/", "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp"]
-    return [*command, "--", *inner]
+        outer += ["--symlink", target, path] if target else ["--ro-bind", path, path]
+    outer += ["--remount-ro", "/", "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp"]
+    return [*warden, *outer, "--", *inner]
 
 
 def mounts(folder: str, disk_mb: int, shown: Mapping[str, str], inner: Sequence[str]) -> list[str]:
@@ -189,11 +182,9 @@ def view() -> dict[str, str]:
     """
     paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
     paths += map(os.path.realpath, [*paths, os.path.dirname(os.path.realpath(sys.executable))])
-    shown = {
-        path: os.readlink(path) if os.path.islink(path) and os.path.isdir(path) else ""
-        for path in SYSTEM
-        if os.path.exists(path)
-    }
+    shown = {}
+    for path in filter(os.path.exists, SYSTEM):
+        shown[path] = os.readlink(path) if os.path.islink(path) and os.path.isdir(path) else ""
     for path in sorted(path for path in set(paths) if path != "/" and os.path.isdir(path)):
         if not any(f"{path}/".startswith(f"{other}/") for other in shown):
             shown[path] = ""
@@ -202,10 +193,7 @@ def view() -> dict[str, str]:
 
 def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
     """Return the limits of each process, by the name that follows RLIMIT_; the total is watched."""
-    threads = 0  # of this user's, which count too, except in a namespace of newer kernels
-    for task in Path("/proc").glob("[0-9]*/task") if os.getuid() else ():
-        with suppress(OSError):
-            threads += len(os.listdir(task)) if task.stat().st_uid == os.getuid() else 0
+    threads = len(list(Path("/proc").glob("[0-9]*/task/*")))  # of the user's others, which count too: at most so many
     return {
         "DATA": limits.memory_mb * MB,
         "AS": (limits.memory_mb + 4096) * MB,  # libraries map more than they use
@@ -221,11 +209,11 @@ def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Contained:
-    """A command at work below its warden, and how it ended. `channel` is read, `printed` a file that it writes."""
+    """A command at work below its warden, and how it ended."""
 
     warden: "subprocess.Popen[bytes]"
-    channel_fd: int
-    printed: int
+    channel_fd: int  # read from
+    printed: int  # a file that it writes
     limits: Limits
     timeout_s: float
     stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
@@ -235,12 +223,12 @@ class Contained:
     seconds: float = 0.0
     peak_mb: float = 0.0
     used_mb: float = 0.0  # at the last look
-    left_behind: bool = False  # processes that could not be ended
     seen: dict[int, str] = field(default_factory=dict)  # its processes, and when they began
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Read the channel until the warden has ended, or a limit is exceeded."""
-        sent, began, looked, started, is_open, has_ended = bytearray(), time.monotonic(), 0.0, False, True, False
+        sent, began, started, is_open, has_ended = bytearray(), time.monotonic(), False, True, False
+        looked = 0.0
         while self.stopped is None and not has_ended:
             has_ended = self.warden.poll() is not None  # before the last look at the channel
             if is_open and select.select([self.channel_fd], [], [], 0 if has_ended else LOOK_EVERY_S)[0]:
@@ -254,10 +242,8 @@ class Contained:
             self.seconds = now - began
             if now - looked >= LOOK_EVERY_S or has_ended:
                 looked = now
-                longest = self.timeout_s if started else STARTING_S
-                self.stopped = "stopped" if stop() else self._exceeded(len(sent), longest)
-        self.channel = bytes(sent).removeprefix(STARTED)
-        code = self.warden.returncode
+                self.stopped = "stopped" if stop() else self._exceeded(len(sent), started)
+        self.channel, code = bytes(sent).removeprefix(STARTED), self.warden.returncode
         if code is not None:
             self.exit = 128 - code if code > 128 else code
         if not started and self.stopped in (None, "timeout"):
@@ -265,21 +251,20 @@ class Contained:
         elif self.stopped is None and code == -TOO_MANY:
             self.stopped = "processes"
 
-    def _exceeded(self, sent: int, timeout_s: float) -> str | None:
+    def _exceeded(self, sent: int, started: bool) -> str | None:
         """Return the limit that is currently exceeded, or None."""
         limits, pids = self.limits, descendants(self.warden.pid, self.limits.processes)
         self.seen.update({pid: start_time(pid) for pid in pids if pid not in self.seen})
-        used = used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
         # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
-        self.used_mb, used = used, min(used, self.used_mb)
-        self.peak_mb = max(self.peak_mb, used)
-        over = {
-            "timeout": self.seconds > timeout_s,
-            "memory": used > limits.memory_mb,
-            "output": os.fstat(self.printed).st_size > limits.output_mb * MB,
-            "size": sent > limits.channel_mb * MB,
-        }
-        return next((name for name, is_over in over.items() if is_over), None)
+        before, self.used_mb = self.used_mb, used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
+        self.peak_mb = max(self.peak_mb, min(before, self.used_mb))
+        if self.seconds > (self.timeout_s if started else STARTING_S):
+            return "timeout"
+        if self.peak_mb > limits.memory_mb:
+            return "memory"
+        if os.fstat(self.printed).st_size > limits.output_mb * MB:
+            return "output"
+        return "size" if sent > limits.channel_mb * MB else None
 
     def end(self) -> None:
         """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""
@@ -291,10 +276,9 @@ class Contained:
             self.warden.kill()
         until = time.monotonic() + ENDING_S
         while left := [pid for pid, began in self.seen.items() if began and start_time(pid) == began]:
-            if time.monotonic() > until:
-                self.left_behind = True
-                break
             signal_all(left, signal.SIGKILL)
+            if time.monotonic() > until:
+                break
             time.sleep(LOOK_EVERY_S)
         self.tail = os.pread(self.printed, TAIL, max(0, os.fstat(self.printed).st_size - TAIL))
 
@@ -357,10 +341,6 @@ def sandbox_here(wanted: str) -> str:
     If a program shares this process's view of processes, only root can read this process's memory and environment from
     now on, which may hold keys.
     """
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):  # of processes that were killed before they could
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
     for sandbox in (sandbox for sandbox in SANDBOXES if sandbox.startswith(wanted)):
         trial = run_contained(Command(["nothing"], STARTING_S), Limits(), sandbox=sandbox)
         if trial.exit == 0:
@@ -373,7 +353,7 @@ def sandbox_here(wanted: str) -> str:
 
 def protections(limits: Limits) -> dict[str, str]:
     """Return the protections active here, by name; `ConfigError` if no program can be held back."""
-    sandbox, active = sandbox_here(limits.sandbox), dict[str, str]()
+    sandbox, active = sandbox_here(limits.sandbox), {"limits": "memory, processor time, file size, open files"}
     if sandbox == "limits":
         active["no namespaces"] = "it sees other processes, and could fill the disk"
     else:
@@ -382,7 +362,7 @@ def protections(limits: Limits) -> dict[str, str]:
         active["Landlock"] = f"version {version}"
     if calls := REFUSED_CALLS.get(os.uname().machine):
         active["seccomp"] = f"no network, {len(calls)} system calls refused"
-    return active | {"limits": "memory, processor time, file size, open files"}
+    return active
 
 
 def protections_text(active: Mapping[str, str]) -> str:
