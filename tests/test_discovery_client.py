@@ -346,8 +346,6 @@ REPLIES = {
     "only calls": (fenced("points = run_code()\n", ""), None),
     "no block": ("def run_code(): return [[2]]", None),
     "without an end": (f"```python\n{RUN}", None),
-    "with too short an end": (f"````python\n{RUN}```\n", None),
-    "with another end": (f"```python\n{RUN}~~~\n", None),
     "of another language": (fenced(RUN, "javascript"), None),
     "a fence alone": ("`````", None),
     "indented": (f"1. First:\n\n   ```python\n{INDENTED}   ```\n2. Then run it.", RUN),

@@ -1,7 +1,4 @@
-"""Ask an OpenAI-compatible server, read its replies and the programs in them, and name what goes wrong with its cure.
-
-When to ask again is decided in `asking`, which writes each request into the journal first.
-"""
+"""Ask an OpenAI-compatible server, read its replies and the programs in them, and say how to cure what goes wrong."""
 
 import asyncio
 import json
@@ -10,7 +7,7 @@ import random
 import re
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -71,26 +68,24 @@ class Client:
     def only_model(self) -> str:
         """Return the only model that the server lists; `ConfigError` if it does not answer, or lists another number."""
         request = self._http.get(self._address("/models"), timeout=CONNECT_S)
+        names: list[str] = []
         try:
             listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result()
             names = [str(row["id"]) for row in listed.json()["data"]]
         except httpx.HTTPError as error:
-            detail = self.one_line(f"{type(error).__name__}: {error}")
-            raise ConfigError(self.refusal(Answer("connection", detail=detail))) from error
+            raise ConfigError(self.refusal(Answer("connection", detail=self.one_line(repr(error))))) from error
         except (ValueError, LookupError, TypeError):
-            names = []
-        if len(names) == 1:
-            return names[0]
-        raise ConfigError(f"client.model=null, and {self.setting} lists {few(names) or 'none'}: give client.model=NAME")
+            pass  # it lists none
+        if len(names) != 1:
+            listing = f"client.model=null, and {self.setting} lists {few(names) or 'none'}"
+            raise ConfigError(f"{listing}: give client.model=NAME")
+        return names[0]
 
     def _address(self, path: str) -> httpx.URL:
         return self._url.copy_with(path=self._url.path.rstrip("/") + path)
 
     def body(self, messages: Messages, seed: int | None, max_tokens: int) -> dict[str, Any]:
-        """Return what is sent to ask for a reply.
-
-        Fields of `client.extra` are put in last: a mapping goes into the one that is there, and None takes a field out.
-        """
+        """Return what is sent; of `client.extra`, mappings go into those that are there, and None takes a field out."""
         config = self.config
         body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         body |= {"temperature": config.temperature, "seed": seed}
@@ -105,10 +100,7 @@ class Client:
     def ask(
         self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
     ) -> Future[Answer]:
-        """Send one request; its answer comes within `timeout_s` seconds, whatever the server does.
-
-        `request_id`: goes along as `X-Client-Request-Id`. Cancelling the future closes the connection.
-        """
+        """Send one request; its answer comes within `timeout_s` seconds. Cancelling it closes the connection."""
         request = self._post(self.body(messages, seed, max_tokens), request_id, timeout_s)
         return asyncio.run_coroutine_threadsafe(request, _event_loop())
 
@@ -184,8 +176,7 @@ def texts_of(message: Mapping[str, Any]) -> tuple[str, str]:
     """
     content = _encodable(message.get("content") or "")
     thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
-    opens = content.lstrip().startswith("<think>")
-    if opens or (not thinking and "</think>" in content):
+    if content.lstrip().startswith("<think>") or (not thinking and "</think>" in content):
         before, _, content = content.partition("</think>")
         content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
     return content, thinking
@@ -197,11 +188,7 @@ def _encodable(text: str) -> str:
 
 
 def pause_s(attempt_number: int, first_s: float) -> float:
-    """Return the seconds to wait after the `attempt_number`-th request for one reply (from 1) has failed.
-
-    They double from `first_s` up to 60 times that, and are drawn from the upper half, so that requests which failed
-    together come back apart.
-    """
+    """Return the seconds to wait after the `attempt_number`-th request (from 1): twice as many each time, at random."""
     return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
 
 
@@ -226,8 +213,8 @@ _DEFINED = re.compile(
     r"|^points\b[^=\n(]*=(?!=)(?![^\n]*\b(?:run_code|get_centers)\()",
     re.MULTILINE,
 )
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})\s*([^`~]*)")
-_PYTHON = re.compile(r"[{.]*(?:python3?|py)(?![\w+#-])", re.IGNORECASE)
+_FENCE = re.compile(r"\s*(?:`{3,}|~{3,})\s*([^`~]*)")
+_PYTHON = re.compile(r"(?:[{.]*(?:python3?|py)(?![\w+#-]).*)?", re.IGNORECASE)
 
 
 def program_in(content: str) -> str | None:
@@ -239,21 +226,16 @@ def program_in(content: str) -> str | None:
     >>> program_in("```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
     'points = [[2]]\\n'
     """
-    return next((block for block in reversed(list(_blocks(content))) if _DEFINED.search(block)), None)
-
-
-def _blocks(content: str) -> Iterator[str]:
-    """Yield the closed blocks of Python and of no stated language, indented as their fences are."""
-    opening, lines = None, list[str]()
+    found, marked, lines = None, None, list[str]()
     for line in content.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line)
-        if fence and (opening is None or _PYTHON.match(fence[3])):  # within a block: its end was forgotten
-            if not fence[3].lower().startswith(("markdown", "md")):  # a reply that is fenced as a whole has blocks
-                opening, lines = fence, []
-        elif opening and fence and fence[2].startswith(opening[2]) and not fence[3]:
-            if not opening[3] or _PYTHON.match(opening[3]):
-                block = "".join(f"{line}\n" for line in lines)
-                yield textwrap.dedent(block) if opening[1] else block
-            opening = None
+        if fence and (marked is None or fence[1]):  # within a block, a mark says that its end was forgotten
+            marked, lines = fence[1], []
+        elif fence:
+            block = textwrap.dedent("".join(f"{line}\n" for line in lines))
+            if _PYTHON.fullmatch(marked or "") and _DEFINED.search(block):
+                found = block
+            marked = None
         else:
             lines.append(line)
+    return found

@@ -3,12 +3,8 @@
     python -I -B inside.py OPTIONS program PROGRAM MOST_ROWS MOST_DIGITS
     python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [text], "options": {...}}
 
-OPTIONS is JSON: limits, and with `landlock` in it the only files. The channel gets what comes of it: `STARTED`,
-then the JSON of what `verify` returns, or the set of a program as plain text:
-
-    points            a first line, then one row a line, integers in decimal with single spaces; then
-    end N             the number of rows; nothing may follow
-    error KIND        instead: why there is no set; what follows is text of the program's
+The channel gets `STARTED`, then the JSON of what `verify` returns, or the set of a program: a line `points`, a line of
+decimal integers for each row, and `end N`, the number of rows; or `error KIND` and why there is no set.
 
 What is checked here helps a person to find a mistake and is believed by nobody: the program shares this process, and
 only the integers count, as `read_channel` finds them on the other side.
@@ -102,7 +98,7 @@ def landlock_version() -> int:
 
 
 def landlock(readable: list[str], writable: list[str]) -> None:
-    """Refuse this process and its children all files but these, and all below them; paths that are missing are skipped.
+    """Refuse this process and its children all files but these, and all below them; missing paths are skipped.
 
     They cannot trace a process outside either; from version 4 on use no TCP, from 6 on signal none.
     """
@@ -113,13 +109,11 @@ def landlock(readable: list[str], writable: list[str]) -> None:
     rules = checked(libc.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)))
     rights = dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE) | dict.fromkeys(readable, EXECUTE | READ_FILE | READ_DIR)
     rights |= dict.fromkeys(writable, handled)
-    for path, allowed in rights.items():
-        if not os.path.exists(path):
-            continue
-        if not os.path.isdir(path):
-            allowed &= EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE  # a file has no other rights
+    for path in filter(os.path.exists, rights):
+        of_a_file = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
+        allowed = rights[path] & (handled if os.path.isdir(path) else handled & of_a_file)
         place = os.open(path, os.O_PATH)
-        rule = struct.pack("=Qi", allowed & handled, place)
+        rule = struct.pack("=Qi", allowed, place)
         checked(libc.syscall(LANDLOCK_ADD, rules, ctypes.c_uint(1), rule, ctypes.c_uint(0)))
         os.close(place)
     checked(libc.syscall(LANDLOCK_RESTRICT, rules, ctypes.c_uint(0)))

@@ -29,7 +29,6 @@ from rlreason.runtime.files import append_line
 from rlreason.runtime.text import shorten, visible
 
 PER_MESSAGE = 16  # tokens that a chat template puts around a message, at most
-FEWEST = 256  # tokens of a reply that are worth asking for
 FIRST = "first"  # the kind of the bare first prompt
 Event = dict[str, Any]
 Messages = list[dict[str, str]]
@@ -133,10 +132,7 @@ class Log(msgspec.Struct, kw_only=True):
         return sum(len(turn.calls) for turn in self.turns)
 
     def curve(self) -> tuple[list[int], list[int]]:
-        """Return (calls, best score so far): from 0 calls and the starting score, a point after each turn, in order.
-
-        A turn's score counts once its last call is made. It is computed from the verdicts.
-        """
+        """Return (calls, best score so far) at the start and after each turn, computed from the verdicts."""
         calls, best = [0], [self.start["score"]]
         for turn in self.turns:
             calls.append(calls[-1] + len(turn.calls))
@@ -202,8 +198,7 @@ class Journal:
                 self._add(event)
                 self.seconds_before = max(self.seconds_before, event["at"])
             except (ValueError, LookupError, TypeError) as error:
-                cure = "put it back from a copy, or choose another folder"
-                raise ConfigError(f"{path} is damaged at line {number} ({error}): {cure}") from None
+                raise ConfigError(f"{path} is damaged at line {number} ({error}): choose another folder") from None
         self._began = time.monotonic()
 
     @property
@@ -261,9 +256,10 @@ class Spending:
     @property
     def cost(self) -> float:
         """Return the cost by the prices."""
-        return self._price(self.prompt_tokens, self.completion_tokens)
+        return self.price(self.prompt_tokens, self.completion_tokens)
 
-    def _price(self, prompt_tokens: int, completion_tokens: int) -> float:
+    def price(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Return the cost of so many tokens."""
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
     def seconds_left(self, seconds: float) -> float:
@@ -290,30 +286,22 @@ class Spending:
             prompt, completion, counted = 0, 0, "estimated"
         self.prompt_tokens += prompt
         self.completion_tokens += completion
-        return Call(id, outcome, prompt, completion, counted, round(self._price(prompt, completion), 9))
+        return Call(id, outcome, prompt, completion, counted, round(self.price(prompt, completion), 9))
 
-    def room(self, bound: int, max_tokens: int, seconds: float) -> tuple[int, str]:
-        """Return (the most tokens that the next reply may have, ""), or (0, the budget that is spent).
+    def spent(self, bound: int, max_tokens: int, seconds: float) -> str:
+        """Return the budget that has no room for one more call, or "".
 
-        `bound`: the most tokens of the prompt; `seconds`: of the run so far. A reply is shortened to what the budget
-        leaves, down to `FEWEST` tokens, or to `max_tokens` if that is less.
+        `bound`, `max_tokens`: the most tokens of its prompt and its reply; `seconds`: of the run so far.
         """
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:
-            return 0, f"budget.calls={budget.calls} are spent"
+            return f"budget.calls={budget.calls} are spent"
         if not self.seconds_left(seconds):
-            return 0, f"budget.hours={budget.hours:g} are spent"
+            return f"budget.hours={budget.hours:g} are spent"
         prompts = bound + sum(ask["prompt_bound"] for ask in self._reserved.values())
-        replies = sum(ask["max_tokens"] for ask in self._reserved.values())
-        allowed, fewest = float(max_tokens), min(FEWEST, max_tokens)
-        if budget.tokens is not None:
-            allowed = min(allowed, budget.tokens - self.tokens - prompts - replies)
-            if allowed < fewest:
-                return 0, f"budget.tokens={budget.tokens}: {self.tokens} are spent, and one more call could exceed it"
-        if budget.cost is not None:
-            left = budget.cost - self.cost - self._price(prompts, replies)
-            if self.completion_price:
-                allowed = min(allowed, left / (self.completion_price / 1e6))
-            if left < 0 or allowed < fewest:
-                return 0, f"budget.cost={budget.cost:g}: {self.cost:.6g} are spent, and one more call could exceed it"
-        return int(allowed), ""
+        replies = max_tokens + sum(ask["max_tokens"] for ask in self._reserved.values())
+        if budget.tokens is not None and self.tokens + prompts + replies > budget.tokens:
+            return f"budget.tokens={budget.tokens}: {self.tokens} are spent, and one more call could exceed it"
+        if budget.cost is not None and self.cost + self.price(prompts, replies) > budget.cost:
+            return f"budget.cost={budget.cost:g}: {self.cost:.6g} are spent, and one more call could exceed it"
+        return ""

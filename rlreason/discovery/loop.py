@@ -276,18 +276,17 @@ class Discovery:
 
     def _send(self, messages: Messages, waiting: list[Turn]) -> None:
         """Send the next request for each of these, as far as the budget allows."""
-        bound, run = prompt_bound(messages), self.run
+        bound, run, most = prompt_bound(messages), self.run, self.run.client.max_tokens
         for turn in waiting:
-            allowed, spent = self.spending.room(bound, run.client.max_tokens, self.journal.seconds)
-            if spent:  # or reserved for what is under way, which may leave something over
-                self.ended = "" if self._requests else spent
+            if spent := self.spending.spent(bound, most, self.journal.seconds):
+                self.ended = "" if self._requests else spent  # what is under way may leave something over
                 break
             id = _next_id(turn)
-            self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
+            self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=most)
             self.spending.begin(self.journal.asks[id])
             seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
             limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
-            request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), allowed, limit)
+            request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)
             self._requests[request] = turn
 
     def _wait(self) -> None:

@@ -167,14 +167,11 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
             middle = [np.median([log.best_at(made) for log in setting.ended]) for made in calls]
             name = shorten(f"{setting.label} (median of {counted(len(setting.ended), 'run')})", 110)
             ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name)
-        for turn, made in zip(logs[0].turns, logs[0].curve()[0][1:], strict=True) if len(logs) == 1 else ():
-            mark, colour = ("o", LIGHT["s1"]) if turn.is_valid else ("x", LIGHT["s5"])
-            ax.plot([made], [turn.credit], mark, color=colour, markersize=5, clip_on=False)
         top = 1.1 * max(1.0, ax.dataLim.y1)
         for record in (one for one in logs[0].record if 0 < one.score <= top):
             ax.axhline(record.score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
-            name, place = shorten(f"{record.score:g} {record.who}", 30), ax.get_yaxis_transform()
-            ax.text(1.01, record.score, name, transform=place, fontsize=7, va="center", color=LIGHT["muted"])
+            name = shorten(f"{record.score:g} {record.who}", 30)
+            ax.text(1.01, record.score, name, transform=ax.get_yaxis_transform(), fontsize=7, va="center")
         ax.set_xlabel("calls of the model (requests, retries counted)")
         ax.set_ylabel(f"best score so far ({shorten(logs[0].unit, 40)})")
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -185,7 +182,7 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
 
 
 def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
-    """Draw the expected best of k draws with its interval, as far as there are draws and calls to compare with."""
+    """Draw the expected best of k draws with its interval, as far as there are draws, and calls to compare with."""
     draws, reach = setting.draws, min(len(setting.draws), longest)
     if reach < 2:
         return
@@ -212,13 +209,13 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
     """Write the report of these runs into `out`, and print the result of each."""
     report, logs = write_report(folders, out)
+    names = ("strategy", "model", "seed", "calls", "ended")
     figures = [
-        {"run": str(log.folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
-        | {"score": log.best["score"], "calls": log.calls, "ended": log.ended}
+        {"run": str(log.folder), "score": log.best["score"]} | {name: getattr(log, name) for name in names}
         for log in logs
     ]
     lines = [f"{one['run']}: {one['score']} in {one['calls']} calls; {one['ended'] or 'not ended'}" for one in figures]
-    summary = "\n".join([*lines, "", f"report: {report} (with {SCORE_PICTURE})"])
+    summary = "\n".join([*lines, f"report: {report}"])
     return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
