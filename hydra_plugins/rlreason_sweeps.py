@@ -80,6 +80,6 @@ class Processes(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and return what became of each, in their order."""
-        from rlreason.sweeps.processes import launch
+        from rlreason.sweeps.launcher import launch
 
         return launch(self, job_overrides, initial_job_idx)

@@ -27,10 +27,8 @@ from tests.waiting import MINUTES, wait_for
 KEY = "swordfish-of-the-" + "deep"  # put together, so that nobody who looks for keys in this file finds one
 QUESTION = [{"role": "user", "content": "A larger set?"}]
 TEXT = {"kind": "text", "content": "yes"}
-RUN, OLD, CENTERS = (
-    f"def {name}():\n    return [[{n}]]\n" for name, n in (("run_code", 2), ("run_code", 1), ("get_centers", 2))
-)
-POINTS, HELPER = "points = [[2]]\n", "def helper():\n    return 3\n"
+RUN = "def run_code():\n    return [[2]]\n"
+OLD, POINTS, HELPER = RUN.replace("2", "1"), "points = [[2]]\n", "def helper():\n    return 3\n"
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +51,8 @@ def ask(base_url, request_id="test-1.0.1", seed=None, max_tokens=100, timeout_s=
 
 
 @contextmanager
-def socket_that_sends(*pieces, every=0.0):
-    """The base_url of a socket that takes one request, sends pieces of bytes whatever it was, and closes."""
-    over = threading.Event()
+def socket_that_sends(sent):
+    """The base_url of a socket that takes one request, sends these bytes whatever it was, and closes."""
 
     def serve():
         connection, _ = listening.accept()
@@ -63,19 +60,12 @@ def socket_that_sends(*pieces, every=0.0):
             arrived = b""
             while not arrived.endswith(b"}"):  # all of the body: what is left unread would reset the connection
                 arrived += connection.recv(2**16)
-            try:
-                for piece in pieces:
-                    connection.sendall(piece)
-                    if over.wait(every):
-                        break
-            except OSError:
-                pass
+            connection.sendall(sent)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        over.set()
         thread.join()
 
 
@@ -93,21 +83,12 @@ def test_what_is_sent_is_what_the_settings_say_and_a_reply_is_read_with_its_toke
     assert "authorization" not in second.headers
     assert second.body.keys() == {"model", "messages", "max_tokens"}
     assert (answer.outcome, answer.finish_reason, answer.detail) == ("ok", "stop", "")
-    assert (answer.prompt_tokens, answer.completion_tokens) == (
-        len(json.dumps(QUESTION)) // 4,
-        len(answer.content) // 4,
-    )
+    counted = len(json.dumps(QUESTION)) // 4, len(answer.content) // 4
+    assert (answer.prompt_tokens, answer.completion_tokens) == counted
     assert program_in(answer.content) == RUN
-
-
-@pytest.mark.parametrize("thinking", [True, False, None])
-def test_fields_of_the_body_are_added_merged_and_taken_out(thinking):
-    sent = {} if thinking is None else {"enable_thinking": thinking}
-    body = client_of("http://host/v1", thinking=thinking).body(QUESTION, None, 9)
-    assert body.get("chat_template_kwargs", {}) == sent
     extra = {"chat_template_kwargs": {"more": 1}, "max_tokens": None, "max_completion_tokens": 999999}
-    body = client_of("http://host/v1", thinking=thinking, extra=extra).body(QUESTION, None, 9)
-    assert body["chat_template_kwargs"] == {**sent, "more": 1}
+    body = client_of("http://host/v1", thinking=True, extra=extra).body(QUESTION, None, 9)
+    assert body["chat_template_kwargs"] == {"enable_thinking": True, "more": 1}
     assert "max_tokens" not in body
     assert body["max_completion_tokens"] == 9  # the budget's bound
 
@@ -119,21 +100,16 @@ def test_fields_of_the_body_are_added_merged_and_taken_out(thinking):
         ({"kind": "thinking_only"}, "empty", "thinking without an answer, finish_reason=length"),
         ({"kind": "text", "content": "<think>What if"}, "empty", "thinking without an answer"),
         ({"kind": "broken"}, "broken", "no choices[0].message with a text: <html>"),
-        ({"kind": "raw", "body": ""}, "broken", "no choices"),
         ({"kind": "raw", "body": "[" * 100_000}, "broken", "no choices"),
-        ({"kind": "raw", "body": [1]}, "broken", "no choices"),
-        ({"kind": "raw", "body": {"choices": []}}, "broken", "no choices"),
         ({"kind": "raw", "body": {"choices": [{"message": {"content": 7}}]}}, "broken", "no choices"),
         ({"kind": "raw", "body": {"error": {"message": "overloaded"}}}, "broken", "overloaded"),
         ({"kind": "raw", "body": {"choices": [{"message": {"content": None, "refusal": "No."}}]}}, "empty", "No."),
         ({"kind": "raw", "body": "{}", "headers": {"Content-Encoding": "gzip"}}, "broken", "DecodingError"),
         ({"kind": "hang_up"}, "broken", "disconnected"),
-        ({"kind": "status", "code": 302, "location": "http://elsewhere/"}, "http_302", "HTTP 302"),
         ({"kind": "status", "code": 401, "message": f"Incorrect API key provided: {KEY}"}, "http_401", "<redacted>"),
         ({"kind": "status", "code": 500, "message": "a\x1b[2J\n" * 1000}, "http_500", r"a\x1b[2J\na\x1b"),
         ({"kind": "drip", "seconds": 0.1}, "timeout", ""),
         ({"kind": "drip", "seconds": 0.1, "headers": True}, "timeout", ""),
-        ({"kind": "slow", "seconds": 6000, "then": {"kind": "empty"}}, "timeout", ""),
     ],
 )
 def test_what_goes_wrong_has_a_name_and_a_line_and_a_limit_holds_over_the_whole_request(answer, outcome, words):
@@ -144,28 +120,18 @@ def test_what_goes_wrong_has_a_name_and_a_line_and_a_limit_holds_over_the_whole_
     assert words in given.detail
 
 
-@pytest.mark.long
-def test_a_limit_holds_where_informational_answers_never_end():
-    with socket_that_sends(*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000, every=0.05) as base_url:
-        began = time.monotonic()
-        assert ask(base_url, timeout_s=0.5).outcome == "timeout"
-        assert time.monotonic() - began < 2.5
-
-
 @pytest.mark.parametrize(
     ("sent", "outcome"),
     [
-        (b"", "broken"),
         (b"220 mail.example ESMTP\r\n", "broken"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", "broken"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000, "broken"),
         (b"HTTP/1.1 429 \xff\xfe\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n", "http_429"),
     ],
 )
 def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
     with socket_that_sends(sent) as base_url:
         given = ask(base_url)
-    assert given.outcome == outcome
+    assert (given.outcome, given.retry_after_s) == (outcome, None)
     assert given.detail
 
 
@@ -173,15 +139,13 @@ def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
     ("message", "content", "reasoning"),
     [
         ({"content": "<think>\nWhy?\n</think>\n\nSo."}, "So.", "Why?"),
-        ({"content": "\n<think></think>So."}, "So.", None),
         ({"content": "Why?\n</think>\nSo."}, "So.", "Why?"),
         ({"content": "So, <think> is a mark."}, "So, <think> is a mark.", None),
         ({"content": "So.", "reasoning": "Why?", "reasoning_content": None}, "So.", "Why?"),
-        ({"content": "<think>Why?</think>So.", "reasoning_content": ""}, "So.", "Why?"),
         ({"content": "So\ud800."}, "So?.", None),
     ],
 )
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": "3"}, {"prompt_tokens": -1}, {"prompt_tokens": True}, []])
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": "3", "completion_tokens": -1}, {"prompt_tokens": True}, []])
 def test_thinking_is_told_from_the_reply_and_tokens_that_the_server_does_not_count_are_none(
     message, content, reasoning, usage
 ):
@@ -191,29 +155,22 @@ def test_thinking_is_told_from_the_reply_and_tokens_that_the_server_does_not_cou
     assert (answer.prompt_tokens, answer.completion_tokens) == (None, None)
 
 
-def test_pauses_grow_within_their_bounds():
+def test_what_may_pass_is_asked_again_after_pauses_that_grow_within_their_bounds():
     for number in (*range(1, 40), 10**9):
         whole = min(60.0, 2.0 ** min(number - 1, 10))
-        pauses = [pause_s(number, 1.0) for _ in range(20)]
-        assert all(whole / 2 <= pause <= whole for pause in pauses)
-        assert len(set(pauses)) == 20
-
-
-def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
+        assert all(whole / 2 <= pause_s(number, 1.0) <= whole for _ in range(20))
+    assert read_answer(httpx.Response(429, headers={"Retry-After": "7"})).retry_after_s == 7
     again = "http_408 http_409 http_429 http_500 http_502 http_599 timeout connection empty broken no_code truncated"
     assert all(map(WORTH_RETRYING.fullmatch, again.split()))
-    never = ["http_400", "http_401", "http_403", "http_404", "http_422", "http_302"]
-    assert not any(map(WORTH_RETRYING.fullmatch, never))
+    assert not any(map(WORTH_RETRYING.fullmatch, ["http_400", "http_401", "http_403", "http_404", "http_302"]))
 
 
 @pytest.mark.parametrize(
     ("outcome", "detail", "names"),
     [
         ("http_401", "Incorrect API key", "OPENAI_API_KEY (client.env_variable)"),
-        ("http_403", "no access", "client.model=m"),
         ("http_404", "The model `m` does not exist", "client.model=m"),
         ("http_400", "This model's maximum context length is 4096 tokens", "client.max_tokens=8192"),
-        ("http_400", "max_tokens is too large: 8192", "client.max_tokens=8192"),
         ("http_400", "'max_tokens' is not supported: use 'max_completion_tokens'", "correct what it says"),
         ("timeout", "", "client.timeout_s=600"),
     ],
@@ -224,28 +181,18 @@ def test_a_refusal_names_the_setting_and_the_cure(outcome, detail, names):
     assert line.startswith("client.base_url=http://host/v1 ")
     assert names in line
     assert detail in line
-    assert len(line.splitlines()) == 1
 
 
-def test_no_proxy_is_asked_for_a_server_on_this_computer(monkeypatch):
+def test_a_server_on_this_computer_is_asked_without_a_proxy_and_named_where_it_is_not_there(monkeypatch):
     for name in ("all_proxy", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with serving([TEXT]) as server:
-        port = httpx.URL(server.base_url).port
-        for host in ("127.0.0.1", "localhost"):
-            assert ask(f"http://{host}:{port}/v1").outcome == "ok"
-            assert client_of(f"http://{host}:{port}/v1", model=None).only_model() == "scripted"
-
-
-def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        base_url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    client = client_of(base_url, model=None)
-    answer = client.ask(QUESTION, "a", None, 9, MINUTES).result()
-    assert answer.outcome == "connection"
-    assert f"client.base_url={base_url} does not answer" in client.refusal(answer)
-    with pytest.raises(ConfigError, match="does not answer"):
-        client.only_model()
+        base_url = f"http://localhost:{httpx.URL(server.base_url).port}/v1"
+        assert ask(base_url).outcome == "ok"
+        assert client_of(base_url, model=None).only_model() == "scripted"
+    assert ask(base_url).outcome == "connection"
+    with pytest.raises(ConfigError, match=f"client.base_url={base_url} does not answer"):
+        client_of(base_url, model=None).only_model()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +200,6 @@ def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
     [
         *((url, "", "", "client.base_url=") for url in ("", "h:8000/v1", "ftp://host", "http://", "http://[::1")),
         ("http://host/v1", "\u00e9", "", "OPENAI_API_KEY"),
-        ("http://host/v1", "\nmore", "", "OPENAI_API_KEY"),
         (f"http://user:{KEY}@host/v1", "\n", "ftp://127.0.0.1:9", "ALL_PROXY"),
     ],
 )
@@ -278,7 +224,6 @@ def test_requests_side_by_side_get_the_same_answers_each_time():
         client = client_of(server.base_url)
         ids = [f"s-1-{turn}.{sample}.{attempt}" for turn, sample, attempt in questions]
         found = [one.result(MINUTES) for one in [client.ask(QUESTION, id, None, 9, MINUTES) for id in ids]]
-        assert len(server.requests) == len(questions)
     for (turn, sample, attempt), got in zip(questions, found, strict=True):
         expected = ("http_429", "") if attempt == 1 else ("ok", str(((turn - 1) * 3 + sample) % 6))
         assert (got.outcome, got.content) == expected
@@ -310,7 +255,6 @@ def test_a_signal_ends_the_wait_for_an_answer_and_cancelling_ends_a_request():
             wait_for(lambda: server.requests)
             asking.send_signal(signal.SIGINT)
             assert asking.communicate(timeout=MINUTES)[0] == "ended\n"
-            assert asking.returncode == 0
         waiting = client_of(server.base_url).ask(QUESTION, "s-1.0.1", None, 9, 6000)
         wait_for(lambda: len(server.requests) > 1)
         waiting.cancel()
@@ -331,29 +275,19 @@ BROKEN = "def run_code():\n    return [[2]\n"
 REPLIES = {
     "marked as another Python": (fenced(RUN, "py3"), None),
     "not the last block": (fenced(OLD) + fenced(RUN) + fenced(HELPER) + fenced("22\n", ""), RUN),
-    "before a shell and data": (
-        fenced(RUN) + fenced("pip install x\n", "bash") + fenced('{"points": 3}\n', "json"),
-        RUN,
-    ),
-    "before its use": (fenced(RUN) + fenced("points = run_code()\nprint(len(points))\n"), RUN),
-    "before the use of an import": (fenced(RUN) + fenced("from p import run_code\npoints = run_code()\n"), RUN),
-    "before a use of its name": (fenced(RUN) + fenced("f = run_code\nassert all(p for p in run_code())\n"), RUN),
+    "before a shell": (fenced(RUN) + fenced("pip install x\n", "bash") + fenced("points = run_code()\n"), RUN),
+    "before its use": (fenced(RUN) + fenced("from p import run_code\nassert all(p for p in run_code())\n"), RUN),
     "before a comparison": (fenced(RUN) + fenced("points == 3\nshow(points=[1])\n"), RUN),
     "before text with marks": (f"{fenced(RUN)}It defines `points`, in ``` marks.\n```inline``` is no block\n", RUN),
     "with a mistake": (fenced(HELPER) + fenced(BROKEN) + fenced(HELPER), BROKEN),
-    "points with a mistake": (fenced("x = (\npoints = [[2]\n"), "x = (\npoints = [[2]\n"),
     "without the interface": (fenced(HELPER) + fenced("a set of 22 points\n", ""), None),
-    "only calls": (fenced("points = run_code()\n", ""), None),
     "no block": ("def run_code(): return [[2]]", None),
     "without an end": (f"```python\n{RUN}", None),
     "of another language": (fenced(RUN, "javascript"), None),
-    "a fence alone": ("`````", None),
     "indented": (f"1. First:\n\n   ```python\n{INDENTED}   ```\n2. Then run it.", RUN),
     "other ends of lines": (fenced(RUN).replace("\n", "\r\n"), RUN),
     "fenced as a whole": (f"````markdown\n# Report\n{fenced(RUN)}````\n", RUN),
-    "fenced as a whole, as short": (f"```markdown\n# Report\n{fenced(RUN)}```\n", RUN),
     "after a forgotten end": (f"```python\n{OLD}I correct it:\n{fenced(RUN)}", RUN),
-    "after a text without an end": (f"```text\nnotes\n{fenced(RUN)}", RUN),
     "before a block without an end": (f"{fenced(RUN)}and\n```python\nfor i in", RUN),
 }
 
@@ -363,11 +297,11 @@ def test_the_last_block_that_defines_the_set_is_the_program(content, found):
     assert program_in(content) == found
 
 
-@pytest.mark.parametrize("program", [RUN, CENTERS, POINTS, "points: list = [[2]]\n", "run_code = lambda: [[2]]\n"])
-@pytest.mark.parametrize("info", ["", "python", "py", "python3", "Python", " python title='a.py'", "{.python}"])
-def test_a_block_marked_as_python_or_not_at_all_is_a_program(program, info):
-    for fence in ("```", "````", "~~~", "~~~~~"):
-        assert program_in(f"Here it is:\n\n{fenced(program, info, fence)}\nIt works.") == program
+@pytest.mark.parametrize("program", [RUN, POINTS, "points: list = [[2]]\n", "get_centers = lambda: [[2]]\n"])
+def test_a_block_marked_as_python_or_not_at_all_is_a_program(program):
+    for info in ("", "py", "Python3", " python title='a.py'", "{.python}"):
+        for fence in ("```", "~~~~~"):
+            assert program_in(f"Here it is:\n\n{fenced(program, info, fence)}\nIt works.") == program
 
 
 @pytest.mark.long
@@ -377,16 +311,13 @@ def test_a_block_marked_as_python_or_not_at_all_is_a_program(program, info):
         "`" * 2_000_000,
         "```\n" * 500_000,
         "```python\n" * 200_000,
-        "~~~\n```\n" * 250_000,
         (" " * 1000 + "```\n") * 2000,
         "```python\n)\n```\n" * 120_000,
-        "".join(f"{'`' * n}python\n'''\n{'`' * n}\n" for n in range(1200, 3, -1)) + "```x\n" * 100_000,
         "```python\npoints " + ": " * 900_000 + "\n```\n",
-        "```python\n" + "points: " * 200_000 + "\n```\n",
         "```python\n" + "run_code(" * 200_000 + "\n```\n",
         "```python\n" + "\n \t" * 300_000 + "\n```\n",
     ],
-    ids=range(11),
+    ids=range(8),
 )
 def test_hostile_replies_take_time_in_proportion_to_their_length(hostile):
     for content in (hostile, f"{hostile}\n\n```````\n\n~~~~~~~\n"):

@@ -4,8 +4,7 @@ import json
 import random
 import subprocess
 import sys
-from functools import reduce
-from operator import mul, xor
+from operator import mul
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,12 @@ from rlreason.discovery.score import HOME
 Rows = list[list[int]]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "kissing_11"
 STARTER = [[sign if k == i else 0 for k in range(11)] for i in range(11) for sign in (2, -2)]
-LOAD_AND_RUN = """
-import importlib.util, json, sys
-spec = importlib.util.spec_from_file_location("program", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-print(json.dumps(module.run_code()))
-"""
+LOAD_AND_RUN = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['run_code']()))"
 
 
-def padded(*rows: list[int], dimension: int = 11) -> Rows:
-    """The rows with zeros up to the dimension."""
-    return [row + [0] * (dimension - len(row)) for row in rows]
+def padded(*rows: list[int]) -> Rows:
+    """The rows with zeros up to dimension 11."""
+    return [row + [0] * (11 - len(row)) for row in rows]
 
 
 def given_by(program: Path) -> Rows:
@@ -44,17 +37,6 @@ def closest_of(rows: Rows) -> tuple[int, int, int]:
     return distance, first, second
 
 
-PAIR = padded([6, 2], [0, 0, 6, 2], [0, 2])
-
-
-def refused(result: dict, kind: str, error: str) -> None:
-    """The set gets nothing, and an error of this kind with these words."""
-    assert result["error_kind"] == kind
-    assert error in result["error"]
-    assert (result["score"], result["num_points"], result["valid"]) == (0, 0, False)
-    assert (result["alarm"] is None) == (kind != "alarm")
-
-
 def test_a_valid_set_scores_its_points():
     assert verify(STARTER) == {
         "score": 22, "num_points": 22, "valid": True, "error": None, "error_kind": None, "alarm": None,
@@ -65,7 +47,7 @@ def test_a_valid_set_scores_its_points():
     assert (alone["score"], alone["min_squared_distance"], alone["worst_pair"]) == (1, None, None)
 
 
-@pytest.mark.parametrize("s", [3, 2**16, 2**31, 2**32, 2**53, 8_700_000_000_001, 2**63, 2**64, 10**200 + 7])
+@pytest.mark.parametrize("s", [3, 2**16, 2**32, 2**53, 8_700_000_000_001, 2**64, 10**200 + 7])
 def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
     """64-bit integers wrap around and floats round, from 2**16 on: neither may decide. 8.7e12: norms of 26 digits."""
     good = verify(padded([1, s], [2, 0]))
@@ -75,19 +57,8 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
     assert (bad["min_squared_distance"], bad["max_squared_norm"]) == (s * s, 1 + s * s)
     if s < 10**20:
         assert bad["error"] == f"Minimum squared distance {s * s} < maximum squared norm {1 + s * s}"
-
-
-def test_numbers_of_hundreds_of_digits_are_exact_and_shown_in_short():
-    k = 10**200 + 7
-    roots = [[k * x for x in row] for row in given_by(EXAMPLES / "roots_220.py")]
-    good = verify(roots)
-    assert (good["score"], good["min_squared_distance"], good["max_squared_norm"]) == (220, 2 * k * k, 2 * k * k)
-    roots[37][next(i for i, x in enumerate(roots[37]) if x > 0)] -= 1  # nothing that a float or a tolerance would see
-    bad = verify(roots)
-    assert bad["error_kind"] == "too_close"
-    assert bad["min_squared_distance"] == 2 * k * k - 2 * k + 1
-    assert 37 in (bad["worst_pair"]["first"], bad["worst_pair"]["second"])
-    assert bad["error"].count("200000000000... (401 digits)") == 2
+    else:
+        assert bad["error"].count("100000000000... (401 digits)") == 2
     json.dumps(bad)
 
 
@@ -96,14 +67,12 @@ def test_numbers_of_hundreds_of_digits_are_exact_and_shown_in_short():
     [
         ([], "empty", "empty", None),
         ([[]], "dimension", "is 0, expected 11", 0),
-        ([row[:10] for row in STARTER], "dimension", "is 10, expected 11", 10),
         ([[*row, 0] for row in STARTER], "dimension", "is 12, expected 11", 12),
         ([*STARTER, [0] * 11], "zero_vector", "Row 22 (counted from 0)", 11),
         ([*STARTER, [2] * 10, []], "ragged", "row 0 has 11 coordinates and row 22 has 10, expected 11", None),
         (STARTER * 455, "size", "10010 points are too many: at most 10000", 11),
         ([[2.0] + [0] * 10], "type", "Row 0 (counted from 0) holds", 11),
         ([*STARTER, [True] * 11], "type", "Row 22 (counted from 0) holds", 11),
-        (PAIR, "too_close", "Minimum squared distance 36 < maximum squared norm 40", 11),
         ([*STARTER, STARTER[3], STARTER[0]], "too_close", "Minimum squared distance 0 < maximum squared norm 4", 11),
         # What other evaluators credit: squares that are 0 in 64 bits, and one float64.
         (padded(*([2**32 * k] for k in range(1, 1001))), "too_close", f"distance {2**64}", 11),
@@ -112,8 +81,9 @@ def test_numbers_of_hundreds_of_digits_are_exact_and_shown_in_short():
 )
 def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error, dimension):
     result = verify(rows)
-    refused(result, kind, error)
-    assert (result["raw_points"], result["dimension"]) == (len(rows), dimension)
+    assert (result["error_kind"], result["score"], result["num_points"], result["valid"]) == (kind, 0, 0, False)
+    assert error in result["error"]
+    assert (result["raw_points"], result["dimension"], result["alarm"]) == (len(rows), dimension, None)
     assert (result["worst_pair"] is None) == (kind != "too_close")
     assert kind in ("empty", "type", "size") or result["duplicates"] == len(rows) - len({*map(tuple, rows)})
 
@@ -121,7 +91,7 @@ def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error, dim
 def test_a_valid_set_above_the_proved_bound_is_an_alarm():
     assert verify(STARTER, upper_bound=22)["score"] == 22
     result = verify(STARTER, upper_bound=21)
-    refused(result, "alarm", result["alarm"])
+    assert (result["error_kind"], result["score"], result["valid"]) == ("alarm", 0, False)
     assert "no valid set in dimension 11 has more than 21" in result["alarm"]
     assert verify([*STARTER, STARTER[0]], upper_bound=21)["error_kind"] == "too_close"  # no alarm for one that is not
 
@@ -141,44 +111,40 @@ def test_the_closest_pair_is_that_of_all_pairs():
         assert result["worst_pair"] == {"first": first, "second": second, "vectors": [rows[first], rows[second]]}
         largest = max(sum(map(mul, row, row)) for row in rows)
         assert (result["max_squared_norm"], result["valid"]) == (largest, distance >= largest)
-        assert result["duplicates"] == len(rows) - len({tuple(row) for row in rows})
         verdicts.append(result["valid"])
     assert 20 < sum(verdicts) < len(verdicts) - 20  # both kinds were among them
 
 
-@pytest.mark.parametrize("digits", [1, 30])
-def test_a_set_that_is_far_too_large_is_refused_after_a_part_of_it(digits):
+def test_a_set_that_is_far_too_large_is_refused_after_a_part_of_it():
     rng = random.Random(1)
-    rows = [[rng.randint(1, 10**digits) for _ in range(11)] for _ in range(10_000)]
+    rows = [[rng.randint(1, 10**30) for _ in range(11)] for _ in range(10_000)]
     rows[COMPARED] = rows[0]  # the first that is not compared any more
     result = verify(rows)
     assert result["error_kind"] == "too_close"
     assert result["error"].endswith(" (among the first 1000 of 10000 points)")
     assert result["compared_rows"] == COMPARED
-    assert result["min_squared_distance"] > 0 or digits == 1
-    assert result["max_squared_norm"] == max(sum(map(mul, row, row)) for row in rows)
-    early = verify(rows[:COMPARED])
-    assert early["worst_pair"] == result["worst_pair"]
-    assert early["compared_rows"] == COMPARED
-    assert "among" not in early["error"]
+    assert result["min_squared_distance"] > 0
+    assert verify(rows[:COMPARED])["worst_pair"] == result["worst_pair"]
 
 
 def test_a_large_set_without_a_pair_too_close_is_compared_to_its_end():
-    """1,100 words of the extended Hamming code of length 16 as signs: norms 16, distances 4 * 4 or more."""
-    words = [word for word in range(2**16) if word.bit_count() % 2 == 0 and not xor_of_places(word)][: COMPARED + 100]
+    """1,100 words of even weight of length 16 whose places sum to 0 (xor), as signs: squared distances 16 or more."""
+    words = [w for w in range(2**16) if w.bit_count() % 2 == 0 and not parity_of_places(w)][: COMPARED + 100]
     rows = [[1 - 2 * (word >> i & 1) for i in range(16)] for word in words]
     good = verify(rows, dimension=16, upper_bound=len(rows))
     assert (good["score"], good["compared_rows"], good["min_squared_distance"]) == (len(rows), len(rows), 16)
-    assert verify(rows, dimension=16)["error_kind"] == "alarm"
     rows[-1] = rows[0]  # the only pair that is too close
     late = verify(rows, dimension=16)
-    refused(late, "too_close", "Minimum squared distance 0 < maximum squared norm 16")
+    assert (late["error_kind"], late["min_squared_distance"]) == ("too_close", 0)
     assert (late["worst_pair"]["first"], late["worst_pair"]["second"]) == (0, len(rows) - 1)
 
 
-def xor_of_places(word: int) -> int:
-    """The exclusive or of the places of its ones; 0 for the words of the extended Hamming code, beside even parity."""
-    return reduce(xor, (i for i in range(16) if word >> i & 1), 0)
+def parity_of_places(word: int) -> int:
+    """The exclusive or of the places of a word's ones: 0 in the extended Hamming code, beside even weight."""
+    places = 0
+    for place in (i for i in range(16) if word >> i & 1):
+        places ^= place
+    return places
 
 
 LADDER = {
@@ -198,5 +164,4 @@ def test_every_program_of_the_ladder_gives_what_it_says(program):
     assert {type(x) for row in rows for x in row} == {int}
     result = verify(rows)
     assert (result["score"], result["error"], result["duplicates"]) == (LADDER[program], None, 0)
-    assert {len(row) for row in rows} == {11}  # once more, in another way
-    assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0
+    assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0  # once more, in another way

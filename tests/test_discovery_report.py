@@ -181,12 +181,6 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-@pytest.mark.parametrize("k", [0, -1, 3])
-def test_more_draws_than_there_are_have_no_best(k):
-    with pytest.raises(ValueError, match="k must lie between 1 and m"):
-        best_of([1, 2], k)
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.lists(st.integers(0, 3), min_size=1, max_size=4))
 def test_the_rank_test_counts_every_split(a, b):
     """Ties are given the mean of their ranks; compared are doubled ranks, which are whole."""
@@ -266,8 +260,10 @@ SAID: dict[str, tuple[Log, list[str]]] = {
         refine(0, [44], best={"score": 600, "turn": "1.0", "program_sha256": ""}),
         ["do not trust it"],
     ),
-    "another problem": (refine(0, [44], problem="caps"), ["rlreason score RUN/program.py --problem PROBLEM\n"]),
-    "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "from 22 (mine.py) to 44"]),
+    "a private place": (
+        refine(0, [44], **ELSEWHERE),
+        ["# my problem: refine", "from 22 (mine.py) to 44", "--problem P"],
+    ),
 }
 
 
@@ -334,15 +330,6 @@ def test_texts_of_others_stay_texts(tmp_path, drawn):
         for table in re.findall(r"(?:^\|.*\n)+", outside, re.MULTILINE):
             assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
         assert (out / "score.png").stat().st_size > 5000
-
-
-def test_a_report_of_long_texts_is_short(tmp_path):
-    told = refine(0, [44, 100, 220, 438], first_prompt="x " * 50_000)
-    for one in told.turns:
-        one.prompt = one.prompt_kind = "x\n" * 50_000
-        one.reply = Reply(one.prompt)
-        one.result = (one.result or {}) | {"error": "z" * 5000, "error_kind": "y" * 5000}
-    assert len(report_of(tmp_path, told)) < 8_000
 
 
 # The baseline, and seeds
@@ -421,32 +408,24 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     assert write_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")[0].read_text() == written
 
 
-def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
-    runs = [saved(tmp_path / str(seed), refine(seed, [0, 44, 438])) for seed in range(3)]
-    written = write_report(runs, tmp_path)[0].read_text()
-    assert "cannot tell: after 3 calls 3 seeds have 438 in the median" in written
-    assert "against 1 group of 3 draws" in written
-    assert "So few seeds and draws" in written
-
-
 def test_each_run_is_in_the_report_once_and_several_problems_are_refused(tmp_path):
     for name, told in (("a", refine(0, [44, 438])), ("d", refine(1, [44, 100])), (".hidden", refine(2, [44]))):
         saved(tmp_path / name, told)
+    copied = refine(0, [44, 438])
+    copied.seed = 7
+    saved(tmp_path / "e", copied)
     written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path)[0].read_text()
     assert "| refine | 2 | 438, 100 |" in written
+    assert "Not counted as a seed: e (seed 7) repeats a (seed 0)" in written
     saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
         write_report([tmp_path / "a", tmp_path / "b"], tmp_path)
 
 
-def test_the_picture_bears_no_turns_scores_of_any_size_and_several_models(tmp_path, drawn):
-    logs = [refine(0, [], ended=None, record=[])]
-    for score in (0, 10**15):
-        best = {"score": score, "turn": "1.0", "program_sha256": ""}
-        logs.append(simple(0, [score, 0], start=start("s", 0), best=best))
-        logs[-1].record = [*RECORD, Record(10**14, "x" * 200)]
-    for k, told in enumerate(logs):
+def test_the_picture_bears_no_turns_and_scores_of_any_size(tmp_path, drawn):
+    best = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
+    record = [*RECORD, Record(10**14, "x" * 200)]
+    large = simple(0, [10**15, 0], start=start("s", 0), best=best, record=record)
+    for k, told in enumerate((refine(0, [], ended=None, record=[]), large)):
         report_of(tmp_path / str(k), told)
         assert (tmp_path / str(k) / "score.png").stat().st_size > 5000
-    models = [saved(tmp_path / "m" / model, simple(0, [44, 0, 100], model=model)) for model in "abcdef"]
-    assert "- **simple, model=f:** independent" in write_report(models, tmp_path)[0].read_text()

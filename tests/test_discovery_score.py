@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import psutil
@@ -20,28 +19,24 @@ from rlreason.discovery.sandbox import Limits, sandbox_here
 from rlreason.discovery.score import problem_named, score_program, shipped
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
-from tests.waiting import MINUTES
+from tests.waiting import MINUTES, wait_for
 
 EXAMPLES = ROOT / "examples" / "kissing_11"
 AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
-MODES = {
-    "best": Limits(memory_mb=400),
-    "unshare": Limits(memory_mb=400, sandbox="unshare"),
-    "limits": Limits(memory_mb=400, sandbox="limits"),
-    "limits without Landlock": Limits(memory_mb=400, sandbox="limits"),
-}
+KISSING = problem_named("kissing_11")
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=["", "unshare", "limits", "limits without Landlock"])
 def limits(request, monkeypatch) -> Limits:
     """Limits with each of the sandboxes that work here."""
-    if "without" in request.param:
+    sandbox, _, without = request.param.partition(" ")
+    if without:
         monkeypatch.setattr("rlreason.discovery.sandbox.landlock_version", lambda: 0)
     try:
-        sandbox_here(MODES[request.param].sandbox)
+        sandbox_here(sandbox)
     except ConfigError as error:
         pytest.skip(str(error))
-    return MODES[request.param]
+    return Limits(memory_mb=400, sandbox=sandbox)
 
 
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
@@ -66,12 +61,9 @@ def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     ("words", "says"),
     [
         (["nowhere.py"], "PROGRAM=nowhere.py cannot be read"),
-        (["mine.py", "--memory", "2X"], "--memory 2X must be from 64M to 1T: give it as 512M or 2G"),
-        (["mine.py", "--memory", "1M"], "--memory 1M must be from 64M to 1T"),
-        (["mine.py", "--timeout", "0"], "--timeout 0 must be above 0"),
+        (["mine.py", "--memory", "2X"], "--memory 2X must be from 64M to 1T"),
         (["mine.py", "--timeout", "nan"], "--timeout nan must be above 0"),
         (["mine.py", "--problem", "kissing"], "--problem=kissing is no problem: choose one of kissing_11"),
-        (["mine.py", "--json", "no/where.json"], "--json no/where.json lies in no folder that is there"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, says):
@@ -84,26 +76,23 @@ def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, says):
 
 @pytest.mark.long
 def test_every_sandbox_scores_and_ends_everything(limits, tmp_path):
-    problem = problem_named("kissing_11")
-    assert score_program(AXES, problem, limits)["score"] == 22
     daemon = (
         b"import os, signal, time\n"
         b"if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
         b"    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         b"    os.execv('/bin/sleep', ['%s', '600'])\n" % str(tmp_path).encode()
     )
-    score = score_program(daemon + AXES, problem, limits)
-    assert score["score"] == 22
+    assert score_program(daemon + AXES, KISSING, limits)["score"] == 22
     short = dataclasses.replace(limits, timeout_s=0.5)
-    assert score_program(b"import time\ntime.sleep(60)\n", problem, short)["error_kind"] == "timeout"
+    assert score_program(b"import time\ntime.sleep(60)\n", KISSING, short)["error_kind"] == "timeout"
     memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
-    assert score_program(memory, problem, limits)["error_kind"] == "memory"
-    assert not [process for process in psutil.process_iter() if str(tmp_path) in command(process)]
+    assert score_program(memory, KISSING, limits)["error_kind"] == "memory"
+    assert not running_with(str(tmp_path))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("hidden", [[], ["bwrap"], ["bwrap", "unshare"]], ids=["best", "unshare", "limits"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden):
     (tmp_path / "mine.py").write_text(
         "import subprocess, time\n"
@@ -116,25 +105,25 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden
         if tool := shutil.which(name):
             (tmp_path / "bin" / name).symlink_to(tool)
     env = {"TMPDIR": str(tmp_path / "temporary"), "PATH": str(tmp_path / "bin")}
-    started = Started("score", "mine.py", cwd=tmp_path, **env)
-    until, running = time.monotonic() + MINUTES, []
-    while not running and time.monotonic() < until:
-        running = [process for process in psutil.process_iter() if command(process).startswith(f"{tmp_path} ")]
-    assert running
+    started, of_its = Started("score", "mine.py", cwd=tmp_path, **env), f"{tmp_path} "
+    wait_for(lambda: running_with(of_its))
+    running = running_with(of_its)
     os.kill(int(started.process.pid or 0), number)
     assert started.finished(600).returncode in (-9, 130)
-    gone, alive = psutil.wait_procs(running, timeout=600)
+    gone, alive = psutil.wait_procs(running, timeout=MINUTES)
     assert gone
     assert not alive
     if number != signal.SIGKILL:
         assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 
 
-def command(process: psutil.Process) -> str:
-    """The command line of a process, empty where it has ended."""
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return " ".join(process.cmdline())
-    return ""
+def running_with(text: str) -> list[psutil.Process]:
+    """The processes whose command line begins with a text."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            found += [process] if " ".join(process.cmdline()).startswith(text) else []
+    return found
 
 
 def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch, limits):
@@ -145,7 +134,7 @@ def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch, limi
         b"    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
         b"raise ValueError(found)\n"
     )
-    score = score_program(thief, problem_named("kissing_11"), limits)
+    score = score_program(thief, KISSING, limits)
     assert score["error_kind"] == "exception"
     assert "canary" not in str(score)
 
@@ -178,50 +167,47 @@ os._exit(0)
 @pytest.mark.long
 def test_memory_that_no_process_shows_is_counted():
     for source in (SHARED, FILES):
-        assert score_program(source + AXES, problem_named("kissing_11"), Limits(600, 256))["error_kind"] == "memory"
+        assert score_program(source + AXES, KISSING, Limits(600, 256))["error_kind"] == "memory"
     held = SHARED.replace(b"range(20)", b"range(3)")  # within the limit
-    assert score_program(held + AXES, problem_named("kissing_11"), Limits(600, 256))["score"] == 22
+    assert score_program(held + AXES, KISSING, Limits(600, 256))["score"] == 22
 
 
 def test_the_memory_that_a_program_held_for_a_while_is_in_its_record(limits):
     source = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES  # long enough for many looks
-    assert 90 < score_program(source, problem_named("kissing_11"), limits)["peak_memory_mb"] < 200
+    assert 90 < score_program(source, KISSING, limits)["peak_memory_mb"] < 200
 
 
 def test_a_row_without_end_is_refused_before_it_is_read():
-    score = score_program(ONE_ROW, problem_named("kissing_11"), Limits(600, 256))
-    assert score["error_kind"] == "size"
+    assert score_program(ONE_ROW, KISSING, Limits(600, 256))["error_kind"] == "size"
 
 
 def test_closed_standard_streams_change_no_verdict(tmp_path):
     (tmp_path / "mine.py").write_bytes(AXES)
-    command = f"{sys.executable} -m rlreason score {tmp_path / 'mine.py'} --json {tmp_path / 'out.json'}"
-    for closed in ("<&- 2>&-", "<&- >&- 2>&-", ">&-"):
-        subprocess.run(["bash", "-c", f"{command} {closed}"], cwd=ROOT, check=False, capture_output=True)
-        assert json.loads((tmp_path / "out.json").read_text())["num_points"] == 22
-        (tmp_path / "out.json").unlink()
+    command = f"{sys.executable} -m rlreason score {tmp_path / 'mine.py'} --json {tmp_path / 'out.json'} <&- >&- 2>&-"
+    subprocess.run(["bash", "-c", command], cwd=ROOT, check=False)
+    assert json.loads((tmp_path / "out.json").read_text())["num_points"] == 22
 
 
 def test_a_dimension_may_stand_beside_the_points_in_every_interface():
     rows = AXES.partition(b"=")[2].strip()
     for source in (b"points = (R, 11)", b"def get_centers():\n    return R, 11", b"def run_code():\n    return R, 11"):
-        assert score_program(b"R = " + rows + b"\n" + source, problem_named("kissing_11"))["score"] == 22
+        assert score_program(b"R = " + rows + b"\n" + source, KISSING)["score"] == 22
 
 
 @pytest.mark.parametrize(
-    ("points", "error"),
+    ("points", "holds"),
     [
-        ("np.ones((3, 11))", "point 0 holds a value of class float: integers only"),
-        ("list(np.ones((3, 11), bool))", "point 0 holds a value of class bool: integers only"),
-        ("np.ones((3, 11)), 11", "point 0 holds a value of class float: integers only"),
-        ("[[np.float64(1)] * 11]", "point 0 holds a value of class float: integers only"),
-        ("np.array(1.0)", "the points are of class float: give a list of lists of integers"),
-        ("np.array(1)", "the points are of class int: give a list of lists of integers"),
+        ("np.ones((3, 11))", "float"),
+        ("list(np.ones((3, 11), bool)), 11", "bool"),
+        ("[[np.float64(1)] * 11]", "float"),
+        ("np.array(1)", "int"),
+        ("np.ones((3, 11), 'datetime64[ns]')", "ndarray"),
     ],
 )
-def test_an_array_of_another_type_is_named_with_it(points, error):
-    score = score_program(f"import numpy as np\npoints = {points}\n".encode(), problem_named("kissing_11"))
-    assert (score["error_kind"], score["error"]) == ("type", error)
+def test_numbers_of_numpys_that_are_no_integers_are_named(points, holds):
+    score = score_program(f"import numpy as np\npoints = {points}\n".encode(), KISSING)
+    assert score["error_kind"] == "type"
+    assert f"of class {holds}: " in score["error"]
 
 
 def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_files(
@@ -237,7 +223,7 @@ def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_fi
         "open('own', 'w').write('own')\n"
         f"print(open('{tmp_path / 'key'}').read())\n"
     )
-    score = score_program(source.encode(), problem_named("kissing_11"), limits)
+    score = score_program(source.encode(), KISSING, limits)
     assert "canary" not in score["output_tail"]
     assert str(score["error"]).startswith('File "program.py", line 4'), score["error"]
 
@@ -259,9 +245,7 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):
     ("text", "says"),
     [
         ("title: x", "missing required argument 'prompt'|missing required field `prompt`"),
-        ("[1]", "cannot be used"),
         ("title: x\nprompt: none.txt", "none.txt cannot be read"),
-        ("title: x\nprompt: ask.txt\nmost_rows: many", "Expected `int`"),
         ("title: x\nprompt: ask.txt\ncolour: red", "colour"),
         ("title: x\nprompt: ask.txt\nrecord: [{score: many}]", "Expected `int | float`"),
         ("title: [", "cannot be used"),
@@ -271,35 +255,32 @@ def test_a_problem_that_is_not_sound_is_named_with_its_file(tmp_path, text, says
     for name in ("ask.txt", "starter.py", "verify.py"):
         (tmp_path / name).touch()
     (tmp_path / "problem.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=says) as error:
+    with pytest.raises(ConfigError, match=says):
         problem_named(str(tmp_path))
-    assert len(str(error.value).splitlines()) == 1
 
 
 def test_every_shipped_problem_has_a_starter_that_counts():
     assert shipped() == ["kissing_11"]
-    for name in shipped():
-        problem = problem_named(name)
-        score = score_program((problem.folder / problem.starter).read_bytes(), problem)
-        assert score["validity"]
-        assert 0 < score["score"] < problem.options["upper_bound"]
+    score = score_program((KISSING.folder / KISSING.starter).read_bytes(), KISSING)
+    assert 0 < score["score"] < KISSING.options["upper_bound"]
 
 
 # The channel
 
 
+def lines_of(rows: list[list[int]]) -> bytes:
+    return "\n".join(["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]).encode()
+
+
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=5))
 def test_rows_come_through_the_channel_as_they_were(rows):
-    lines = ["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]
-    assert read_channel("\n".join(lines).encode(), 10, 1000) == rows
+    assert read_channel(lines_of(rows), 10, 1000) == rows
 
 
 @given(st.binary(max_size=60))
 def test_anything_else_in_the_channel_is_no_set(data):
     with suppress(Refused):
-        rows = read_channel(b"points\n" + data, 10, 20)
-        lines = ["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]  # it happened to be one
-        assert "\n".join(lines).encode() == b"points\n" + data
+        assert lines_of(read_channel(b"points\n" + data, 10, 20)) == b"points\n" + data  # it happened to be one
 
 
 @pytest.mark.parametrize(

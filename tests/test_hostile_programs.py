@@ -77,7 +77,7 @@ class Hostile:
 
 @dataclass(frozen=True)
 class Told:
-    """What became of a program: its score as a dictionary, or why there is none, and what it left behind."""
+    """What became of a program: its score, or why there is none, and what it left behind."""
 
     score: dict[str, Any]
     failure: str
@@ -105,29 +105,21 @@ def generated() -> list[Hostile]:
         Hostile("source_blanks", b"\n\t \n# nothing\n" * 1000, "exception or no_points"),
         Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
         Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
-        Hostile("source_only_nul_bytes", b"\x00" * 100_000, "exception or program"),
         Hostile("source_not_utf8", b"name = 'caf\xe9 \xff\xfe'\n" + HONEST, "exception or program"),
         Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
-        Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
         Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
         Hostile("source_utf_16", HONEST.decode().encode("utf-16"), "exception or program"),
         Hostile("source_byte_order_mark", b"\xef\xbb\xbf" + HONEST, "valid 22"),
-        Hostile("source_other_ends_of_lines", rows.replace(b"\n", b"\r\n"), "valid 22"),
         Hostile("source_old_ends_of_lines", rows.replace(b"\n", b"\r"), "valid 22"),
         Hostile("source_of_five_megabytes", HONEST + b"#" * 5 * 2**20, "program or valid 22 or size"),
-        Hostile("source_random_bytes", hashlib.sha512(b"seed").digest() * 100, "exception or program"),
         Hostile("source_machine_code", b"\x7fELF" + bytes(range(256)) * 16, "exception or program"),
         Hostile("source_deep_brackets", b"points = " + b"(" * 50_000 + b")" * 50_000, "exception or exit or memory"),
-        Hostile("source_deep_signs", b"points = " + b"-" * 400_000 + b"1", "exception or exit or memory or type"),
         Hostile("source_long_sum", b"points = 1" + b"+1" * 300_000, "exception or exit or memory or type"),
         Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
         Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
         Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
-        Hostile("source_json", b'{"num_points": 9999, "validity": 1.0, "error": null}', "no_points or exception"),
         Hostile("source_pickle", b"cos\nsystem\n(S'echo hostile-mark'\ntR.", "exception or program"),
-        Hostile("source_fenced", b"```python\n" + HONEST + b"```\n", "exception or program"),
         Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
-        Hostile("source_500_assertions", b"assert 1\n" * 500 + b"raise SystemExit\n", "exit"),
     ]
 
 
@@ -150,12 +142,11 @@ class Scorer:
         for name in ("home/.ssh/id_rsa", "home/.netrc", "working/.env", "working/notes.txt", ".env"):
             (folder / name).write_text(f"OPENAI_API_KEY={SECRETS[1]}\n")
         self.before = names_below(folder)
-        self.process = self.started()
+        self.start()
 
-    def started(self) -> subprocess.Popen[str]:
-        """The process, ready to score."""
+    def start(self) -> None:
         own = {"OPENAI_API_KEY": SECRETS[0], "HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, __file__, SECRETS[2]],
             env={**os.environ, **own, "TMPDIR": str(self.folder / "temporary")},
             cwd=self.folder / "working",
@@ -170,40 +161,30 @@ class Scorer:
         """Score a program, wait for the answer within its limit, and look for what is left."""
         source = self.folder / "program.source"
         source.write_bytes(program.source)
-        asked = {
-            "path": str(source),
-            "timeout_s": program.timeout_s,
-            "memory_mb": program.memory_mb,
-            "sandbox": sandbox,
-        }
-        answer, seconds = self.answer(json.dumps(asked), program.timeout_s + MINUTES)
-        told: dict[str, Any] = {}
-        failure = "the evaluator ended, stopped or did not answer"
+        asked = [str(source), program.timeout_s, program.memory_mb, sandbox]
+        answer, told = self.answer(json.dumps(asked), program.timeout_s + MINUTES), dict[str, Any]()
         with contextlib.suppress(ValueError, TypeError):
             told = json.loads(answer)
-            failure = told.get("failure", "")
-        left = self.left(source.read_bytes() != program.source)
+        left = ["its own source was changed"] if source.read_bytes() != program.source else []
+        left += self.left()
         if not answer or left:
             self.close()
-            self.process = self.started()
-        return Told(told.get("score", {}), failure, told.get("seconds", seconds), left)
+            self.start()
+        failure = told.get("failure", "" if told else "the evaluator ended, stopped or did not answer")
+        return Told(told.get("score", {}), failure, told.get("seconds", 0), left)
 
-    def answer(self, line: str, seconds: float) -> tuple[str, float]:
-        """The line that the evaluator answers with, empty where there is none in time, and how long that took."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        began = time.monotonic()
+    def answer(self, line: str, seconds: float) -> str:
+        """The line that the evaluator answers with, empty where there is none in time."""
         with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            if selector.select(seconds):
-                return self.process.stdout.readline(), time.monotonic() - began
-        return "", time.monotonic() - began
+            return self.process.stdout.readline() if selector.select(seconds) else ""
+        return ""
 
-    def left(self, changed: bool) -> list[str]:
-        """What is left of a program: processes, files, and its source where it `changed`."""
-        found = ["its own source was changed"] if changed else []
+    def left(self) -> list[str]:
+        """What is left of a program: processes and files."""
+        found = []
         with contextlib.suppress(psutil.NoSuchProcess):
             found += [f"process {child}" for child in living(psutil.Process(self.process.pid))]
         new = sorted(names_below(self.folder) - self.before - {"program.source"})
@@ -384,15 +365,6 @@ def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) ->
             assert not (path.exists() and b"hostile-mark" in path.read_bytes()), path
 
 
-def test_programs_are_told_apart_and_say_what_they_try() -> None:
-    heads = [path.read_text().splitlines()[0] for path in FOLDER.glob("*.py.txt")]
-    assert all(head.startswith("# tries: ") for head in heads)
-    assert len(PROGRAMS) == len({program.name for program in PROGRAMS}) == len({p.source for p in PROGRAMS})
-    for program in PROGRAMS:
-        for word in program.expect.split(" or "):
-            assert word in KINDS | {"invalid"} or re.fullmatch(r"valid [1-9]\d*", word), program.name
-
-
 BEFORE = shared_memory()
 
 
@@ -404,12 +376,10 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     problem = problem_named(PROBLEM)
     for line in sys.stdin:
-        asked, began = json.loads(line), time.monotonic()
+        (path, timeout_s, memory_mb, sandbox), began = json.loads(line), time.monotonic()
+        limits = Limits(timeout_s, memory_mb, check_timeout_s=CHECK_TIMEOUT_S, sandbox=sandbox)
         try:
-            limits = Limits(
-                asked["timeout_s"], asked["memory_mb"], check_timeout_s=CHECK_TIMEOUT_S, sandbox=asked["sandbox"]
-            )
-            told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits)}
+            told: dict[str, Any] = {"score": score_program(Path(path).read_bytes(), problem, limits)}
         except Exception as error:
             told = {"failure": f"{type(error).__name__}: {error}"}
         print(json.dumps({**told, "seconds": time.monotonic() - began}), flush=True)

@@ -16,8 +16,8 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
 from rlreason.sweeps.launcher import Jobs
-from rlreason.sweeps.preview import ONE_ON_POLICY, plan_text, problems_of
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
+from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text, problems_of
 from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason
 from tests.sweep_folders import answers, sweep
@@ -47,11 +47,11 @@ def lines(folder: Path, run: RunConfig, jobs: int = 1, seeds: int = 4, grid: Swe
 
 def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     said = lines(tmp_path / "lr", run)
-    assert said["runs"] == "12: 3 settings x 4 seeds (0, 1, 2, 3)"
+    assert said["runs"].startswith("12, of 3 settings and seeds 0, 1, 2, 3; 0 ")
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert re.match(r"at most about [\d.]+ MB when all have ended: [\d.]+ MB a run, by its settings$", said["disk"])
+    assert re.match(r"at most about [\d.]+ MB when all have ended: [\d.]+ MB a run$", said["disk"])
     assert "about " in said["memory"]
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]
@@ -104,7 +104,7 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
     said = lines(tmp_path / "lr", run, jobs=2)
     assert said["runs"].endswith("; 9 ended before")
     assert said["time"].startswith("about 90 s: 60 s a run, 2 at a time")
-    assert said["time"].endswith("by 6 finished runs of this sweep")
+    assert said["time"].endswith("as 6 have taken")
     assert "200 problems" in said["can show"]  # that they were asked
     (tmp_path / "lr" / "sweep.json").write_text("{")  # a damaged state is made again from the runs
     assert len(read_state(tmp_path / "lr").runs) == 9

@@ -1,6 +1,7 @@
 """The sweeps of `multirun_sweeps/`: every cell composes at every scale; names, folders and blocks; chains."""
 
 import itertools
+import re
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -85,10 +86,7 @@ def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
     assert [run.seed for run in one.runs] == [0] * 4 + [1] * 4  # every setting once, then again
     odd = [f"data.path=/{'x' * 60}/{n}" for n in "ab"] + ["data.path='a b'", "data.path='a-b'"]
     assert len({run_name([word, "seed=0"]) for word in odd}) == 4
-    name = run_name([f"key_{n}={'v' * 50}" for n in range(6)] + ["seed=7"])
-    assert name.endswith(",seed=7")
-    assert len(name) <= 190
-    assert run_name(["a=1,b=2", "seed=0"]) != run_name(["a=1", "b=2", "seed=0"])
+    assert re.fullmatch(".{1,183},seed=7", run_name([f"key_{n}={'v' * 50}" for n in range(6)] + ["seed=7"]))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,6 @@ def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
         (["sweep=grpo_baselines", "seed=0,1"], "grpo_baselines"),
         (["sweep=grpo_baselines", "data=stories", "n_steps=3"], "grpo_baselines,data=stories"),
         (["loss=gspo,cispo", "learning_rate=1e-3,1e-4", "seed=0,1"], "learning_rate,loss"),
-        (["seed=0,1"], "seeds"),
         (["seed=0,1", "hydra.sweep.dir=/tmp/mine"], "/tmp/mine"),
     ],
 )
@@ -162,12 +159,7 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
     [  # cells without what they differ in fell together, and fewer runs were made without a word
         (["sweep=expert_iteration", "group_size=8"], ["group_size=8 takes group_size=2 away"]),
         (["sweep=kl", "kl_coef=0.01,0.02"], ["kl_coef=0.01,0.02 takes kl_coef=0.001 away"]),
-        (["sweep=controls", "prompt.reward=r1_zero"], ["prompt.reward=r1_zero takes prompt.reward="]),
         (["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"], ["make the same run", "off_policy"]),
-        (
-            ["off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64"],
-            ["off_policy=on_policy and off_policy=e1_quarter make the same run"],
-        ),
         (["sampling.temperature=1,1.0"], ["make the same run"]),
     ],
 )
@@ -190,7 +182,6 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         ("cells: [loss=gspo]", "sweep/mine.yaml"),
         ("cells: [['loss=gspo,cispo']]", "loss=gspo"),
         ("cells: [[los=gspo]]", "los"),
-        ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
         ("embedded: {data: {name: x}}", "data is nested"),
         ("cells: [[seed=a]]", "seed=a"),
         ("chain: [mine]", "is a chain"),
@@ -222,7 +213,6 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
         ("grpo_off_policy_focused", ["epochs_per_rollout=2", "train_batch_size=64"]),
         ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
         ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
-        ("kl", ["std_norm=group_std"]),
     ],
 )
 def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):

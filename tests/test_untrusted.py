@@ -354,7 +354,7 @@ FORBIDDEN = {
 }  # fmt: skip
 ALLOWED = {
     ("grading/pool.py", "cloudpickle.loads"),  # a reward of the caller's own, from its parent process
-    ("sweeps/processes.py", "cloudpickle.loads"),  # a job of a sweep, from the sweep's own process
+    ("sweeps/launcher.py", "cloudpickle.loads"),  # a job of a sweep, from the sweep's own process
     ("config/rules.py", "eval"),  # conditions, which stand in the code of fields
     *(("discovery/inside.py", call) for call in ("compile", "exec")),  # a model's program, in the sandbox
 }

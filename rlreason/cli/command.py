@@ -42,8 +42,7 @@ from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import why_dominated
 from rlreason.sweeps.design import key_of
-from rlreason.sweeps.launcher import JOBLIB
-from rlreason.sweeps.processes import CONSOLES, end_with_sweep, outcome_text, printing_to
+from rlreason.sweeps.launcher import CONSOLES, JOBLIB, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
 
 

@@ -17,7 +17,7 @@ from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_differ
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import duration
-from rlreason.sweeps.preview import power_text, problems_of
+from rlreason.sweeps.texts import power_text, problems_of
 
 
 def add_arguments(parser: Parser) -> None:

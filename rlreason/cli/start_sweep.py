@@ -20,10 +20,9 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
 from rlreason.runtime.text import redacted
-from rlreason.sweeps.closing import closing
 from rlreason.sweeps.launcher import launched
-from rlreason.sweeps.preview import plan_text
 from rlreason.sweeps.state import SweepState, begun, read_state, refuse_changed, write_state
+from rlreason.sweeps.texts import closing, plan_text
 
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid

@@ -15,8 +15,7 @@ from rlreason.report.study import Answers, Setting, Study, StudyRun, correctness
 from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.text import duration, few, shorten
-from rlreason.sweeps.closing import REFERENCE, JudgedSetting
-from rlreason.sweeps.state import Key
+from rlreason.sweeps.state import REFERENCE, JudgedSetting, Key
 
 NONE = "\N{EN DASH}"
 LONGEST = 80  # characters of a value in a table

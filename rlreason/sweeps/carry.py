@@ -1,6 +1,5 @@
 """Decide what a finished sweep hands on to the next, and which settings of a running sweep can no longer win."""
 
-import difflib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,9 +67,8 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
 
     if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
         return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
-    names = sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())
-    near = few(difflib.get_close_matches(word, names) or names) or "none"
-    raise ConfigError(f"carry={word} is no sweep that has run: give one of {SWEEPS} ({near}), or a sweep's folder")
+    names = few(sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())) or "none"
+    raise ConfigError(f"carry={word} is no sweep that has run: give one of {SWEEPS} ({names}), or a sweep's folder")
 
 
 def carry(folder: Path) -> Carried:

@@ -31,6 +31,7 @@ Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
 FILE = "sweep.json"
+REFERENCE = "reference"
 WAITING = "waiting"  # a run's status before its start; the others are those of records.reader.STATUSES
 DOMINATED = "stopped:dominated"
 KILLED = "killed without a chance to say so"
@@ -166,6 +167,14 @@ class SweepState:
         return "finished" if all(run.of_its_own for run in self.runs) else "failed"
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedSetting:
+    """The report's result for a setting: accuracy with its 95% interval, and the verdict in a word."""
+
+    accuracy: tuple[float, float, float] | None
+    verdict: str
+
+
 def setting_text(setting: Setting) -> str:
     """Return a setting as it is typed.
 
@@ -177,8 +186,7 @@ def setting_text(setting: Setting) -> str:
 
 def begun(state: SweepState, folder: Path) -> SweepState:
     """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
-    there = (folder / FILE).exists() or runs_in(folder)
-    before = read_state(folder) if there else None
+    before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else None
     old = {run.name: run for run in before.runs} if before else {}
     runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
     for was in old.values():  # of other seeds or values, typed earlier
@@ -197,11 +205,12 @@ def write_state(folder: Path, state: SweepState) -> None:
 def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> SweepState:
     """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
-    Its runs are looked up in their folders: the sweep may have been killed. Broken files are reported to `say`.
+    Its runs are looked up in their folders: the sweep may have been killed. Broken files are reported to `say`. A
+    folder of runs without a state is a sweep too.
     """
     state = _parsed(folder / FILE)
     if state is None:
-        state = _rebuilt(folder)
+        state = _of_names(folder)
         if (folder / FILE).exists():
             say(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
@@ -213,7 +222,7 @@ def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> Sweep
 def sweeps_named(folder: Path, name: str) -> list[Path]:
     """Return the folders in `folder`, stages of chains too, of sweeps that were started as `sweep=name`."""
     files = sorted([*folder.glob(f"*/{FILE}"), *folder.glob(f"*/*/{FILE}")])
-    return [path.parent for path in files if (state := _parsed(path)) is not None and state.sweep == name]
+    return [path.parent for path in files if (state := _parsed(path)) and state.sweep == name]
 
 
 def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_stderr) -> RunState:
@@ -235,15 +244,13 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
     for name in ("accuracy", "accuracy_before", "score", "length"):
         setattr(now, name, number(summary.get(name)))
-    interval, protocol = summary.get("accuracy_interval"), summary.get("protocol")
-    ends = [number(end) for end in interval] if isinstance(interval, list) else []
-    now.accuracy_interval = None if len(ends) != 2 or None in ends else (ends[0], ends[1])  # type: ignore[assignment]
+    low, high = map(number, summary.get("accuracy_interval") or (None, None))
+    now.accuracy_interval = None if low is None or high is None else (low, high)
     if now.accuracy is None and ending(now.status) is ending("diverged"):
         now.accuracy, now.accuracy_interval = 0.0, None
         now.reason = "; ".join(filter(None, (now.reason, "without a figure of its own, it counts as accuracy 0")))
-    problems = number(summary.get("eval_problems"))
-    now.problems = None if problems is None else int(problems)
-    now.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
+    now.problems = summary.get("eval_problems")
+    now.protocol = (summary.get("protocol") or {}).get("hash")
     now.seconds = number(summary.get("seconds")) or run.seconds
     return now
 
@@ -268,8 +275,8 @@ def _parsed(path: Path) -> SweepState | None:
     return None if outside else state
 
 
-def _rebuilt(folder: Path) -> SweepState:
-    """Rebuild the state from the run folders: settings and seeds from their names; `ConfigError` if there are none."""
+def _of_names(folder: Path) -> SweepState:
+    """Return the state by the names of the run folders; `ConfigError` if there are none."""
     runs = []
     for place in runs_in(folder):
         setting = dict(part.partition("=")[::2] for part in place.name.split(",") if "=" in part)
