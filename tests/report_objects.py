@@ -18,9 +18,9 @@ METRICS = (
 HOSTILE = "</script><script>alert(1)</script>\u202e\x1b[2J <b onclick=x> & \u2028 \ud800"
 
 
-def series_of(steps: np.ndarray, y: np.ndarray, tokens: float = 4000.0, seconds: float = 2.0) -> Series:
+def series_of(steps: np.ndarray, y: np.ndarray, tokens: float = 4000.0) -> Series:
     """A metric that was measured at these steps, with the other axes in proportion."""
-    return Series({"step": steps, "time": seconds * steps, "tokens": tokens * steps, "updates": steps}, y)
+    return Series({"step": steps, "time": 2.0 * steps, "tokens": tokens * steps, "updates": steps}, y)
 
 
 def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int = 200) -> StudyRun:
@@ -28,22 +28,16 @@ def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int =
     rng = np.random.default_rng([seed, int(1000 * level)])
     at, evaluations = np.arange(1.0, steps + 1), np.arange(0.0, steps + 1, 5)
     accuracy = np.clip(level * (1 - np.exp(-evaluations / 40)) + rng.normal(0, 0.02, len(evaluations)), 0, 1)
-    series = {
-        "eval/accuracy": series_of(evaluations, accuracy),
-        "eval/format": series_of(evaluations, np.clip(accuracy + 0.1, 0, 1)),
-    }
+    series = {"eval/accuracy": series_of(evaluations, accuracy), "eval/format": series_of(evaluations, accuracy)}
     series |= {name: series_of(at, rng.uniform(0.01, 1, steps)) for name in METRICS}
-    status = "finished" if steps == planned else "stopped:test"
-    return StudyRun(
-        Path(f"runs/{label}"), f"{label},seed={seed}", (), seed, status, series=series, planned_steps=planned
-    )
+    status, name = "finished" if steps == planned else "stopped:test", f"{label},seed={seed}"
+    return StudyRun(Path(f"runs/{label}"), name, (), seed, status, series=series, planned_steps=planned)
 
 
 def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, steps: int = 200) -> Study:
     """Settings of increasing accuracy, the first being the reference."""
-    levels = np.linspace(0.4, 0.8, len(labels))
     settings = []
-    for label, level in zip(labels, levels, strict=True):
+    for label, level in zip(labels, np.linspace(0.4, 0.8, len(labels)), strict=True):
         runs = [run_of(label, seed, float(level), steps, steps) for seed in range(seeds)]
         settings.append(Setting((("learning_rate", label),), label, runs))
     return Study("learning_rate", "Which learning rate?", ["learning_rate"], settings)
@@ -53,27 +47,21 @@ def verdicts_of_hand(study: Study) -> list[Verdict]:
     """A verdict for each setting but the reference, from differences that grow with its place."""
     verdicts = []
     for place, setting in enumerate(study.settings[1:], 1):
-        rng = np.random.default_rng(place)
-        found = paired_difference(rng.normal(0.05 * place, 0.2, (4, 100)))
+        found = paired_difference(np.random.default_rng(place).normal(0.05 * place, 0.2, (4, 100)))
         by_seed = {seed: found.mean + 0.01 * (seed - 1) for seed in range(4)}
         word = ("better", "cannot tell", "worse", "same", "diverged")[place % 5]
-        sentence = f"{setting.label} is said to be {word}."
-        verdicts.append(
-            Verdict(setting.label, study.reference.label, word, sentence, "4 paired seeds", found, 0.01, by_seed)
-        )
+        of = setting.label, study.reference.label, word, f"{setting.label} is said to be {word}."
+        verdicts.append(Verdict(*of, "4 paired seeds", found, 0.01, by_seed))
     return verdicts
 
 
 def report_of(study: Study | None = None, text: str = "some text") -> Report:
     """A whole report with every section; `text` stands wherever a text of others' can."""
     study = study_of() if study is None else study
-    verdicts = verdicts_of_hand(study)
-    labels = [setting.label for setting in study.settings]
+    verdicts, labels = verdicts_of_hand(study), [setting.label for setting in study.settings]
     table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
-    shown = [
-        {"setting": label, "outcome": outcome, "text": text, "where": "file:1"}
-        for label, outcome in zip(labels, ("correct", "wrong", "no format"), strict=False)
-    ]
+    outcomes = zip(labels, ("correct", "wrong", "no format"), strict=False)
+    shown = [{"setting": label, "outcome": of, "text": text, "where": "file:1"} for label, of in outcomes]
     return Report(
         name=text,
         question="Which learning rate?",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.report.assignment.courses import course_of
+from rlreason.report.assignment import course_of
 from tests.starts import SMALL, Started, rlreason
 
 PAGE = Path(__file__).parents[1] / "docs/assignments.md"

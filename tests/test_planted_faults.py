@@ -11,8 +11,8 @@ import torch
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.health.examine import examine
-from rlreason.health.finding import Finding
+from rlreason.health.monitors import Finding
+from rlreason.health.watch import examine
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import Components, build_components

@@ -7,6 +7,7 @@ import os
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,26 @@ import yaml
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report.assignment import FILES, MARKDOWN, PAGE, sections, write_up
-from rlreason.report.assignment.courses import Runs, course_of, found_below
-from rlreason.report.assignment.sections import DONE, IN_WORDS, NOT_YET, PARTLY, Section, interval_of
+from rlreason.report.assignment import (
+    DONE,
+    FILES,
+    IN_WORDS,
+    MARKDOWN,
+    NOT_YET,
+    PAGE,
+    PARTLY,
+    Runs,
+    Section,
+    course_of,
+    found_below,
+    interval_of,
+    section_of,
+    write_up,
+)
 from rlreason.report.content import LIGHT
 from rlreason.report.read import read_study
-from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
+from rlreason.report.study import Setting
+from rlreason.sweeps.state import read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep
 from tools.keep_write_up import keep
 
@@ -30,55 +45,33 @@ RATES = {"1e-6": 0.2, "1e-5": 0.5, "3e-5": 0.8, "1e-4": None}
 MATH = CONFIG.replace("tiny", "qwen2_5_math_1_5b").replace("stories_long", "math")
 
 
-def metrics(run: Path, entropy: float, accuracy: float, shift: float = 0.0) -> None:
-    """Rows of a run of 40 steps, an evaluation at each fourth."""
-    rows = []
-    for step in range(0, 41, 4):
-        time = {"rollout_step": step, "train_step": step, "tokens/generated": 100 * step, "time/active": 2.0 * step}
-        row = time | {"time/total": 3.0 * step, "eval/accuracy": accuracy * step / 40, "eval/entropy": entropy}
-        rows.append(row | {"train/grad_norm": 0.123456789 + shift, "rollout/entropy": entropy + shift})
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def rates(folder: Path, name: str = "grpo_learning_rate", config: str = CONFIG) -> Path:
-    """The sweep of learning rates, the last of which diverged."""
-    right = {value: (lambda seed, chance=chance: answers(seed, chance)) for value, chance in RATES.items() if chance}
-    none = {"1e-4": lambda seed: None}
-    sweep(
-        folder / name,
-        "learning_rate",
-        list(RATES),
-        lambda v, s: (right | none)[v](s),
-        reference={"learning_rate": "1e-5"},
-    )
+    """The sweep of learning rates, the last of which diverged, of 40 steps with an evaluation at each fourth."""
+    of = {value: (lambda seed, c=chance: answers(seed, c) if c else None) for value, chance in RATES.items()}
+    sweep(folder / name, "learning_rate", list(RATES), lambda v, s: of[v](s), reference={"learning_rate": "1e-5"})
     for run in (folder / name).glob("*seed=*"):
-        metrics(run, 0.3, 0.5, 0.001 * int(run.name[-1]))
+        rows = []
+        for step in range(0, 41, 4):
+            time = {"rollout_step": step, "train_step": step, "time/active": 2.0 * step, "time/total": 3.0 * step}
+            row = time | {"eval/accuracy": step / 80, "rollout/entropy": 0.3, "train/grad_norm": 0.123456789}
+            rows.append(json.dumps(row) + "\n")
+        (run / "metrics.jsonl").write_text("".join(rows))
         (run / "config.yaml").write_text(config)
     return folder / name
 
 
 def evaluated(folder: Path) -> Path:
-    """A run of algorithm=evaluate: of 40 responses 12 right, 13 wrong with the format and 15 without it."""
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("algorithm: evaluate\nseed: 0\nmodel: {name: tiny}\ndata: {name: stories}\n")
-    rows = []
-    for k in range(40):
-        right, formatted = k < 12, k < 25
-        rows.append({
-            "problem_id": f"p{k}", "question": f"What is {k} + 1?", "gold": str(k + 1), "path": "number", "length": 5,
-            "response": f"so </think> <answer>{k + right}</answer>" if formatted else "no tags at all",
-            "outcome": "correct" if right else "wrong" if formatted else "no_format", "sample": 0,
-            "format_reward": float(formatted), "answer_reward": float(right), "reward": float(right),
-            "finish_reason": "stop",
-        })  # fmt: skip
-    (folder / "responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    protocol = {"reward": "r1_zero", "hash": "bb", "prompt": "{question}", "data": "d"}
-    summary = {"status": "finished", "reason": "", "accuracy": 0.3, "eval_problems": 40, "protocol": protocol}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    """A run of algorithm=evaluate: of 40 responses 12 are right."""
+    ended(
+        folder,
+        [k < 12 for k in range(40)],
+        config=CONFIG.replace("grpo", "evaluate").replace("stories_long", "stories"),
+    )
+    (folder / "evals/step_00040.jsonl").rename(folder / "responses.jsonl")
     return folder
 
 
-def changed(run: Path, summary: dict | None = None, **settings: object) -> Path:
+def changed(run: Path, summary: dict | None = None, **settings: Any) -> Path:
     """The run with other settings (group__name=value) and more in its summary."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     for key, value in settings.items():
@@ -90,22 +83,14 @@ def changed(run: Path, summary: dict | None = None, **settings: object) -> Path:
     return run
 
 
-def cells(folder: Path, of: list[dict[str, str]], config: str = CONFIG, seeds: tuple[int, ...] = (0, 1)) -> list[Path]:
-    """A sweep over settings of several keys, the first of which is the reference; the folders of its runs."""
-    runs = []
-    for number, seed in ((number, seed) for number in range(len(of)) for seed in seeds):
-        name, words = f"cell{number},seed={seed}", [f"{key}={value}" for key, value in of[number].items()]
-        ended(folder / name, answers(seed, 0.2 + 0.1 * number), config=config)
-        runs.append(RunState(name, [*words, f"seed={seed}"], of[number], seed, seconds=60.0))
-    axes = list(dict.fromkeys(key for one in of for key in one))
-    write_state(folder, SweepState(folder.name, "x", axes, of[0], "finished", 1, "basic", runs, sweep=folder.name))
-    return [folder / run.name for run in runs]
-
-
-def section_of(course: str, question: str, folder: Path) -> Section:
+def section(course: str, question: str, folder: Path) -> Section:
     found = course_of(course)
     (wanted,) = (one for one in found.questions if one.id == question)
-    return sections.section_of(wanted, Runs(found, found_below(folder)))
+    return section_of(wanted, Runs(found, found_below(folder)))
+
+
+def words(of: Section) -> str:
+    return "\n".join([*of.lines, *(line for shown in of.shown for line in shown.lines)])
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +101,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hostile = {"response": HOSTILE, "gold": HOSTILE, "format_reward": 1.0}
         rows = [json.loads(line) | hostile for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, key, chance in (
-        ("grpo_group_standard_deviation", "std_norm", {"group_std": 0.7, "none": 0.4}),
-        ("sft_filtered", "data.filter", {"none": 0.4, "correct": 0.9}),
-    ):
-        reference = {key: next(iter(chance))}
-        sweep(
-            folder / "sweeps" / name, key, list(chance), lambda v, s, of=chance: answers(s, of[v]), reference=reference
-        )
+    sweep(folder / "sweeps/sft_filtered", "data.filter", ["none", "correct"], lambda v, s: answers(s, 0.4))
     for run in (folder / "sweeps/sft_filtered").glob("*correct*"):
         changed(run, {"data_sizes": {"train_before_filter": 3000, "train_filtered": 1308, "train": 1308}})
     evaluated(folder / "zero")
@@ -185,20 +163,14 @@ def test_nothing_at_all_is_a_list_of_commands(tmp_path: Path):
 def test_the_sweep_nearest_to_the_handout_answers_and_else_the_newest(config: str, tmp_path: Path):
     newer, mine = rates(tmp_path / "a"), rates(tmp_path / "b", config=config)
     os.utime(mine / "sweep.json", (1e9, 1e9))
-    (tmp_path / "c").symlink_to(tmp_path / "a")
-    assert [one.path for one in found_below(tmp_path)] == [newer, mine]
-    found = Runs(course_of("cs336_2025"), found_below(tmp_path)).sweep("grpo_learning_rate")
-    assert found.path == (newer if config == CONFIG else mine)
-
-
-def test_a_sweep_is_what_was_asked_for_and_not_what_its_folder_is_called(tmp_path: Path):
-    for folder, name in (("grpo_learning_rate,experiment=cs336_2025", "grpo_learning_rate"), ("grpo_baselines", "")):
-        state = read_state(rates(tmp_path, folder))
-        state.sweep = name
-        write_state(tmp_path / folder, state)
+    for name, sweep_name in (("another name", "grpo_baselines"), ("grpo_length_normalization", "")):
+        state = read_state(rates(tmp_path, name))
+        state.sweep = sweep_name  # a sweep is what was asked for and not what its folder is called
+        write_state(tmp_path / name, state)
     gathered = Runs(course_of("cs336_2025"), found_below(tmp_path))
-    assert gathered.sweep("grpo_learning_rate").path.name == "grpo_learning_rate,experiment=cs336_2025"
-    assert gathered.sweep("grpo_baselines") is None
+    assert gathered.sweep("grpo_learning_rate").path == (newer if config == CONFIG else mine)
+    assert gathered.sweep("grpo_baselines").path.name == "another name"
+    assert gathered.sweep("grpo_length_normalization") is None
 
 
 @pytest.mark.parametrize(
@@ -207,8 +179,6 @@ def test_a_sweep_is_what_was_asked_for_and_not_what_its_folder_is_called(tmp_pat
         ({}, {"prompt__name": "question_only"}, "prompt.name=question_only"),
         ({}, {"data__name": "gsm8k"}, "data is gsm8k"),
         ({}, {"model__name": "olmo2_1b"}, "model is olmo2_1b"),
-        ({}, {"sampling__temperature": 0.0}, "temperature=0"),
-        ({}, {"eval__prompt": {"name": "question_boxed"}}, "question_boxed"),
         ({}, {"model__path": "mine/model"}, "was trained before"),
         ({"data_sizes": {"validation": 5000}}, {}, "40 of 5000"),
     ],
@@ -219,19 +189,11 @@ def test_zero_shot_is_not_answered_by_another_measurement_or_a_trained_model(sum
     if "model__path" in settings:
         settings = {"model__path": str(tmp_path / settings["model__path"])}
     changed(evaluated(tmp_path / "other"), summary, **settings)
-    section = section_of("cs336_2025", "zero_shot", tmp_path)
-    assert (section.state, section.missing) == (NOT_YET, section.question.commands())
-    assert says in section.lines[1]
+    refused = section("cs336_2025", "zero_shot", tmp_path)
+    assert (refused.state, refused.missing) == (NOT_YET, refused.question.commands())
+    assert says in words(refused)
     os.utime(evaluated(tmp_path / "before") / "config.yaml", (1e9, 1e9))
-    assert section_of("cs336_2025", "zero_shot", tmp_path).state == DONE
-
-
-def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_run(tmp_path: Path):
-    for number, name in enumerate(("r1_zero", "question_boxed", "r1_zero_three_shot")):
-        changed(evaluated(tmp_path / name), prompt__name=name)
-        section = section_of("cs336_2026", "zero_shot", tmp_path)
-        assert section.state == (DONE if number == 2 else PARTLY)
-        assert any(line.startswith("Not yet run") for line in section.lines) == (number < 2)
+    assert section("cs336_2025", "zero_shot", tmp_path).state == DONE
 
 
 @pytest.mark.parametrize(
@@ -239,7 +201,6 @@ def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_ru
     [
         ({}, True),
         ({"prompt__reward": "rlreason.grading:coin"}, False),
-        ({"loss__loss_type": "no_baseline"}, False),
         ({"train_batch_size": 8, "rollout_batch_size": 16}, False),
         ({"train_batch_size": 16, "rollout_batch_size": 16}, True),
     ],
@@ -247,67 +208,52 @@ def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_ru
 def test_the_train_loop_is_answered_by_its_own_settings(settings: dict, answers_it: bool, tmp_path: Path):
     ended(tmp_path / "loop", answers(0, 0.5))
     changed(tmp_path / "loop", **settings)
-    assert (section_of("cs336_2025", "grpo_train_loop", tmp_path).state == DONE) == answers_it
+    assert (section("cs336_2025", "grpo_train_loop", tmp_path).state == DONE) == answers_it
 
 
-def test_what_cannot_be_read_is_named_and_what_has_not_ended_is_partly_done(tmp_path: Path):
+def test_what_cannot_be_read_is_named_and_what_has_not_ended_or_lacks_a_value_is_partly_done(tmp_path: Path):
     (tmp_path / "grpo_baselines").mkdir()
     (tmp_path / "grpo_baselines/sweep.json").write_text("{")
-    folder = rates(tmp_path)
-    for run in list(folder.glob("*seed=*"))[:2]:
+    for run in list(rates(tmp_path).glob("*seed=*"))[:2]:
         (run / "summary.json").unlink()
         (run / "status.json").write_text(json.dumps({"status": "running"}))
     figures = write_up("cs336_2025", tmp_path, None, Console()).figures
     assert ["grpo_baselines" in problem for problem in figures["problems"]] == [True]
     assert figures["problems"][0] in html.unescape((tmp_path / PAGE).read_text())
-    section = section_of("cs336_2025", "grpo_learning_rate", tmp_path)
-    assert (section.state, section.missing) == (PARTLY, section.question.commands())
+    rate = section("cs336_2025", "grpo_learning_rate", tmp_path)
+    assert (rate.state, rate.missing) == (PARTLY, rate.question.commands())
+    changed(evaluated(tmp_path / "boxed"), prompt__name="question_boxed")
+    zero = section("cs336_2026", "zero_shot", tmp_path)
+    assert (zero.state, "Not yet run: prompt.name=r1_zero" in words(zero)) == (PARTLY, True)
 
 
-def test_the_leaderboards_figure_is_the_average_over_all_problems(tmp_path: Path):
-    """What is handed in is over all 5,000; the half that did not choose is for the comparison alone."""
-    study = read_study([rates(tmp_path, "leaderboard")])
-    section = section_of("cs336_2025", "leaderboard", tmp_path)
-    average = max(np.mean(one.accuracies) for one in study.settings)
-    assert any(f"{100 * average:.1f}%" in line and "all 200 problems" in line for line in section.lines)
-    (picture,) = section.pictures
-    assert max(curve.x["total"][-1] for curve in picture.figure.curves if "total" in curve.x) == 3 * 40
-
-
-def test_bars_are_of_the_handouts_model(tmp_path: Path):
+def test_bars_are_of_the_handouts_model_and_the_leaderboards_figure_is_of_all_problems(tmp_path: Path):
     for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True)):
         rates(tmp_path / name, config=config)
-        section = section_of("cs336_2025", "grpo_learning_rate", tmp_path / name)
-        (bar,) = (line for line in section.lines if "Pass bar" in line)
-        assert ("says nothing" in bar) != is_math
-        assert ("200 steps, and these runs came to 40" in bar) == is_math
-        assert "on the other half" in bar  # the problems that did not choose
-
-
-def test_an_interval_is_over_seeds_and_of_one_seed_over_its_problems(tmp_path: Path):
-    reference = read_study([rates(tmp_path)]).reference
-    for runs in (reference.runs, reference.runs[:1]):
-        mean, low, high = interval_of(runs)
+        said = words(section("cs336_2025", "grpo_learning_rate", tmp_path / name))
+        assert ("says nothing" in said) != is_math
+        assert ("200 steps, and these runs came to 40" in said) == is_math
+        assert "on the other half" in said  # the problems that did not choose
+    reference = read_study([rates(tmp_path, "leaderboard")]).settings
+    best = section("cs336_2025", "leaderboard", tmp_path)
+    average = max(np.mean(one.accuracies) for one in reference)
+    assert f"{100 * average:.1f}%, the average over all" in words(best)
+    (picture,) = best.shown[0].pictures
+    assert (picture.figure.axis, max(c.x["total"][-1] for c in picture.figure.curves if "total" in c.x)) == (
+        "total",
+        120,
+    )
+    for runs in (reference[0].runs, reference[0].runs[:1]):  # over seeds, and of one seed over its problems
+        mean, low, high = interval_of(Setting((), "", runs))
         assert low < mean < high
         assert mean == pytest.approx(np.mean([run.accuracy for run in runs]))
 
 
-def test_the_gap_of_best_of_n_is_said_of_each_model(tmp_path: Path):
+def test_the_gap_of_best_of_n_is_said(tmp_path: Path):
     ways = {"pass@N": [[0.2, 0.1, 0.3], [0.6, 0.5, 0.7]], "best mean log-prob": [[0.2, 0.1, 0.3], [0.3, 0.2, 0.4]]}
-    models = [{"model.path": "MODEL"}, {"model.path": "GRPO"}]
-    runs = cells(tmp_path / "pku_before_and_after", models, CONFIG.replace("grpo", "best_of_n"), (0,))
-    for run in runs:
-        changed(run, {"n_list": [1, 4], "best_of_n": ways})
-    lines = [line for line in section_of("pku_hw3", "best_of_n", tmp_path).lines if "a gap of 30.0 points" in line]
-    assert [f"{run}/best_of_n.png" in line for run, line in zip(runs, lines, strict=True)] == [True, True]
-
-
-def test_off_policy_runs_have_their_log_and_curves_against_the_clock(tmp_path: Path):
-    for run in cells(tmp_path / "grpo_off_policy_focused", [{"off_policy": "2"}, {"off_policy": "1"}]):
-        metrics(run, 0.3, 0.5)
-    section = section_of("cs336_2025", "grpo_off_policy_sweep", tmp_path)
-    assert any(table.title.startswith("Experiment log") for table in section.tables)
-    assert [one.figure.axis for one in section.pictures] == ["step", "time", "step"]
+    run = changed(evaluated(tmp_path / "run"), {"n_list": [1, 4], "best_of_n": ways}, algorithm="best_of_n")
+    said = words(section("pku_hw3", "best_of_n", tmp_path))
+    assert ("a gap of 30.0 points" in said, f"{run}/best_of_n.png" in said) == (True, True)
 
 
 def test_every_sweep_and_figure_of_the_data_files_is_there():
@@ -330,16 +276,11 @@ def test_what_is_kept_is_small_and_the_same_twice(runs: Path, tmp_path: Path):
         assert keep("cs336_2025", runs, tmp_path / name) == []
     mine, again = (tmp_path / name / "metrics/grpo_learning_rate.tar.gz" for name in ("a", "b"))
     assert mine.read_bytes() == again.read_bytes()
-    assert not list((tmp_path / "a" / FILES).glob("*_dark.svg"))
-    assert "_dark.svg" not in (tmp_path / "a" / MARKDOWN).read_text()
     with gzip.open(mine) as packed, tarfile.open(fileobj=packed) as tar:
         names = tar.getnames()
         rows = [json.loads(line) for line in tar.extractfile(names[0])]
     assert (len(names), len(rows), rows[0]["train/grad_norm"]) == (16, 11, 0.1235)
-
-
-def test_the_rehearsal_stands_with_what_it_names():
-    folder = ROOT / "docs/rehearsal"
+    folder = ROOT / "docs/rehearsal"  # what was kept of the rehearsal stands with what it names
     named = set(re.findall(rf"{FILES}/([\w.]+)", (folder / MARKDOWN).read_text()))
     assert named == {path.name for path in (folder / FILES).iterdir()}
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 5e6

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rlreason.runtime.files import run_lock
 from tests.some import some
 from tests.sweep_folders import answers, sweep
 from tests.test_subcommands import subcommand
@@ -86,7 +87,7 @@ def test_mistakes_are_one_line(report, whole, tmp_path):
     (tmp_path / "chain/a/sweep.json").write_text("{}")
     for words, says in (
         ([tmp_path], "holds no run"),
-        ([tmp_path / "chain"], "holds the sweeps a: give one of them"),
+        ([tmp_path / "chain"], "holds the sweeps a: give "),
         ([whole / "lr=9"], "no run of"),
         ([whole, "--out", locked / "x"], "cannot be made"),
     ):
@@ -96,11 +97,10 @@ def test_mistakes_are_one_line(report, whole, tmp_path):
     assert not list(tmp_path.rglob("report.html"))
 
 
-def break_metrics(run: Path) -> None:
-    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_bytes(
-        b"".join(lines[:9]) + b"\x00\xff{not json\n" + b"".join(lines[9:]) + b'{"half": 1'
-    )
+def cut(file: Path) -> None:
+    """Damage a line in the middle, and half of the last one."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:9]) + b"\x00\xff{not json\n" + b"".join(lines[9:]) + b'{"half": 1')
 
 
 def interrupted(run: Path) -> None:
@@ -109,16 +109,14 @@ def interrupted(run: Path) -> None:
 
 
 BROKEN = {
-    "metrics with half a line": (break_metrics, "left out line"),
-    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
+    "metrics with half a line": (lambda r: cut(r / "metrics.jsonl"), "left out line"),
+    "responses with half a line": (lambda r: cut(r / "evals/step_00040.jsonl"), "left out line"),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
     "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
     "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),
     "interrupted": (interrupted, "enters with what it had reached"),
     "an empty folder": (lambda r: (shutil.rmtree(r), r.mkdir()), "does not enter"),
-    "status of a wrong type": (lambda r: (r / "status.json").write_text('{"status": 5}'), None),
-    "responses cut": (lambda r: (r / "evals/step_00040.jsonl").write_bytes(b'{"problem_id": "p'), "half a line"),
 }
 
 
@@ -130,9 +128,7 @@ def test_what_is_broken_is_named_and_the_rest_is_compared(name, report, whole, t
     done = report(folder, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "2 is better than 1 by" in done.stdout
-    if says is not None:
-        told = " ".join((tmp_path / "out/report.md").read_text().replace("\\", "").split())
-        assert says in told, done.stdout
+    assert says in " ".join((tmp_path / "out/report.md").read_text().replace("\\", "").split())
 
 
 def test_a_run_that_still_writes_is_not_compared(report, whole, tmp_path):
@@ -140,18 +136,8 @@ def test_a_run_that_still_writes_is_not_compared(report, whole, tmp_path):
     run = folder / "lr=2,seed=3"
     (run / "summary.json").unlink()
     (run / "status.json").write_text('{"status": "running", "time": "x"}')
-    holds = (
-        "import time; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
-        f"with run_lock(Path({str(run)!r}), print): print('held', flush=True); time.sleep(6000)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", holds], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as other:
-        try:
-            assert other.stdout.readline() == "held\n", other.stderr.read()
-            done = report(folder, "--out", tmp_path / "out")
-        finally:
-            other.kill()
+    with run_lock(run, print):
+        done = report(folder, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "Seed 3 of 2 does not enter" in " ".join(done.stdout.split())
 

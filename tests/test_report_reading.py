@@ -58,24 +58,18 @@ def test_a_sweep_has_its_reference_first_and_a_part_of_one_what_was_given_first(
     assert part.notes[0].startswith("lr=3 was the best of 3")
     assert read_study([folder / "lr=1", folder / "lr=2"]).notes == []
     sweep(tmp_path / "t", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "9"})
-    study = read_study([tmp_path / "t"])
-    assert (study.reference.label, ["(lr=9)" in note for note in study.notes]) == ("1", [True])
+    assert read_study([tmp_path / "t"]).reference.label == "1"
 
 
 def test_a_run_given_twice_counts_once_and_is_named(two_rates: Path):
     study = read_study([two_rates, two_rates])
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
-    assert len(study.problems) == 8
-    assert "seed 0" in study.problems[0]
+    assert (len(study.problems), "seed 0" in study.problems[0]) == (8, True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("reference", [1]), ("axes", [1, None]), ("runs", "x"), ("name", "../../etc"), ("seed", "x")]
-)
-def test_a_field_of_a_sweeps_state_that_is_no_such_field_is_a_damaged_state(two_rates: Path, field, value):
+def test_a_damaged_state_of_a_sweep_is_named_and_rebuilt(two_rates: Path):
     state = json.loads((two_rates / "sweep.json").read_text())
-    (state["runs"][0] if field in ("name", "seed") else state)[field] = value
-    (two_rates / "sweep.json").write_text(json.dumps(state))
+    (two_rates / "sweep.json").write_text(json.dumps(state | {"axes": [1, None]}))
     study = read_study([two_rates])
     assert "sweep.json cannot be read" in study.problems[0]
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
@@ -85,42 +79,31 @@ def test_figures_that_no_run_writes_are_no_figures(two_rates: Path):
     huge = [f'{{"rollout_step": {k}, "reward/mean": {"-" * (k % 2)}1e308, "eval/accuracy": 0.5}}' for k in range(9)]
     (two_rates / "lr=1,seed=0/metrics.jsonl").write_text("\n".join(huge))
     (two_rates / "lr=1,seed=1/metrics.jsonl").write_text(f'{{"rollout_step": 1{"0" * 400}, "eval/accuracy": 0.5}}')
-    (two_rates / "lr=1,seed=2/config.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
     with (two_rates / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
         file.write('{"problem_id": 5, "question": "?", "outcome": "correct"}\n')
     study = read_study([two_rates])
     assert "left out line 201 (no usable 'problem_id')" in " ".join(study.problems)
     assert "reward/mean" not in study.settings[0].runs[0].series
-    assert "holds no settings (RecursionError)" in study.problems[0]
     assert build_report(study).figures
 
 
-def test_a_run_that_is_gone_from_its_sweep_is_waiting_and_not_compared(two_rates: Path):
+def test_a_run_that_is_gone_waits_and_one_without_a_summary_is_what_its_status_says(two_rates: Path):
     shutil.rmtree(two_rates / "lr=2,seed=3")
+    (two_rates / "lr=2,seed=0/summary.json").write_text("[]")
+    write_status(two_rates / "lr=2,seed=0", "finished")
     study = read_study([two_rates])
-    gone = study.settings[1].runs[3]
-    assert (gone.accuracy, gone.final) == (None, None)
-    assert gone.status == "waiting"
+    runs = study.settings[1].runs
+    assert [run.status for run in runs] == ["finished"] * 3 + ["waiting"]
+    assert [run.final is None for run in runs] == [False] * 3 + [True]
+    assert ["summary.json" in problem for problem in study.problems] == [True]
 
 
-def test_a_broken_summary_leaves_a_run_what_its_status_and_its_answers_say(two_rates: Path):
-    for seed, text in ((0, "[]"), (1, '{"sta')):
-        (two_rates / f"lr=2,seed={seed}/summary.json").write_text(text)
-        write_status(two_rates / f"lr=2,seed={seed}", "finished")
-    study = read_study([two_rates])
-    assert [run.status for run in study.settings[1].runs] == ["finished"] * 4
-    assert all(run.final for run in study.settings[1].runs)
-    assert len(study.problems) == 2
-    assert "summary.json" in study.problems[0]
-
-
-def test_a_setting_that_was_chosen_on_these_problems_is_said_to_be_everywhere(tmp_path: Path):
+def test_a_setting_that_was_chosen_on_these_problems_is_said_to_be(tmp_path: Path):
     folder = tmp_path / "s"
     sweep(folder, "lr", ["1", "2", "3"], lambda value, seed: answers(seed, int(value) / 4), reference={"lr": "1"})
     report = build_report(read_study([folder / "lr=1", folder / "lr=3"]))
     assert "3 was chosen on these same problems" in report.verdicts[0].sentence
-    assert "3 was chosen by its result" in report.lead
-    assert "nothing was chosen" in build_report(read_study([folder])).lead
+    assert "was the best of 3 settings" in report.warnings[-1]
 
 
 def test_what_changes_no_figure_makes_no_setting():

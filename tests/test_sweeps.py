@@ -17,7 +17,7 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.report.read import read_study
-from rlreason.report.tables import accuracy_of
+from rlreason.report.sections import accuracy_of
 from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import holder
 from rlreason.runtime.machine import usable_processors

@@ -1,6 +1,6 @@
 """Store a write-up in a repository: `python tools/keep_write_up.py COURSE RUNS FOLDER`.
 
-FOLDER gets writeup.md, its pictures for light pages only, and the metrics.jsonl of every run, one compressed archive
+FOLDER gets writeup.md, its pictures, and the metrics.jsonl of every run, one compressed archive
 per sweep, with decimals cut to four significant digits: a few MB in total.
 """
 
@@ -14,8 +14,17 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import METRICS, each_line
-from rlreason.report.assignment import FILES, MARKDOWN, draw, markdown_of, write_up_of
-from rlreason.report.assignment.courses import Found, Runs, course_of, found_below
+from rlreason.report.assignment import (
+    FILES,
+    MARKDOWN,
+    Found,
+    Runs,
+    course_of,
+    draw,
+    found_below,
+    markdown_of,
+    write_up_of,
+)
 from rlreason.runtime.files import whole, write_whole
 
 ARCHIVES = "metrics"
@@ -25,8 +34,8 @@ DIGITS = 4
 def keep(course: str, runs: Path, out: Path) -> list[str]:
     """Write all of it into `out`; return what was broken in the folders, a line each."""
     document = write_up_of(Runs(course_of(course), found_below(runs)))
-    draw(document, out / FILES, dark=False)
-    write_whole(out / MARKDOWN, markdown_of(document, dark=False))
+    draw(document, out / FILES)
+    write_whole(out / MARKDOWN, markdown_of(document))
     (out / ARCHIVES).mkdir(exist_ok=True)
     for read in document.used:
         folders = [run.folder for run in read.study.runs]

@@ -95,7 +95,7 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
 def print_table(folder: Path) -> SweepState:
     """Print a sweep's settings with the intervals and verdicts of the report, and its notes."""
     from rlreason.report.read import read_study  # slow to import
-    from rlreason.report.tables import judged_settings
+    from rlreason.report.sections import judged_settings
 
     state = read_state(folder)
     scored = any(run.score is not None for run in state.runs)  # of discovery, which has a report of its own

@@ -45,7 +45,7 @@ SUBCOMMANDS = tuple(Subcommand(*row) for row in (
      "which setting is better, by how much, or that nobody can tell"),
     ("score", "rlreason.discovery.score", "PROGRAM",
      "a program of discovery: run in a sandbox, its set checked exactly"),
-    ("health", "rlreason.health.examine", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
+    ("health", "rlreason.health.watch", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
     ("doctor", "rlreason.cli.doctor", "[WORD ...]",
      "what this machine can do, and whether a run of these words fits"),
     ("check", "rlreason.courses.check.runner", "MODULE",

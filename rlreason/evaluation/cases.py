@@ -10,7 +10,7 @@ from rlreason.evaluation.accuracy import common_answer, is_correct, proportion_w
 from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS, SHOWN_CHARS
 from rlreason.grading.grader import reference_answers
-from rlreason.health.finding import FEWEST_ASKED
+from rlreason.health.monitors import FEWEST_ASKED
 from rlreason.records.files import INCIDENTS
 from rlreason.records.rows import Row
 from rlreason.runtime.text import shorten

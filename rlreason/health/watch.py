@@ -1,14 +1,23 @@
-"""Run all monitors on a run: count their findings, warn, and stop the run where the settings say so."""
+"""Run all monitors on a run, live or from its folder: count findings, warn, stop the run; the subcommand `health`."""
 
+import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of
-from rlreason.health.finding import Finding, Metrics, Observation, found
-from rlreason.health.monitors import DIVERGES, MONITORS
+from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of, settings_of
+from rlreason.grading.grader import COUNTED, WARN_SHARE
+from rlreason.health.monitors import DIVERGES, MONITORS, RULES, Finding, Metrics, Observation, found
+from rlreason.records.console import Console
+from rlreason.records.files import ENGINE_LOG, LOG, METRICS, STACKS
+from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
+from rlreason.runtime.files import holder
+from rlreason.runtime.streams import Answer, Parser, folded
+from rlreason.runtime.text import few, shorten, spans
 
 #: Metrics whose values the monitors keep, step by step.
 REMEMBERED = (
@@ -57,7 +66,7 @@ class Monitors:
         """
         seen = Observation(
             metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
-            self.eval_limit, step is not None,
+            self.eval_limit,
         )  # fmt: skip
         numbers = seen.finite()  # only `nan` checks values that are not finite
         for name, look in MONITORS.items():
@@ -125,30 +134,13 @@ def _at(step: int | None) -> str:
     return "" if step is None else f"step {step}: "
 
 
+# ---- from rows ----
+
 Row = Mapping[str, float | None]
 LARGEST = 1e300
-
-
-#: The step, its metrics and updates, and whether it is an evaluation.
-Event = tuple[int, dict[str, float], list[dict[str, float]], bool]
-
-
-def events_of(rows: Sequence[Row]) -> Iterator[Event]:
-    """Yield the steps and evaluations in the order in which they ended; a step ends with the last row of its number."""
-    plain = [{name: math.nan if v is None else v for name, v in row.items()} for row in rows]
-    steps = [int(step) if math.isfinite(step := row.get("rollout_step", 0.0)) else 0 for row in plain]
-    last = {step: n for n, (step, row) in enumerate(zip(steps, plain, strict=True)) if "eval/accuracy" not in row}
-    updates: list[dict[str, float]] = []
-    for n, (step, row) in enumerate(zip(steps, plain, strict=True)):
-        if "eval/accuracy" in row:
-            yield step, row, [row], True
-            continue
-        updates.append(row)
-        if last[step] == n:
-            names = dict.fromkeys(name for update in updates for name in update)
-            whole = {name: [update[name] for update in updates if name in update] for name in names}
-            yield step, {name: sum(v) / len(v) for name, v in whole.items()}, updates, False
-            updates = []
+LATE = 0.25  # of the rows: the end of a run
+#: Rules that a sound run may meet now and then, as where a small batch is mastered: notes, if not ten times in a row.
+PASSING = ("no_live_group", "identical_samples")
 
 
 def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
@@ -156,21 +148,41 @@ def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
     return [{name: None if v is None or not abs(v) <= LARGEST else float(v) for name, v in row.items()} for row in rows]
 
 
+def _step(row: Row) -> int:
+    return int(row.get("rollout_step") or 0)
+
+
+def events_of(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float], list[dict[str, float]], bool]]:
+    """Yield (step, metrics, updates, whether it is an evaluation) in the order in which steps and evaluations ended.
+
+    A step ends with the last row of its number; its metrics are the means over its updates.
+    """
+    last = {_step(row): n for n, row in enumerate(rows) if "eval/accuracy" not in row}
+    updates: list[dict[str, float]] = []
+    for n, row in enumerate(rows):
+        plain = {name: math.nan if value is None else value for name, value in row.items()}
+        if "eval/accuracy" in row:
+            yield _step(row), plain, [plain], True
+            continue
+        updates.append(plain)
+        if last[_step(row)] == n:
+            names = dict.fromkeys(name for update in updates for name in update)
+            whole = {name: mean([update[name] for update in updates if name in update]) for name in names}
+            yield _step(row), whole, updates, False
+            updates = []
+
+
 def replay_monitors(
     rows: Sequence[Row], settings: Mapping[str, Any], group_size: int = 8, eval_limit: str = ""
 ) -> list[list[Finding]]:
     """Return the monitors' findings in these rows: those of a rule together, by its first step.
 
-    Every monitor warns, with the run's own thresholds of `settings` where they are numbers; a rule that stopped the run
-    does not stop the replay. `eval_limit` as in `Monitors`.
+    Every monitor warns, with the run's own thresholds of `settings`; a rule that stopped the run does not stop the
+    replay. `eval_limit` as in `Monitors`.
     """
     events = list(events_of(rows))
     trained = not all(evaluates for *_, evaluates in events)
-    own: dict[str, Any] = {
-        f.name: value
-        for f in fields(MonitorsConfig)
-        if isinstance(value := settings.get(f.name), int | float) and type(value) is not bool and math.isfinite(value)
-    }
+    own: dict[str, Any] = {f.name: settings[f.name] for f in fields(MonitorsConfig) if f.name in settings}
     own |= {name: "warn" for name in MODES if name not in OF_SWEEPS}
     own |= {"parity": "correct"} if settings.get("parity") == "correct" else {}
     by_rule: dict[str, list[Finding]] = {}
@@ -178,9 +190,163 @@ def replay_monitors(
     monitors.on_finding = lambda finding: by_rule.setdefault(finding.rule, []).append(finding)
     evaluations: list[dict[str, float]] = []
     for step, metrics, updates, evaluates in events:
-        whole = {name.replace("final/", "eval/"): v for name, v in metrics.items() if name.startswith("final/")}
-        monitors.check(step if trained else None, metrics | whole, updates)
+        final = {name.replace("final/", "eval/"): v for name, v in metrics.items() if name.startswith("final/")}
+        monitors.check(step if trained else None, metrics | final, updates)
         if evaluates and trained:
             evaluations.append(metrics)
             monitors.check(step, {}, evaluations=evaluations)
     return list(by_rule.values())
+
+
+def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = "") -> list[Finding]:
+    """Return the monitors' findings in the rows (`as_numbers`), each rule once, the one that ended the run first."""
+    trained = any("eval/accuracy" not in row for row in rows)
+    own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
+    limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
+    compares = any("reward/frac_reward_zero_std" in row for row in rows)
+    size = settings.get("group_size") or (8 if compares else 1)
+    n_steps = len(set(map(_step, rows)))
+    findings = []
+    for again in replay_monitors(rows, settings.get("monitors") or {}, size, limit):
+        first, last = again[0], again[-1]
+        steps = list(dict.fromkeys(finding.step or 0 for finding in again))
+        evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
+        evidence += [f"at step {steps[-1]}: {last.what}"] if last.what != first.what else []
+        is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
+        passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
+        findings.append(replace(first, problem=not passing, evidence=evidence, step=steps[0]))
+    ended_by = status.partition(":")[2]
+    return sorted(findings, key=lambda finding: finding.rule != ended_by)
+
+
+def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield a finding for each kind of failure of more than 0.5% of a step's or an evaluation's responses.
+
+    `incidents`: the lines of grading_incidents.jsonl.
+    """
+    kinds = [(kind, text, f"grading/{kind}", "grading/responses") for kind, text in COUNTED.items()]
+    kinds.append(("eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples"))
+    for kind, description, lost, graded in kinds:
+        counts = [(_step(row), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))]
+        steps = [step for step, n, of in counts if n > WARN_SHARE * of]
+        if not steps:
+            continue
+        in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
+        share = in_all / of_all if of_all > 0 else 1.0
+        what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {description}; that says nothing about the model"
+        reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
+        evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
+        evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
+        yield found(f"grader_{kind}", what, {"lost": in_all}, evidence=evidence, step=steps[0])
+
+
+def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield notes on the end of the run: accuracy that fell, few live groups, many cut responses."""
+    evaluated = [row for row in rows if row.get("eval/accuracy_high") is not None]
+    if len(evaluated) > 1:
+        first, last = evaluated[0], evaluated[-1]
+        if (last["eval/accuracy_high"] or 0.0) < (first.get("eval/accuracy_low") or 0.0):
+            begin, end = (row.get("eval/accuracy") or 0.0 for row in (first, last))
+            what = f"accuracy was {begin:.3f} at first and {end:.3f} at step {_step(last)}: surely lower"
+            yield found("accuracy_fell", what, step=_step(last))
+    dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
+    if dead is not None and 1 - dead < 0.3:
+        what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
+        yield found("few_live_groups", what, problem=False)
+    if cut is not None and cut > 0.1:
+        what = f"{cut:.0%} of the responses were cut at their limit in the end"
+        yield found("many_cut", what, problem=False)
+
+
+def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
+    """Return the mean of a metric over the last quarter of its rows; None where there are too few."""
+    values = [value for row in rows if (value := row.get(metric)) is not None]
+    return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) > 3 else None
+
+
+def findings_of(
+    rows: Sequence[Row], settings: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]] = (), status: str = ""
+) -> list[Finding]:
+    """Return all findings in the rows of a run (`as_numbers`): the monitors', lost grades, and how it learned."""
+    return [*monitored(rows, settings, status), *lost_grades(rows, incidents), *notes_on_learning(rows)]
+
+
+# ---- from a folder ----
+
+
+def describe_state(folder: RunFolder, done: int, seen: Sequence[str]) -> tuple[str, list[Finding]]:
+    """Return (the run's state in a sentence, the problems of that state).
+
+    `done`: the steps in its metrics. `seen`: rules that they have broken, which need no second finding.
+    """
+    word, _, rule = (folder.status or "").partition(":")
+    reached, reason = f", {done} steps done", read_ending(folder.path).get("reason", "")
+    logged = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, 4)]
+    threads = [f"{STACKS}: {line}" for line in folder.tail(STACKS, 1)]
+    what = "the run was ended once because it gave no sign of life within waits.run_s"
+    hung = [found("hung", what, evidence=threads)] if threads else []
+    if word in ("running", ""):
+        if by := holder(folder.path):
+            return f"under way in {by}{reached}", hung
+        killed = found("killed", "the run was killed: it has not ended, and no process writes there", evidence=logged)
+        return f"broken off without a word{reached}", [killed, *hung]
+    ends: list[Finding] = []
+    if word == "interrupted":
+        ends = [found(word, f"the run was interrupted {reason}".rstrip(), problem=False)]
+    elif word == "failed":
+        words = next(key for key in RULES if key.startswith("failed: ") and key[8:] in reason.lower())
+        ends = [found(word, f"the run failed: {reason or 'it does not say why'}", words=words, evidence=logged)]
+    elif word in ("stopped", "diverged") and rule != "dominated" and rule not in seen:
+        keys, causes = settings_of(rule), RULES.get(rule, {}).get("causes", "")
+        cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
+        ends = [Finding(f"ended:{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)]
+    elif isinstance(taken := (folder.summary or {}).get("rollout_step"), int) and done < taken:
+        what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
+        ends = [found("lost_metrics", what)]
+    return f"{word}{f' by the rule {rule}' if rule else ''}{reached}", [*ends, *hung]
+
+
+def examine(path: Path) -> tuple[str, list[Finding]]:
+    """Return (the run's state in a sentence, its findings, problems first). `ConfigError` where it is no run folder."""
+    broken: list[str] = []
+    folder = RunFolder(path, broken.append)
+    rows = as_numbers(folder.metrics)
+    findings = findings_of(rows, folder.settings, folder.incidents, folder.status or "")
+    rules = [finding.rule for finding in findings]
+    state, ended = describe_state(folder, max(map(_step, rows), default=0), rules)
+    findings = [*ended, *findings]
+    if broken:
+        what = f"{len(broken)} of the folder's files or lines cannot be read"
+        findings.append(found("broken_files", what, evidence=broken[:5]))
+    return state, sorted(findings, key=lambda finding: not finding.problem)
+
+
+def describe_health(name: str, state: str, findings: Sequence[Finding], width: int) -> str:
+    """Format the examination of one run."""
+    problems = sum(finding.problem for finding in findings)
+    lines = [f"{name}: {state}. {problems or 'No'} problems found."]
+    for finding in findings:
+        lines += ["", f"{'!' if finding.problem else '-'} {finding.rule}: {finding.what}"]
+        rows = [*(("evidence", line) for line in finding.evidence), ("causes", finding.causes), ("try", finding.cure)]
+        lines += [f"  {title:<10}{line}" for title, line in rows if line]
+    return "\n".join(folded(line, width, 2 if line[:2] in ("! ", "- ") else None) for line in lines)
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason health`."""
+    parser.add_run("the folder of a run, or of a sweep: then of each of its runs", several=True)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Examine each run; the exit code is 1 where one has a problem."""
+    texts, figures = list[str](), list[dict[str, Any]]()
+    for run in [run for folder in arguments.runs for run in runs_in(folder) or [folder]]:
+        state, findings = examine(run)
+        texts.append(describe_health(str(run), state, findings, console.width))
+        healthy = not any(finding.problem for finding in findings)
+        listed = [asdict(finding) for finding in findings]
+        figures.append({"run": str(run), "stands": state, "healthy": healthy, "findings": listed})
+    ill = sum(not one["healthy"] for one in figures)
+    if len(figures) > 1:
+        texts.append(f"{len(figures)} runs, {ill} of them with problems")
+    return Answer("\n\n".join(texts), {"healthy": not ill, "runs": figures}, 1 if ill else 0)

@@ -7,7 +7,6 @@ no other one.
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlreason.report import content
-from rlreason.report.content import Figure, Places, written_out
+from rlreason.report.content import Figure, Places, Series, written_out
 from rlreason.report.figures import FOREST, STEP_TITLE
 from rlreason.runtime.files import whole, write_whole
 from rlreason.runtime.intervals import Floats
@@ -79,8 +78,7 @@ def _by_setting(figure: Figure, legend: Sequence[str], side: str) -> dict[str, A
     """Return the channels color, strokeDash and shape of the settings."""
     import altair as alt
 
-    fitting = WIDEST_LEGEND // (max(map(len, legend)) + 4)
-    columns = {"columns": max(1, min(5, fitting))} if side == "bottom" else {}
+    columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
     field = {
         "field": SETTING,
         "type": "nominal",
@@ -175,39 +173,38 @@ def thinned(y: Floats, points: int) -> Places:
     return np.array(sorted(indices), dtype=np.intp)
 
 
-def columns_of(figure: Figure, legend: Sequence[str], axis: str) -> dict[str, dict[str, Floats]]:
-    """Return a figure's curves against an axis: data set -> field -> values; a setting is its place in the legend."""
-    fields = (SETTING, "run", "x", "y", "low", "high")
-    parts = {name: [np.empty((len(fields), 0))] for name in CURVES}
+def drawn(figure: Figure, legend: Sequence[str]) -> list[Series]:
+    """Return the curves of a figure that have a colour, with the points that are drawn."""
     curves = [curve for curve in figure.curves if curve.setting in legend]
-    runs = sum(curve.seed is not None for curve in curves)
-    for number, curve in enumerate(curves, runs - len(curves)):  # the means come before the runs
-        if axis not in curve.x:
-            continue
-        above = np.broadcast_arrays(float(legend.index(curve.setting)), float(max(number, 0)), curve.x[axis])
-        points = np.stack([*above, curve.y, *(curve.band or (curve.y, curve.y))])
-        if curve.seed is None:
-            points = points[:, content.evenly(len(curve.y), MOST_OF_A_MEAN)]
-            last = points.shape[1] - 1
-            parts[MEANS].append(points)
-            parts["marks"].append(points[:, np.unique([last // 4, last // 2, 3 * last // 4, last])])
-        else:
-            parts["seeds"].append(points[:, thinned(curve.y, max(FEWEST, TOGETHER // runs))])
-            parts["stops"] += [points[:, -1:]] if curve.stopped else []
-    return {
-        name: dict(zip(fields if name == MEANS else fields[:4], np.concatenate(some, axis=1), strict=False))
-        for name, some in parts.items()
-    }
+    points = max(FEWEST, TOGETHER // max(1, sum(curve.seed is not None for curve in curves)))
+    kept = []
+    for curve in curves:
+        at = content.evenly(len(curve.y), MOST_OF_A_MEAN) if curve.seed is None else thinned(curve.y, points)
+        x = {axis: values[at] for axis, values in curve.x.items()}
+        band = None if curve.band is None else (curve.band[0][at], curve.band[1][at])
+        kept.append(replace(curve, x=x, y=curve.y[at], band=band))
+    return kept
 
 
 def rows_of(figure: Figure, legend: Sequence[str]) -> Rows:
-    """Return all data sets of a picture in its initial state."""
+    """Return all data sets of a picture in its initial state; page.js makes the same rows of the page's data."""
     rows: Rows = {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
     rows |= {name: [] for name in CURVES} if figure.curves else {}
-    for name, columns in columns_of(figure, legend, figure.axis).items() if figure.curves else ():
-        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-            row = {key: None if math.isnan(value) else value for key, value in zip(columns, values, strict=True)}
-            rows[name].append(row | {SETTING: legend[int(values[0])]})
+    for number, curve in enumerate(drawn(figure, legend)):
+        if figure.axis not in curve.x:
+            continue
+        columns = [values.tolist() for values in (curve.x[figure.axis], curve.y, *(curve.band or (curve.y, curve.y)))]
+        points = [
+            {"x": x, "y": y, "low": low, "high": high, SETTING: curve.setting, "run": number}
+            for x, y, low, high in zip(*columns, strict=True)
+        ]
+        if curve.seed is None:
+            last = len(points) - 1
+            rows[MEANS] += points
+            rows["marks"] += [points[k] for k in sorted({last // 4, last // 2, 3 * last // 4, last})]
+        else:
+            rows["seeds"] += points
+            rows["stops"] += points[-1:] if curve.stopped else []
     escaped: Rows = content.all_written_out(rows)
     return escaped
 
@@ -284,7 +281,7 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
         with whole(folder / f"{stem}.pdf") as partial:
             partial.write_bytes(vl_convert.svg_to_pdf(svg))
         rows, out = list(_csv_rows(figure)), io.StringIO()
-        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_whole(folder / f"{stem}.csv", written_out(out.getvalue()))
@@ -292,12 +289,10 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
 
 def _csv_rows(figure: Figure) -> Iterator[dict[str, Any]]:
     """Yield a picture's data: of curves every value of every run, then means with their intervals by step."""
-    if not figure.curves:
-        yield from ({"data": name, **row} for name, data_set in figure.rows.items() for row in data_set)
-    for curve in sorted(figure.curves, key=lambda one: one.seed is None):
-        of_run = {} if curve.seed is None else {"seed": curve.seed}
-        for k, value in enumerate(curve.y.tolist() if curve.seed is not None or "step" in curve.x else ()):
-            row = {"data": "run" if of_run else "mean", SETTING: curve.setting, **of_run}
-            row |= {axis: float(x[k]) for axis, x in curve.x.items()} | {"value": value}
-            ends = [float(end[k]) for end in curve.band or ()]
-            yield row | ({} if np.isnan(ends).any() else dict(zip(("low", "high"), ends, strict=False)))
+    yield from ({"data": name, **row} for name, data_set in figure.rows.items() for row in data_set)
+    means = [curve for curve in figure.curves if curve.seed is None and "step" in curve.x]
+    for curve in [*(curve for curve in figure.curves if curve.seed is not None), *means]:
+        of_curve = {"data": "mean"} if curve.seed is None else {"data": "run", "seed": curve.seed}
+        columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield of_curve | {SETTING: curve.setting} | dict(zip(columns, values, strict=True))

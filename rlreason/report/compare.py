@@ -53,17 +53,17 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines = []
     for verdict in verdicts:
         word = f"{verdict.outcome or verdict.word}: " if verdict.difference is not None else ""  # the sentence says it
-        lines.append(folded(word + verdict.sentence, console.width))
-        lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
+        lines += [f"{word}{verdict.sentence}", *([f"  {verdict.small}"] if verdict.small else [])]
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     if any(finding.problem for run in study.runs for finding in run.findings):
         notes.append(f"Health: {health_of(study)}; rlreason health RUN lists it.")
-    lines += [folded(f"! {text}", console.width) for text in notes]
+    lines += [f"! {text}" for text in notes]
     exit_code = 0 if comparable else ConfigError.exit_code
     if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
         exit_code = NOT_AS_EXPECTED
         lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")
-    return Answer("\n".join(lines), [entry(verdict, notes) for verdict in verdicts], exit_code)
+    figures = [entry(verdict, notes) for verdict in verdicts]
+    return Answer(folded("\n".join(lines), console.width), figures, exit_code)
 
 
 def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -89,46 +89,41 @@ def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
     files = [study_of_results(path) for path in paths]
     studies = [file or read_study([path]) for path, file in zip(paths, files, strict=True)]
+    first = studies[0]
     if len(paths) == 1:
-        if len(studies[0].settings) < 2:
-            one = studies[0].reference.label
+        if len(first.settings) < 2:
+            one = first.reference.label
             raise ConfigError(f"{paths[0]} holds one setting, {one}: give a second one to compare with it")
-        return studies[0]
-    unknown = match_problems([file for file in files if file], [study for study in studies if study not in files])
-    sides = [best_of(study) for study in studies]
+        return first
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError(f"{paths[0]} is given twice: give two different sides")
-    given = [path.name or str(path) for path in paths]
-    given = given if len(set(given)) == len(given) else [str(path) for path in paths]
-    labels = [
-        f"{name}: {side.label}" if len(study.settings) > 1 else name
-        for name, study, side in zip(given, studies, sides, strict=True)
-    ]
+    notes = match_problems([file for file in files if file], [study for study in studies if study not in files])
+    are_distinct = len({path.name for path in paths}) == len(paths)
+    sides, best_notes = list[Setting](), list[str]()
+    for path, study in zip(paths, studies, strict=True):
+        best, label = best_of(study), path.name if are_distinct else str(path)
+        if len(study.settings) > 1:
+            label = f"{label}: {best.label}"
+            best_notes.append(
+                f"{label} was the best of {len(study.settings)} settings on one half of the problems; the verdict is "
+                "on the other half, which did not choose."
+            )
+        sides.append(Setting((), label, best.runs, best.best_of))
+    among = comparing_half(sides) if best_notes else None
+    if among == set():
+        raise ConfigError(f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side")
     same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
-    joined = Study(
-        studies[0].name,
+    return Study(
+        first.name,
         "How do these compare?",
         [],
-        [Setting((), label, side.runs, side.best_of) for label, side in zip(labels, sides, strict=True)],
-        on_purpose=studies[0].on_purpose if same_sweep else [],
+        sides,
+        on_purpose=first.on_purpose if same_sweep else [],
         problems=[line for study in studies for line in study.problems],
-        notes=[line for study in studies for line in study.notes] + unknown,
+        notes=[*(line for study in studies for line in study.notes), *notes, *best_notes],
+        among=among,
         folders=list(paths),
     )
-    tried = [len(study.settings) for study in studies]
-    if max(tried) > 1:
-        joined.among = comparing_half(joined.settings)
-        if not joined.among:
-            raise ConfigError(
-                f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side"
-            )
-        joined.notes += [
-            f"{label} was the best of {n} settings on one half of the problems; the verdict is on the other half, "
-            "which did not choose."
-            for label, n in zip(labels, tried, strict=True)
-            if n > 1
-        ]
-    return joined
 
 
 def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
@@ -136,12 +131,13 @@ def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]
     asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
     for final in (run.final for study in others for run in study.runs if run.final is not None):
         for name, problem in final.problems.items():
-            asked |= {problem.question: (name, problem.question), name: (name, problem.question)}
+            asked |= dict.fromkeys((problem.question, name), (name, problem.question))
     for run in (run for study in files for run in study.runs):
         if run.final is not None:
             named = [(*asked.get(name, (name, name)), problem) for name, problem in run.final.problems.items()]
-            problems = {name: replace(problem, question=question) for name, question, problem in named}
-            run.final = replace(run.final, problems=problems)
+            run.final = replace(
+                run.final, problems={name: replace(problem, question=question) for name, question, problem in named}
+            )
     return [
         f"{study.folders[0].name} does not say how it was measured: that prompt, sampling, grader and data are those "
         "of the runs beside it cannot be checked."

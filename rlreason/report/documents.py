@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlreason.report import content
-from rlreason.report.charts import columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
+from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
 from rlreason.report.content import Figure, Report, written_out
 from rlreason.report.figures import STEP_TITLE
 from rlreason.runtime.files import write_whole
@@ -109,15 +109,14 @@ def write_markdown(report: Report, target: Path) -> None:
         stem = re.sub(r"\W+", "_", figure.name)
         write_picture(standalone(figure, report.legend), target.parent / FILES, stem)
         pictures.append((figure.alt, f"{FILES}/{stem}"))
-    write_whole(target, filled("report.md.j2", report=report, pictures=pictures, dark=True))
+    write_whole(target, filled("report.md.j2", report=report, pictures=pictures))
 
 
-def write_picture(svg: str, folder: Path, stem: str, dark: bool = True) -> None:
+def write_picture(svg: str, folder: Path, stem: str) -> None:
     """Write a picture for light pages, and for dark ones."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{stem}.svg", content.plain_colours(svg))
-    if dark:
-        write_whole(folder / f"{stem}_dark.svg", content.plain_colours(svg, dark=True))
+    write_whole(folder / f"{stem}_dark.svg", content.plain_colours(svg, dark=True))
 
 
 # ---- page ----
@@ -157,35 +156,25 @@ def policy_of(scripts: Sequence[str] = ()) -> str:
 
 
 def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend: Sequence[str]) -> dict[str, Any]:
-    """Return all data that a page draws. `specifications`: of the figures, compiled, by name.
-
-    `columns` holds every column once, since runs of one length share their steps and pictures their settings.
-    """
-    axes = axes_of(figures)
-    columns: list[list[float | None]] = []
-    places: dict[tuple[bytes, int], int] = {}
-
-    def place(values: Floats, digits: int) -> int:
-        key = (values.tobytes(), digits)
-        if key not in places:
-            places[key] = len(columns)
-            columns.append(short(values, digits))
-        return places[key]
-
+    """Return all data that a page draws. `specifications`: of the figures, compiled, by name."""
     out: dict[str, Any] = {}
     for figure in figures:
-        out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "along": {}}
-        out[figure.name]["rows"] = figure.rows if figure.curves else rows_of(figure, legend)
-        for axis in axes if figure.curves else ():
-            data_sets = columns_of(figure, legend, axis)
-            for one in data_sets.values():
-                one["x"] = one["x"] / AXES[axis][1]
-            out[figure.name]["along"][axis] = {
-                name: {key: place(values, DIGITS + (key == "x")) for key, values in one.items()}
-                for name, one in data_sets.items()
+        curves = [
+            {
+                "setting": legend.index(curve.setting),
+                "is_mean": curve.seed is None,
+                "stopped": curve.stopped,
+                "x": {axis: short(x / AXES[axis][1], DIGITS + 1) for axis, x in curve.x.items() if axis in AXES},
+                "y": short(curve.y),
+                "band": [short(end) for end in curve.band or ()],
             }
-    titles = {axis: AXES[axis][0] for axis in axes}
-    return {"settings": list(map(written_out, legend)), "axes": titles, "columns": columns, "figures": out}
+            for curve in drawn(figure, legend)
+        ]
+        rows = {} if figure.curves else rows_of(figure, legend)
+        spec = specifications[figure.name]
+        out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "curves": curves}
+    titles = {axis: AXES[axis][0] for axis in axes_of(figures)}
+    return {"settings": list(map(written_out, legend)), "axes": titles, "figures": out}
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float | None]:

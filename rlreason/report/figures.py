@@ -13,8 +13,6 @@ from rlreason.runtime.differences import LEVEL
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING
 
-SHARED = ("step", "updates")  # axes whose values are equal in all seeds
-GRID = 60  # points of a mean against another one
 MOST_IN_ALT = 8  # settings with their last value in the alternative text
 PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
 DEPTH = "logarithmic axis"
@@ -30,7 +28,6 @@ class Measure:
     unit: str
     format: str  # of its axis and values, in d3's notation
     source: str = ""
-    minus: str = ""  # a metric of the same rows to subtract
     rest: bool = False  # 1 minus the metric
     share: bool = False  # between 0 and 1
     log: bool = False  # on a logarithmic axis
@@ -39,19 +36,12 @@ class Measure:
         """Return the series of a run; None if it was not measured."""
         sources = (self.source or self.name, f"rollout/{self.name}", f"eval/{self.name}")
         series = next((run.series[source] for source in sources if source in run.series), None)
-        if series is None:
-            return None
-        if self.minus:
-            other = run.series.get(self.minus)
-            fits = other is not None and len(other.y) == len(series.y)
-            return replace(series, y=series.y - other.y) if other is not None and fits else None
-        return replace(series, y=1 - series.y) if self.rest else series
+        return replace(series, y=1 - series.y) if series is not None and self.rest else series
 
 
 ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
 BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
 OF_ACCURACY = "mean with its 95% band, thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
-OF_VALIDATION = "share of validation responses: format"
 
 #: In the order of the page, which leaves out what no run has measured.
 MEASURES = [
@@ -71,13 +61,7 @@ MEASURES = [
         rest=True, share=True,
     ),
     Measure("truncated", "Truncated responses", "share cut at the token limit", PERCENT, share=True),
-    Measure(
-        "wrong_with_format", "Wrong, but well-formed", f"{OF_VALIDATION} 1, answer 0", PERCENT, "eval/format",
-        minus="eval/accuracy", share=True,
-    ),
-    Measure(
-        "no_format", "Without the format", f"{OF_VALIDATION} 0, answer 0", PERCENT, "eval/format", rest=True, share=True
-    ),
+    Measure("eval/format", "Validation format", "share of validation responses with the format", PERCENT, share=True),
 ]  # fmt: skip
 
 STEP_TITLE = "training step"
@@ -92,9 +76,8 @@ STEPS = Axis(
 def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = False) -> Series | None:
     """Return mean and band of a setting's runs: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every run's range.
 
-    Against one of SHARED it has every x of a run in the common range, else GRID even points. Values between
-    measurements are interpolated, never extrapolated, so a run that broke off ends its setting's band. `share` keeps
-    the band within 0 and 1, `log` above a third of the mean. None if the runs share no range.
+    Values between measurements are interpolated, never extrapolated, so a run that broke off ends its setting's band.
+    `share` keeps the band within 0 and 1, `log` above a third of the mean. None if the runs share no range.
 
     >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
     >>> mean = mean_of([Series({"step": x}, y), Series({"step": x[:2]}, y[:2] + 0.02)], "step", share=True)
@@ -104,12 +87,10 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
     xs = [run.x[axis] for run in runs if axis in run.x and len(run.y)]
     if not runs or len(xs) < len(runs):
         return None
-    start, end = max(x.min() for x in xs), min(x.max() for x in xs)
-    if start > end:
-        return None
     every = np.unique(np.concatenate(xs))
-    even = axis not in SHARED and end > start
-    grid = np.linspace(start, end, GRID) if even else every[(every >= start) & (every <= end)]
+    grid = every[(every >= max(x.min() for x in xs)) & (every <= min(x.max() for x in xs))]
+    if not len(grid):
+        return None
     values = []
     for run, x in zip(runs, xs, strict=True):
         ascending, last = np.unique(x[::-1], return_index=True)  # the last of several values at one x
@@ -159,9 +140,8 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
         return None
     by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
     every = [mean_of(of, axis, measure.share, measure.log) for axis in AXES for of in by_setting.values()]
-    means = [mean for mean in every if mean is not None]
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
-    ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
+    ends |= {mean.setting: float(mean.y[-1]) for mean in every if mean is not None and "step" in mean.x}
     last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
     return Figure(
         measure.name,
@@ -171,9 +151,9 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
         STEPS,
         measure.format,
         f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-        curves=[*means, *runs],
+        curves=[*(mean for mean in every if mean is not None), *runs],
         share=measure.share,
-        log=measure.log,
+        log=measure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one value has no ticks
         large=measure is ACCURACY,
     )
 

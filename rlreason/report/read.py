@@ -12,11 +12,9 @@ import numpy as np
 
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
-from rlreason.health.examine import findings_of
-from rlreason.health.watch import Row, as_numbers
-from rlreason.records.files import CONFIG, RESPONSES, STATUS, ResponseFile, each_line
+from rlreason.health.watch import Row, as_numbers, findings_of
+from rlreason.records.files import CONFIG, RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.rows import lacks
 from rlreason.report.content import Series
 from rlreason.report.study import (
     AXES,
@@ -45,8 +43,8 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
     run.shared_machine, run.seconds = state.shared_machine, state.seconds
     if not folder.is_dir():
         return run
+    reader = RunFolder(folder, note)
     try:
-        reader = RunFolder(folder, note)
         run.settings, rows = flat(reader.settings), as_numbers(reader.metrics)
     except ConfigError as error:
         note(str(error))
@@ -54,10 +52,8 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
             run.status, run.reason = "failed", f"its folder cannot be read: {error}"
         return run
     run.provenance, run.summary = reader.provenance, reader.summary or {}
-    steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
-    run.planned_steps = steps if isinstance(steps, int) else None
-    protocol = run.summary.get("protocol")
-    run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None
+    run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
+    run.protocol = run.summary.get("protocol")
     if rows:
         run.series, run.totals = _series(rows)
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
@@ -76,40 +72,35 @@ def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
         if finite.any():
             x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
             series[name] = Series(x, values[finite])
-    totals = {axis: float(at[np.isfinite(at)][-1]) for axis, at in counters.items() if np.isfinite(at).any()}
-    return series, totals
+    return series, {axis: float(series[name].y[-1]) for axis, name in AXES.items() if name in series}
 
 
 def _read_answers(run: StudyRun, reader: RunFolder, note: Note) -> None:
     """Read the first and the last evaluation, and the accuracy of the last."""
     evaluations = reader.evaluations()
     if evaluations and evaluations[0].step == 0 and (len(evaluations) > 1 or not run.ended):
-        run.start = answers_of(evaluations[0], note)
+        run.start = answers_of(evaluations[0], reader, note)
     if run.state in (RUNNING, WAITING):
         return
     if run.diverged and run.summary and run.summary.get("accuracy") is None:
         run.accuracy = 0.0  # with weights of NaN it answers nothing
     elif evaluations:
-        run.final = answers_of(evaluations[-1], note)
+        run.final = answers_of(evaluations[-1], reader, note)
     elif (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
-        run.final = answers_of(ResponseFile(run.folder / RESPONSES, RESPONSES), note)
+        run.final = answers_of(ResponseFile(run.folder / RESPONSES, RESPONSES), reader, note)
     elif run.ended:
         note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
     if run.final is not None:
         run.accuracy = run.final.accuracy
 
 
-def answers_of(file: ResponseFile, note: Note) -> Answers | None:
+def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers | None:
     """Return the graded responses of a file by problem; None, after a note, if none can be used."""
     correct: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
-    try:
-        for _, row in each_line(file.path, lambda row: lacks(row, GRADED), note):
-            correct[row["problem_id"]].append(row["outcome"] == "correct")
-            questions.setdefault(row["problem_id"], row["question"])
-    except ConfigError as error:
-        note(str(error))
-        return None
+    for row in reader.rows(file, GRADED).values():
+        correct[row["problem_id"]].append(row["outcome"] == "correct")
+        questions.setdefault(row["problem_id"], row["question"])
     if not correct:
         note(f"{file.path} holds no response that can be used: its run is not compared")
         return None
@@ -119,8 +110,8 @@ def answers_of(file: ResponseFile, note: Note) -> Answers | None:
 def question_of(sweep: str, axes: Sequence[str]) -> str:
     """Return the question of the sweep of this name.
 
-    It is the first question in the comment of its file in `multirun_sweeps/`, else that comment's first sentence after
-    a colon; a sweep without a file gets a question about its keys.
+    It is the first sentence in the comment of its file in `multirun_sweeps/`, from its colon on; a sweep without a file
+    gets a question about its keys.
 
     >>> question_of("mine", ["learning_rate"]), question_of("mine", [])
     ('Which learning_rate?', 'How do these runs compare?')
@@ -131,9 +122,8 @@ def question_of(sweep: str, axes: Sequence[str]) -> str:
     if re.fullmatch(r"[\w-]+", sweep) and file.is_file():
         lines = takewhile(lambda line: line[:1] == "#", file.read_text("utf-8").splitlines())
         comment = " ".join(line[1:].strip() for line in lines)
-        for pattern in (r"(?:[^.?]*?:)?\s*([^.?:]*\?)", r"(?:[^.:]*:)?\s*([^.:]{9,})"):
-            if match := re.search(pattern, comment):
-                return match[1][:1].upper() + match[1][1:].strip()
+        if match := re.search(r"(?:[^.?:]*:)?\s*([^.?:]{9,}\??)", comment):
+            return match[1][:1].upper() + match[1][1:]
     return f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
 
 
@@ -154,16 +144,11 @@ def read_study(folders: Sequence[Path]) -> Study:
     Settings are distinguished by what was swept, or by differences of their configs. The reference is that of the
     first whole sweep, else the first setting given. What is broken has a line in `Study.problems`.
     """
-    problems = list[str]()
+    problems, notes = list[str](), list[str]()
     given = [_given(folder, problems.append) for folder in folders]
-    first, runs, one_sweep = (
-        given[0],
-        [run for one in given for run in one.runs],
-        len({one.sweep for one in given}) == 1,
-    )
-    if not runs:
-        raise ConfigError(f"RUNS={first.path} holds no run: give the folder of a run or of a sweep")
-    if first.sweep is None or not one_sweep:
+    first, runs = given[0], [run for one in given for run in one.runs]
+    one_sweep = first.sweep is not None and len({one.sweep for one in given}) == 1
+    if not one_sweep:
         for run, key in zip(runs, _keys_of(runs), strict=True):
             run.setting = key
     groups: dict[Key, dict[int, StudyRun]] = defaultdict(dict)
@@ -171,25 +156,26 @@ def read_study(folders: Sequence[Path]) -> Study:
         if (earlier := groups[run.setting].setdefault(run.seed, run)) is not run:
             problems.append(f"{run.folder} is left out: {earlier.folder} has the same setting and seed {run.seed}")
     settings = [Setting(key, "", [by_seed[seed] for seed in sorted(by_seed)]) for key, by_seed in groups.items()]
-    axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
+    for one in given:
+        if one.picked:
+            next(setting for setting in settings if setting.key == one.runs[0].setting).best_of = one.picked
+            notes.append(
+                f"{one.path.name} was the best of {one.picked} settings on these problems: if it is compared for that, "
+                "its lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for "
+                "all its settings."
+            )
     state = first.state
-    name = state.name if state is not None else first.path.resolve().name
-    sweep = state.sweep if state is not None else str(first.runs[0].provenance.get("sweep") or name)
-    notes = []
-    for one in (one for one in given if one.picked):
-        next(setting for setting in settings if setting.key == one.runs[0].setting).best_of = one.picked
-        notes.append(
-            f"{one.path.name} was the best of {one.picked} settings on these problems: if it is compared for that, its "
-            "lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its "
-            "settings."
-        )
-    if state is not None and first.sweep == first.path and state.reference is not None:
-        notes += _put_reference_first(settings, state.reference)
+    if state is not None and first.sweep == first.path and (reference := state.reference) is not None:
+        of_reference = [one for one in settings if reference.items() <= dict(one.key).items()]  # some of its keys
+        head = min(of_reference, key=lambda one: len(one.key), default=settings[0])
+        settings.sort(key=lambda one: one is not head)
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
+    axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
+    name = state.name if state is not None else first.path.resolve().name
     return Study(
         name,
-        question_of(sweep, axes),
+        question_of(state.sweep if state is not None else str(runs[0].provenance.get("sweep") or name), axes),
         axes,
         settings,
         on_purpose=list(purposes(state.axes)) if state is not None and one_sweep else [],
@@ -204,40 +190,27 @@ def read_study(folders: Sequence[Path]) -> Study:
 def _given(path: Path, note: Note) -> Given:
     """Read the runs of one argument; `ConfigError` if it is none of these."""
     sweep, part = (path, "") if path.is_dir() else (path.parent, path.name)
-    is_sweep = (sweep / FILE).exists() or bool(runs_in(sweep))
-    if path.is_dir() and not is_sweep and ((path / CONFIG).exists() or (path / STATUS).exists()):
-        if not (path / CONFIG).exists():
-            raise ConfigError(f"RUNS={path} has no {CONFIG}, as a run that was killed before it began: start it again")
-        try:
-            in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
-        except (ConfigError, KeyError):
-            in_sweep = None
-        run = read_run(path, in_sweep or refreshed(RunState(path.name, [], {}, 0), path.parent, note), note)
+    if (path / CONFIG).exists() and not (path / FILE).exists():
+        siblings = read_state(path.parent, note).runs if (path.parent / FILE).exists() else []
+        alone = refreshed(RunState(path.name, [], {}, 0), path.parent, note)
+        run = read_run(path, next((one for one in siblings if one.name == path.name), alone), note)
         run.setting, run.seed = (), int(run.settings.get("seed") or 0)
         return Given(path, [run])
-    if inner := [] if part or is_sweep else sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
-        raise ConfigError(f"RUNS={path} holds the sweeps {few(inner)}: give one of them, as each has its own question")
-    if not is_sweep or (part and "=" not in part):
-        what = "holds no run" if path.is_dir() else "is no folder" if path.exists() else "is not there"
-        raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
+    if not _is_sweep(sweep) or (part and "=" not in part):
+        inner = [file.parent.name for file in sorted(path.glob(f"*/{FILE}"))]
+        what = f"holds the sweeps {few(inner)}" if inner else "holds no run" if path.exists() else "is not there"
+        raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of one sweep, as printed at its start")
     state = read_state(sweep, note)
     some = [run for run in state.runs if not part or set(part.split(",")) <= set(run.name.split(","))]
-    if part and not some:
+    if not some:
         names = few([run.name for run in state.runs], 3)
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
     runs = [read_run(sweep / run.name, run, note) for run in some]
     return Given(path, runs, sweep, state, picked(some, state.runs) if part else 0)
 
 
-def _put_reference_first(settings: list[Setting], named: Mapping[str, str]) -> list[str]:
-    """Move a sweep's reference, which may name fewer keys than a setting has, to the front; return what is unclear."""
-    matches = [one for one in settings if dict(one.key) == named]
-    matches = matches or [one for one in settings if named.items() <= dict(one.key).items()]
-    first = (matches or settings)[0]
-    settings.sort(key=lambda one: one is not first)
-    typed = " ".join(f"{key}={value}" for key, value in named.items())
-    unclear = f"{len(matches)} settings are the sweep's reference ({typed}): the first one stands for it."
-    return [] if len(matches) == 1 else [unclear]
+def _is_sweep(folder: Path) -> bool:
+    return (folder / FILE).exists() or bool(runs_in(folder))
 
 
 #: Differences in these do not make two settings of two runs.
@@ -247,19 +220,16 @@ MOST_KEYS = 4  # runs without a sweep that differ in more are named by their fol
 
 def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
     """Return what distinguishes each run: the settings that differ, else the names of folders without the seed."""
-    differing = differing_keys([run.settings for run in runs if run.settings])
-    keys = [
-        tuple((name, setting_text(run.settings.get(name))) for name in differing if run.settings) or run.setting
-        for run in runs
-    ]
-    if len(differing) <= MOST_KEYS and len({(key, run.seed) for key, run in zip(keys, runs, strict=True)}) == len(runs):
+    differing = differing_keys([run.settings for run in runs])
+    keys: list[Key] = [tuple((name, setting_text(run.settings.get(name))) for name in differing) for run in runs]
+    distinct = {(key, run.seed) for key, run in zip(keys, runs, strict=True)}
+    if len(differing) <= MOST_KEYS and len(distinct) == len(runs):
         return keys
-    places = []
-    for run in runs:
-        parts = [part for part in run.name.split(",") if not part.startswith("seed=")]
-        places.append((run.folder.parent, ",".join(parts) or run.folder.parent.name))
-    unclear = len(set(places)) > len({name for _, name in places})
-    return [(("run", f"{parent.name}/{name}" if unclear else name),) for parent, name in places]
+    names = [re.sub(",?seed=[^,]*", "", run.name) or run.folder.parent.name for run in runs]
+    places = {(run.folder.parent, name) for run, name in zip(runs, names, strict=True)}
+    if len(places) > len({*names}):
+        names = [f"{run.folder.parent.name}/{name}" for run, name in zip(runs, names, strict=True)]
+    return [(("run", name),) for name in names]
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:

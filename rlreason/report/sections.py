@@ -1,32 +1,39 @@
-"""Build the whole report of a study, warn of what its reader must know, and show the same problems over training."""
+"""Build the report of a study: its facts and warnings, its tables, and the same problems over training."""
 
-import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rlreason.errors import ConfigError
+from rlreason.evaluation.accuracy import pass_at
 from rlreason.evaluation.cases import category_of
-from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
-from rlreason.records.rows import lacks
-from rlreason.report import tables
-from rlreason.report.content import Case, Report
+from rlreason.health.monitors import Finding
+from rlreason.records.files import EVALS, OBJECTIVE, response_files
+from rlreason.records.reader import RunFolder
+from rlreason.report.content import SIGNS, Case, Report, Table, Verdict
 from rlreason.report.documents import filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import RUNNING, Setting, Study, StudyRun
-from rlreason.report.verdicts import EQUAL_WITHIN, summary_of, verdicts_of
-from rlreason.runtime.text import duration, few
-from rlreason.sweeps.state import WAITING
+from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyRun, correctness
+from rlreason.report.verdicts import EQUAL_WITHIN, p_text, signed, summary_of, verdicts_of
+from rlreason.runtime.differences import paired_difference
+from rlreason.runtime.text import duration, few, shorten
+from rlreason.sweeps.closing import REFERENCE, JudgedSetting
+from rlreason.sweeps.state import WAITING, Key
+
+NONE = "\N{EN DASH}"
+LONGEST = 80  # characters of a value in a table
 
 
 def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
-    maybe = [tables.passes_table(study), tables.health_table(study)]
+    carried = [f"Carried from an earlier sweep: {one}" for one in study.carried]
+    maybe = [passes_table(study), health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
@@ -35,37 +42,32 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
-        warnings=[
-            *warnings_of(study),
-            *study.notes,
-            *(f"Carried from an earlier sweep: {one}" for one in study.carried),
-        ],
+        warnings=[*warnings_of(study), *study.notes, *carried],
         figures=figures_of(study),
-        tables=[tables.settings_table(study, verdicts), *(table for table in maybe if table is not None)],
-        log=tables.log_of(study),
+        tables=[settings_table(study, verdicts), *(table for table in maybe if table is not None)],
+        log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
-        details=[*tables.details_of(study), ("Method", filled("method.txt.j2"))],
+        details=[*details_of(study), ("Method", filled("method.txt.j2"))],
         forest=forest_of(verdicts),
     )
 
 
 def lead_of(study: Study) -> str:
-    """Return what was compared with what, in two sentences."""
-    seeds, finals = [len(one.runs) for one in study.settings], [run for run in study.runs if run.final is not None]
+    """Return what was compared with what."""
     return filled(
         "lead.txt.j2",
         study=study,
         differs=what_differs(study),
-        fewest=min(seeds),
-        most=max(seeds),
-        answered=max((len(run.final.problems) for run in finals if run.final is not None), default=0),
-        early=any(not run.ended for run in finals),
-        chosen=few([one.label for one in study.settings if one.best_of]),
+        seeds=sorted({len(one.runs) for one in study.settings}),
+        answered=max((len(run.final.problems) for run in study.runs if run.final is not None), default=0),
     )
 
 
+# ---- facts and warnings ----
+
 UNEQUAL = 1.25  # a ratio of two budgets above it makes them different
+FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 
 
 def facts_of(study: Study) -> list[tuple[str, str]]:
@@ -73,22 +75,19 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
     protocols = [run.protocol for run in study.runs if run.protocol is not None]
     tokens = sorted(total for one in study.settings if (total := mean_total(one, "tokens")))
     timed = [run.seconds for run in study.runs if run.seconds is not None]
-    early = [run for run in study.runs if run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged)]
     facts = filled(
         "facts.txt.j2",
         differs=what_differs(study),
         steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
-        tokens=[tables.millions(of) for of in tokens],
-        unequal=bool(tokens) and tokens[-1] > UNEQUAL * tokens[0],
-        early=len(early),
+        tokens=list(dict.fromkeys(millions(of) for of in tokens)),
+        early=sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in study.runs),
         running=sum(run.status == RUNNING for run in study.runs),
         hashes=list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols)),
-        measured=len(protocols),
         overlaps=sorted({str(how) for run in study.runs if (how := run.settings.get("data.overlap"))}),
         health=health_of(study),
         timed=len(timed),
         seconds=duration(sum(timed)),
-        sampled=tables.millions(sum(run.totals.get("tokens", 0.0) for run in study.runs)),
+        sampled=millions(sum(run.totals.get("tokens", 0.0) for run in study.runs)),
         shared=any(run.shared_machine for run in study.runs),
     )
     return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
@@ -96,7 +95,7 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
 
 def what_differs(study: Study) -> str:
     """Return the swept keys that vary, in words."""
-    return few(study.varied or study.axes, 3) or "see below" if len(study.settings) > 1 else "the seed alone"
+    return few(study.axes, 3) or "see below" if len(study.settings) > 1 else "the seed alone"
 
 
 def health_of(study: Study) -> str:
@@ -114,12 +113,6 @@ def mean_total(one: Setting, axis: str) -> float:
     return float(np.mean(totals)) if totals else 0.0
 
 
-# ---- warnings ----
-
-FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
-CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
-
-
 def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
@@ -130,9 +123,6 @@ def warnings_of(study: Study) -> Iterator[str]:
                 f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
                 "one run, they tell no more than one seed."
             )
-        for rule in ("few_live_groups", "many_cut"):  # notes, which the table of health leaves out
-            if noted := [finding.what for run in one.runs for finding in run.findings if finding.rule == rule]:
-                yield f"In {one.label} ({len(noted)} of {len(one.runs)} seeds) {noted[0]}."
     for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
         base, totals = mean_total(study.reference, axis), {one.label: mean_total(one, axis) for one in study.settings}
         ratios = {label: total / base for label, total in totals.items() if base and total}
@@ -140,13 +130,8 @@ def warnings_of(study: Study) -> Iterator[str]:
         if odd:
             cure = f"read the curves against {axis} too"
             yield f"The {what} differ from those of {study.reference.name} ({few(odd, 3)}): {cure}."
-    settings = [run.settings for run in study.runs]
-    if any(one.get("data.overlap") == "allow" for one in settings):
+    if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
-    models = [f"{one.get('model.name')} {one.get('model.path')} on {one.get('data.name')}".lower() for one in settings]
-    is_qwen_on_math = any(re.search("qwen.* on .*math", model) for model in models)
-    if is_qwen_on_math and not any(str(one.get("prompt.reward")).startswith("rlreason.grading:") for one in settings):
-        yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
     failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
     if failed := sum(float(series.y.sum()) for series in failures):
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
@@ -157,70 +142,217 @@ def warnings_of(study: Study) -> Iterator[str]:
             yield f"Not all runs had the same {name}: {len(values)} different ones are on record."
 
 
+# ---- tables ----
+
+
+def percent(share: float) -> str:
+    """Return a share as text: `percent(0.7468)` is '74.7%'."""
+    return f"{100 * share:.1f}%"
+
+
+def millions(tokens: float) -> str:
+    """Return a number of tokens as text: `millions(278_696)` is '0.28 M'."""
+    return f"{tokens / 1e6:.{2 if tokens < 1e7 else 1}f} M" if tokens else "0"
+
+
+def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:
+    numbers = [value for value in values if value is not None]
+    return as_text(sum(numbers) / len(numbers)) if numbers else NONE
+
+
+def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
+    """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
+    verdict_of = {verdict.setting: verdict for verdict in verdicts}
+    head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
+    rows = []
+    for one in study.settings:
+        verdict, accuracy, difference = verdict_of.get(one.label), NONE, NONE
+        curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
+        best = _mean_of([max(at_step for _, at_step in curve) for curve in curves], percent)
+        if one.accuracies and one.right:
+            interval = accuracy_of(one)
+            accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
+        word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
+        if verdict is not None and verdict.difference is not None and verdict.adjusted_p is not None:
+            d, word = verdict.difference, f"{word}\n{p_text(verdict.adjusted_p)}"
+            difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
+        rows.append([
+            one.label,
+            accuracy,
+            difference,
+            word,
+            f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
+            f"{best}*\nbest of {max(map(len, curves))}" if curves else NONE,
+            _mean_of([run.seconds for run in one.runs], duration),
+            _mean_of([run.totals.get("tokens") for run in one.runs], millions),
+        ])  # fmt: skip
+    note = (
+        "Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems, with one seed over "
+        "problems only. * The best of several evaluations is biased upwards, and is never compared."
+    )
+    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), note)
+
+
+def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
+    """Return (mean, low, high) of a setting on the problems that all its runs answered (`among` them), or None.
+
+    It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
+    seed it is over problems only.
+    """
+    answered = [set(shares) for shares in one.right.values() if shares is not None]
+    common = set.intersection(*answered) if answered else set()
+    problems = sorted(common if among is None else common & among)
+    if not problems:
+        return None
+    right = np.stack(list(correctness(one.right, problems, one.questions).values()))  # (seeds, problems)
+    difference = paired_difference(right)
+    return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
+
+
+def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
+    """Return each setting's accuracy and verdict for the table at the end of a sweep."""
+    word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)} | {study.reference.label: REFERENCE}
+    return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
+
+
+def pass_curve(problems: Collection[GradedProblem]) -> list[float]:
+    """Return pass@k over the problems, unbiased (Chen et al. 2021), for k = 1, 2, 4 ... to the fewest samples.
+
+    >>> pass_curve([GradedProblem(1, 4), GradedProblem(4, 4)])
+    [0.625, 0.75, 1.0]
+    """
+    powers = range(min((p.samples for p in problems), default=0).bit_length())
+    return [float(np.mean([pass_at(p.samples, round(p.correct), 2**power) for p in problems])) for power in powers]
+
+
+def passes_table(study: Study) -> Table | None:
+    """Return pass@k of each setting before and after training, the mean over seeds; None with one sample a problem.
+
+    Of a run with both evaluations, only the problems that were asked both times count.
+    """
+    curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for one, run in study.each:
+        answers = {when: of.problems for when, of in (("before", run.start), ("after", run.final)) if of is not None}
+        common = set.intersection(*map(set, answers.values())) if answers else set()
+        for when, problems in answers.items():
+            curves[one.label, when].append(pass_curve([problems[name] for name in sorted(common)]))
+    powers = min((len(curve) for of_runs in curves.values() for curve in of_runs), default=0)
+    if powers < 2:
+        return None
+    rows = [
+        [*of, *(percent(np.mean(k)) for k in zip(*runs, strict=False))][: powers + 2] for of, runs in curves.items()
+    ]
+    head = ["setting", "training", *(f"k = {2**power}" for power in range(powers))]
+    note = (
+        "The probability that at least one of k responses is right, the mean over problems and seeds. Before and after "
+        "training are of the same problems, those that were asked both times."
+    )
+    return Table("pass@k", head, rows, frozenset(range(2, len(head))), note)
+
+
+def health_table(study: Study) -> Table | None:
+    """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
+    by_rule: dict[tuple[str, str], dict[int, Finding]] = defaultdict(dict)
+    for one, run in study.each:
+        for finding in (finding for finding in run.findings if finding.problem):
+            by_rule[one.label, finding.rule][run.seed] = finding
+    runs, rows = {one.label: len(one.runs) for one in study.settings}, []
+    for (label, rule), found in by_rule.items():
+        first = min(found.values(), key=lambda finding: finding.step or 0)
+        seeds = f"{len(found)} of {runs[label]}\nseed {', '.join(map(str, found))}"
+        rows.append([label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
+    head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
+    note = "What the monitors find in the recorded metrics, all of them on. With evidence: rlreason health RUN."
+    return Table("Health of the runs", head, rows, frozenset({3}), note) if rows else None
+
+
+def log_of(study: Study) -> Table:
+    """Return a row for each run, by setting and seed."""
+    head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
+    for one, run in study.each:
+        rule, reached = run.status.partition(":")[2], run.totals.get("step")
+        last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
+        steps = NONE if reached is None else f"{reached:.0f} of {run.planned_steps or NONE}"
+        why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
+        rows.append([one.label, str(run.seed), run.state, why, steps, _mean_of([last], percent), time])
+    return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}))
+
+
+def details_of(study: Study) -> list[tuple[str, str | Table]]:
+    """Return the collapsible sections: protocol, objectives, command."""
+    measured = next((run.protocol for run in study.runs if run.protocol is not None), {})
+    rows = [[name, shorten(str(value), 4 * LONGEST)] for name, value in measured.items()]
+    note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+    protocol = Table("How accuracy was measured", ["part", "value"], rows, note=note)
+    cards: dict[str, list[str]] = defaultdict(list)
+    for one in study.settings:
+        path = one.runs[0].folder / OBJECTIVE
+        if path.is_file():
+            cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
+    return [
+        *([(protocol.title, protocol)] if rows else []),
+        *((f"Objective: {few(of)}", text) for text, of in cards.items()),
+        *([("Command", study.command)] if study.command else []),
+    ]
+
+
 # ---- the same problems over training ----
 
 PROBLEMS_SHOWN, SETTINGS_SHOWN = 4, 6  # at most
 SHOWN = ("problem_id", "response", "outcome")  # fields of a response
 OUTCOMES = {"correct": "correct", "format1_wrong": "wrong", "format0": "no format"}
-LONGEST = 600  # characters of a response
+LONGEST_RESPONSE = 600  # characters
 
 
 def cases_of(study: Study) -> list[Case]:
-    """Select problems by a fixed rule, with responses of the smallest seed that all settings share.
+    """Select problems by a fixed rule, with responses of each setting's smallest seed: at first, midway, in the end.
 
-    The first problem, in the order of a hash, that each possible number of settings solves in the end. The steps are
-    those of the reference. [] if the runs have saved no evaluations.
+    The steps are those that the reference has saved. [] if it has saved none.
     """
-    by_seed = {one.label: {run.seed: run for run in one.runs if run.final is not None} for one in study.settings}
-    by_seed = dict([(label, of_seeds) for label, of_seeds in by_seed.items() if of_seeds][:SETTINGS_SHOWN])
-    seeds = set.intersection(*map(set, by_seed.values())) if by_seed else set()
-    runs = {label: of_seeds[min(seeds or of_seeds)] for label, of_seeds in by_seed.items()}
+    of_settings = [(one.label, [run for run in one.runs if run.final is not None]) for one in study.settings]
+    runs = dict([(label, of_seeds[0]) for label, of_seeds in of_settings if of_seeds][:SETTINGS_SHOWN])
     files = {  # of two evaluations of one step the later one, which is the final one
-        label: {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
-        for label, run in runs.items()
+        label: {file.step or 0: file for file in response_files(run.folder, EVALS)} for label, run in runs.items()
     }
     saved, texts = sorted(next(iter(files.values()), {})), dict[str, tuple[str, str]]()
     steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
-    cases = {problem: {step: list[dict[str, str]]() for step in steps} for problem in _choose(list(runs.values()))}
+    cases = {name: {step: dict[str, dict[str, str]]() for step in steps} for name in _choose(list(runs.values()))}
     for step, label in product(steps, runs):
-        for name, (line, row) in _responses(files[label].get(step), cases).items():
-            texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
-            outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
-            where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
-            shown = {"setting": label, "outcome": outcome, "text": shown_text(row["response"]), "where": where}
-            cases[name][step].append(shown)
-    return [Case(*texts[name], by_step) for name, by_step in cases.items() if by_step and all(by_step.values())]
+        file = files[label].get(step)
+        with suppress(ConfigError):  # reading the study has reported it
+            rows = RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN) if file else {}
+            for line, row in rows.items():
+                name = row["problem_id"]
+                if name not in cases or label in cases[name][step] or file is None:
+                    continue
+                texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
+                outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
+                where = f"{Path(*file.path.parts[-3:])}:{line}"
+                shown = {"setting": label, "outcome": outcome, "text": shown_text(row["response"]), "where": where}
+                cases[name][step][label] = shown
+    return [
+        Case(*texts[name], {step: list(shown.values()) for step, shown in by_step.items()})
+        for name, by_step in cases.items()
+        if by_step and all(by_step.values())
+    ]
 
 
 def _choose(runs: Sequence[StudyRun]) -> list[str]:
-    """Choose the problems to show, among those that all these runs answered at first and in the end."""
+    """Choose problems that all runs answered: the first, by a hash, that each possible number of runs solves."""
     finals = [run.final.problems for run in runs if run.final is not None]
-    answered = [set(problems) for problems in finals]
-    answered += [set(run.start.problems) for run in runs if run.start is not None]
-    common = set.intersection(*answered) if answered else set()
-    ordered = sorted(common, key=lambda name: (zlib.crc32(name.encode()), name))
+    answered = [*map(set, finals), *(set(run.start.problems) for run in runs if run.start is not None)]
+    common = sorted(set.intersection(*answered), key=lambda name: zlib.crc32(name.encode())) if answered else []
     first: dict[int, str] = {}  # number of runs that solve it in the end -> problem
-    for name in ordered:
+    for name in common:
         first.setdefault(sum(final[name].share == 1 for final in finals), name)
-    return list(dict.fromkeys([*first.values(), *ordered]))[:PROBLEMS_SHOWN]
-
-
-def _responses(file: ResponseFile | None, problems: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Return the line and the row of the first response to each of these problems."""
-    responses: dict[str, tuple[int, dict[str, Any]]] = {}
-    try:
-        for line, row in each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None) if file else ():
-            if row["problem_id"] in problems:
-                responses.setdefault(row["problem_id"], (line, row))
-    except ConfigError:  # reading the study has reported it
-        pass
-    return responses
+    return list(dict.fromkeys([*first.values(), *common]))[:PROBLEMS_SHOWN]
 
 
 def shown_text(text: str) -> str:
-    """Return at most LONGEST characters of a text.
+    """Return a text, cut where it is too long.
 
     >>> shown_text("x" * 601)[-23:]
     'x ... 1 more characters'
     """
-    return text[:LONGEST] + (f" ... {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else "")
+    cut = len(text) - LONGEST_RESPONSE
+    return text[:LONGEST_RESPONSE] + (f" ... {cut:,} more characters" if cut > 0 else "")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlreason.evaluation.protocol import Protocol
-from rlreason.health.finding import Finding
+from rlreason.health.monitors import Finding
 from rlreason.records.reader import ending
 from rlreason.report.content import Series
 from rlreason.runtime.differences import Difference, compared
@@ -175,17 +175,12 @@ class Study:
         """Return all runs with their settings."""
         return [(setting, run) for setting in self.settings for run in setting.runs]
 
-    @property
-    def varied(self) -> list[str]:
-        """Return the swept keys that have several values."""
-        return [axis for axis in self.axes if len({dict(one.key).get(axis) for one in self.settings}) > 1]
-
 
 def labels_of(keys: Sequence[Key]) -> list[str]:
     """Return a short name for each setting, the reference first: only the value if one key differs.
 
-    If every other setting differs from the reference in one key, that key; else all that differ, by the last parts of
-    their names.
+    If every other setting differs from the reference in one key, that key; else all that differ. Names of keys are
+    their last parts where these are distinct.
 
     >>> labels_of([(("learning_rate", "1e-5"),), (("learning_rate", "3e-5"),)])
     ['1e-5', '3e-5']
@@ -202,10 +197,9 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     own = [[pair for pair in pairs if pair not in parts[0]] for pairs in parts[1:]]
     if all(len(pairs) == 1 for pairs in own):
         parts[1:] = own
-    labels = [" ".join(f"{n.rpartition('.')[2]}={v}" for n, v in pairs) for pairs in parts]
-    if len(set(labels)) < len(labels):
-        labels = [" ".join(f"{n}={v}" for n, v in pairs) for pairs in parts]
-    return [label or "the default" for label in labels]
+    last = {name: name.rpartition(".")[2] for name in differing}
+    short = last if len({*last.values()}) == len(last) else {name: name for name in differing}
+    return [" ".join(f"{short[name]}={value}" for name, value in pairs) or "the default" for pairs in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +255,12 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     measured = [run for run in (*reference.runs, *setting.runs) if run.final is not None and run.state != RUNNING]
     runs = [run for run in measured if run.protocol is not None or run.settings]  # a file of results does not say
     others, intended = list[str](), list[str]()
-    for run in runs[1:]:
-        first = runs[0]
-        if first.protocol is not None and run.protocol is not None:
-            differing, meant = split_differences(first.protocol, run.protocol, on_purpose)
-            differing = _by_settings(differing, first, run)
-        else:
+    for first, run in zip(runs[:1] * len(runs), runs, strict=True):
+        one, two = first.protocol, run.protocol
+        if one is None or two is None:
             one, two = ({n: v for n, v in r.settings.items() if is_below(n, MEASURED_BY)} for r in (first, run))
-            differing, meant = split_differences(one, two, on_purpose)
-        others += differing
+        differing, meant = split_differences(one, two, on_purpose)
+        others += _by_settings(differing, first, run)
         intended += meant
     mine, its = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (setting, reference))
     renamed = [name for name in sorted(mine.keys() & its.keys()) if mine[name].question != its[name].question]
@@ -278,7 +269,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
 
 
 def _by_settings(differing: Sequence[str], one: StudyRun, other: StudyRun) -> list[str]:
-    """Return differences of protocols with the settings behind a hash or a count, the settings first."""
+    """Return differences of protocols, in place of a hash or a count the settings behind it, which come first."""
     opaque = [line for line in differing if line.partition(":")[0] in DECIDED_BY]
     roots = [root for line in opaque for root in DECIDED_BY[line.partition(":")[0]]]
     lines = [

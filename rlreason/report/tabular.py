@@ -19,7 +19,7 @@ TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 INSPECT_VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partly, incorrect, no answer
 NO_REWARDS = ("step", "prompt", "completion", "advantage", "timestamp")  # other columns of TRL's completions
 Row = tuple[Any, Any, Any, Any]  # setting, seed, problem, share correct
-Shares = dict[str, list[float]]  # problem -> share correct of each sample
+Samples = Iterator[tuple[Any, Any]]  # problem, share correct
 
 
 def study_of_results(path: Path) -> Study | None:
@@ -31,34 +31,34 @@ def study_of_results(path: Path) -> Study | None:
     if program == "CSV" and not path.is_file():
         return None
     notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []
-    shares = _shares_of(program, path)
-    settings = []
-    for name, of_seeds in shares.items():
-        key, runs = (("setting", name),), []
-        for seed, of_problems in sorted(of_seeds.items()):
-            answers = Answers({name: GradedProblem(sum(of), len(of), name) for name, of in of_problems.items()})
-            run = StudyRun(path, f"{name},seed={seed}", key, seed, "finished", final=answers, accuracy=answers.accuracy)
-            runs.append(run)
-        settings.append(Setting(key, name, runs))
+    runs: dict[str, dict[int, StudyRun]] = defaultdict(dict)
+    for (name, seed), of_problems in _shares_of(program, path).items():
+        answers = Answers({name: GradedProblem(sum(of), len(of), name) for name, of in of_problems.items()})
+        run = StudyRun(path, f"{name},seed={seed}", (("setting", name),), seed, "finished", final=answers)
+        run.accuracy = answers.accuracy
+        runs[name][seed] = run
+    settings = [
+        Setting((("setting", name),), name, [by_seed[seed] for seed in sorted(by_seed)])
+        for name, by_seed in runs.items()
+    ]
     return Study(path.stem, "How do these settings compare?", ["setting"], settings, notes=notes, folders=[path])
 
 
-def _shares_of(program: str, path: Path) -> dict[str, dict[int, Shares]]:
-    """Return the shares of each setting and seed."""
-    shares: dict[str, dict[int, Shares]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+def _shares_of(program: str, path: Path) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Return setting and seed -> problem -> the share correct of each sample."""
+    shares: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     try:
         for number, row in enumerate(_csv(path) if program == "CSV" else _rows_of(program, path), 1):
             texts = ["" if value is None else str(value).strip() for value in row]
             setting, seed, problem, correct = texts
             try:
-                share = TRUTH_VALUES.get(correct.lower())
-                share, whole = float(correct) if share is None else share, int(seed)
+                share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
             except ValueError:
                 share, whole = -1.0, 0
             if not setting or not problem or not 0 <= share <= 1:
                 line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
                 raise DataError(f"{path}, row {number} has {line}: {RULE}")
-            shares[setting][whole][str(row[2])].append(share)  # as the runs have it
+            shares[setting, whole][str(row[2])].append(share)  # as the runs have it
     except ConfigError:
         raise
     except Exception as error:  # whatever its reader raises
@@ -80,13 +80,13 @@ def _csv(path: Path) -> Iterator[Row]:
             yield row["setting"], row["seed"], row["problem"], row["correct"]
 
 
+# ---- files of programs ----
+
+
 def _rows_of(program: str, path: Path) -> Iterator[Row]:
     for seed, file in _files_of(program, path).items():
         for problem, share in FORMATS[program][2](file):
             yield path.stem, seed, problem, share
-
-
-# ---- files of programs ----
 
 
 def _files_of(program: str, path: Path) -> dict[int, Path]:
@@ -114,10 +114,10 @@ def _newest_file(folder: Path, program: str) -> Path | None:
     tasks = {file.stem.rpartition("_")[0] for file in files}  # samples_TASK_TIME.jsonl
     if program == "lm-eval" and len(tasks) > 1:
         raise ConfigError(f"{folder} holds samples of {len(tasks)} tasks: give the file of one, {files[0].name}")
-    return max(files, key=lambda file: ([int(number) for number in re.findall(r"\d+", file.stem)], file.stem))
+    return max(files, key=lambda file: [int(number) for number in re.findall(r"\d+", file.stem)])
 
 
-def _trl(path: Path) -> Iterator[tuple[Any, Any]]:
+def _trl(path: Path) -> Samples:
     """Yield prompt and reward of the last step's completions: the reward called accuracy or correct, else the first."""
     try:
         from pyarrow import parquet
@@ -130,16 +130,15 @@ def _trl(path: Path) -> Iterator[tuple[Any, Any]]:
     yield from ((row["prompt"], row[reward]) for row in rows if row.get("step", 0) == newest)
 
 
-def _lm_eval(path: Path) -> Iterator[tuple[Any, Any]]:
+def _lm_eval(path: Path) -> Samples:
     """Yield a task's samples under the first filter and metric: a problem is its question, else its document's hash."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    metrics = [name for name, value in rows[0].items() if name != "doc_id" and isinstance(value, int | float)]
+    metric = next(n for n, value in rows[0].items() if n != "doc_id" and isinstance(value, int | float))
     for row in (row for row in rows if row.get("filter") == rows[0].get("filter")):
-        question = next((q for key in ("question", "problem") if isinstance(q := row["doc"].get(key), str)), None)
-        yield question or row.get("doc_hash", row["doc_id"]), row[metrics[0]]
+        yield row["doc"].get("question") or row["doc"].get("problem") or row.get("doc_hash", row["doc_id"]), row[metric]
 
 
-def _inspect(path: Path) -> Iterator[tuple[Any, Any]]:
+def _inspect(path: Path) -> Samples:
     """Yield a log's samples under the first scorer; a problem is its input if that is text, else its id."""
     if path.suffix == ".eval":
         with zipfile.ZipFile(path) as log:
@@ -154,7 +153,7 @@ def _inspect(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 #: Program -> patterns of its files in a folder, endings of a file that is given, and how to read one.
-FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Iterator[tuple[Any, Any]]]]] = {
+FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Samples]]] = {
     "TRL": (("completions_*.parquet", "completions/completions_*.parquet"), (".parquet",), _trl),
     "lm-eval": (("samples_*.jsonl", "*/samples_*.jsonl"), (".jsonl",), _lm_eval),
     "Inspect": (("*.eval",), (".eval", ".json"), _inspect),

@@ -98,8 +98,7 @@ def settling(difference: Difference, comparisons: int = 1) -> str:
         seeds = max(needed, difference.seeds + 1)
         return f"About {seeds} seeds would settle a difference of this size half of the time."
     if difference.se_extra > 0 and abs(difference.mean) < 2 * difference.se_extra:
-        these = f"these {difference.problems:,} problems" if difference.problems > 1 else "this one problem"
-        return f"More seeds on {these} would not settle it: more problems would."
+        return f"More seeds on these {difference.problems:,} problems would not settle it: more problems would."
     return "Not even a thousand seeds would settle a difference of this size."
 
 
@@ -162,11 +161,11 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
 
 def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, p: float) -> Verdict:
     """Return the verdict without its caveats."""
-    difference, fixed = c.difference, pairing.fixed
+    difference = c.difference
     models = "same" if -c.equal_within < difference.low and difference.high < c.equal_within else "cannot tell"
     if p <= LEVEL:
         models = "better" if difference.mean > 0 else "worse"
-    one_seed = difference.over == PROBLEMS and not fixed  # which compares trained models but not settings
+    one_seed = difference.over == PROBLEMS and not pairing.fixed  # which compares trained models but not settings
     outcome = "cannot tell" if one_seed else models
     diverged, measured = sum(run.diverged for run in one.runs), len(one.accuracies)
     word, headline = "diverged" if diverged else outcome, ""
@@ -174,58 +173,47 @@ def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, 
         headline = "diverged in some seeds"
     elif word == "cannot tell" and one_seed:
         headline = "one seed"
-    by_seed = pairing.by_seed if difference.over != UNPAIRED else {}
-    if not fixed and _equal_bit_for_bit(one, reference):
+    equal = not pairing.fixed and _equal_bit_for_bit(one, reference)
+    if equal:
         text = f"{c.a} and {c.b} are equal bit for bit in all seeds: more seeds would show no difference."
         outcome, word, headline = "same", "same", ""
-    else:
-        text = _sentences(one, reference, pairing, c, outcome, models)
-    small, typed = small_line(difference, p, c.comparisons), (one.typed, reference.typed)
-    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome, headline)
-
-
-def _sentences(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, outcome: str, models: str) -> str:
-    """Return a verdict in words. `models`: the outcome for the trained models, which one seed does compare."""
-    difference, fixed, of_problems = c.difference, pairing.fixed, c.difference.over == PROBLEMS
-    diverged = sum(run.diverged for run in one.runs)
-    if diverged and not of_problems:
-        text = f"{c.a} diverged in {diverged} of {counted(len(one.accuracies), 'seed')}."
+    elif one_seed:
+        of_models = replace(c, a=f"Model {_model(one, pairing)}", b=_model(reference, pairing))
+        text = sentence(of_models, models, settles=False).replace("(95%", "(over problems only, 95%")
+        text = f"One seed on a side: this compares these trained models, not the settings. {text}"
+    elif diverged and difference.over != PROBLEMS:
+        text = f"{c.a} diverged in {diverged} of {counted(measured, 'seed')}."
         if outcome in ("better", "worse"):
             ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {c.b}"
             text += f" Counted as it is, it ends {ends} ({interval(difference)})."
         else:
             text += f" {sentence(c, 'cannot tell')}"
-    elif of_problems and not fixed:
-        of_models = replace(c, a=f"Model {_model(one, pairing)}", b=_model(reference, pairing))
-        text = sentence(of_models, models, settles=False)
-        text = text.replace("(95% interval", "(over problems only, 95% interval")
-        text = f"One seed on a side: this compares these trained models, not the settings. {text}"
     else:
-        text = sentence(c, outcome, settles=not fixed)
-    if outcome in ("cannot tell", "same"):
+        text = sentence(c, outcome, settles=not pairing.fixed)
+    if outcome in ("cannot tell", "same") and not equal:
         if max(pairing.means) < SATURATED[0]:
             text += f" Both are below {SATURATED[0]:.0%}: this task cannot separate them."
         elif min(pairing.means) > SATURATED[1]:
             text += f" Both are above {SATURATED[1]:.0%}: this task cannot separate them."
-    if outcome == "cannot tell" and difference.seeds == 2 and not fixed:
+    if outcome == "cannot tell" and difference.seeds == 2 and not pairing.fixed:
         width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
-    return text
+    by_seed = pairing.by_seed if difference.over != UNPAIRED else {}
+    small, typed = small_line(difference, p, c.comparisons), (one.typed, reference.typed)
+    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome, headline)
 
 
 def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
     """Return whether all seeds of two settings have equal curves and answers."""
-    mine, its = ({run.seed: run for run in setting.runs} for setting in (one, other))
-    return mine.keys() == its.keys() and all(_equal_runs(mine[seed], its[seed]) for seed in mine)
-
-
-def _equal_runs(one: StudyRun, other: StudyRun) -> bool:
-    if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
-        return False
-    mine, its = ({name: of.share for name, of in final.problems.items()} for final in (one.final, other.final))
-    curves = [name for name in one.series if name.startswith(CURVES)]
-    equal = [name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves]
-    return mine == its and all(equal)
+    mine, its = (
+        {
+            run.seed: {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
+            for run in s.runs
+        }
+        for s in (one, other)
+    )
+    measured = all(one.right.values()) and all(GRADIENT in curves for curves in mine.values())
+    return measured and one.right == other.right and mine == its
 
 
 def _model(setting: Setting, pairing: Pairing) -> str:
@@ -313,9 +301,10 @@ def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
 
     def mean(one: Setting) -> float:
-        accuracies = [0.0 for run in one.runs if run.accuracy is not None and run.final is None]  # diverged at once
-        for final in (run.final for run in one.runs if run.final is not None and run.accuracy is not None):
-            shares = [problem.share for problem in final.problems.values() if half_of(problem.question) == CHOOSING]
+        accuracies = []
+        for run in (run for run in one.runs if run.accuracy is not None):
+            problems = run.final.problems.values() if run.final is not None else ()  # it diverged at once
+            shares = [problem.share for problem in problems if half_of(problem.question) == CHOOSING]
             accuracies.append(float(np.mean(shares)) if shares else 0.0)
         return float(np.mean(accuracies)) if accuracies else -1.0
 

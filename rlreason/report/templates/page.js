@@ -7,20 +7,22 @@
   const colours = new Map(page.settings.map((label, place) => [label, place]));
   const state = { hidden: new Set(), axis: "step", seeds: true, zoom: null, keyboardX: null, changes: 0 };
 
-  // ---- the rows that a figure shows, by data set ----
-  function unpacked(columns) {
-    const values = Object.entries(columns).map(([name, place]) => [name, page.columns[place]]);
-    const row = (_, k) => Object.fromEntries(values.map(([name, column]) => [name, column[k]]));
-    return page.columns[columns.x].map(row).map((one) => ({ ...one, setting: page.settings[one.setting] }));
-  }
-  function isShown(row, name) {
-    if (state.hidden.has(row.setting)) return false;
-    if (name === "seeds" && !state.seeds) return false;
-    return state.zoom === null || !("y" in row) || (row.x >= state.zoom[0] && row.x <= state.zoom[1]);
-  }
-  function rowsOf({ rows, along }) {
-    const sets = Object.entries(along[state.axis] ?? {}).map(([name, columns]) => [name, unpacked(columns)]);
-    return [...Object.entries(rows), ...sets].map(([name, some]) => [name, some.filter((row) => isShown(row, name))]);
+  // ---- the rows that a figure shows, by data set (as rows_of of charts.py) ----
+  const isInZoom = ({ x, y }) => !state.zoom || y === undefined || (x >= state.zoom[0] && x <= state.zoom[1]);
+  const isShown = (row) => !state.hidden.has(row.setting) && isInZoom(row);
+  function rowsOf({ rows, curves }) {
+    const sets = { ...rows, ...(curves.length > 0 && { means: [], seeds: [], marks: [], stops: [] }) };
+    curves.forEach(({ setting: place, is_mean, stopped, x, y, band }, run) => {
+      if (!(state.axis in x) || (!is_mean && !state.seeds)) return;
+      const [xs, [low, high], setting] = [x[state.axis], band, page.settings[place]];
+      const points = y.map((y, k) => ({ x: xs[k], y, low: low?.[k], high: high?.[k], setting, run }));
+      const last = points.length - 1;
+      sets[is_mean ? "means" : "seeds"].push(...points);
+      if (stopped) sets.stops.push(points[last]);
+      const quarters = new Set([last / 4, last / 2, (3 * last) / 4, last].map(Math.floor));
+      if (is_mean) sets.marks.push(...[...quarters].map((k) => points[k]));
+    });
+    return Object.entries(sets).map(([name, some]) => [name, some.filter(isShown)]);
   }
 
   // ---- drawing: when a picture is near the screen; a change draws those anew, and the others when they come near ----

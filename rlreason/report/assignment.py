@@ -1,0 +1,478 @@
+"""Write up a whole assignment, in the handout's order, from the runs below one folder: Markdown and one HTML page.
+
+courses.yaml has the questions of each course; its head describes their fields.
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rlreason.config.leaves import flat
+from rlreason.errors import ConfigError, UnwritableError
+from rlreason.records.console import Console
+from rlreason.records.files import CONFIG, STATUS
+from rlreason.records.reader import RunFolder, runs_in, setting_in
+from rlreason.report.charts import standalone, with_own_ids
+from rlreason.report.content import Axis, Figure, Report, Table
+from rlreason.report.documents import filled, policy_of, write_picture
+from rlreason.report.figures import STEPS
+from rlreason.report.read import read_study
+from rlreason.report.sections import accuracy_of, build_report, percent
+from rlreason.report.study import Setting, Study, StudyRun
+from rlreason.report.verdicts import best_of, comparing_half
+from rlreason.runtime.differences import TIED
+from rlreason.runtime.files import write_whole
+from rlreason.runtime.intervals import mean_interval, wilson_interval
+from rlreason.runtime.streams import Answer
+from rlreason.runtime.text import few
+from rlreason.sweeps.state import FILE, read_state
+
+COURSES = Path(__file__).with_name("courses.yaml")
+FILES = "writeup_files"  # folder of the pictures, next to the Markdown
+MARKDOWN, PAGE = "writeup.md", "writeup.html"
+SWEEP = "python -m rlreason -m sweep={sweep} {experiment} {data}"
+BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
+REHEARSED = "_short"  # suffix of the prompts for the built-in model
+DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
+MOST_REFUSED = 4  # runs with a reason why they do not answer a question
+_HOURS = {"values": [3600 * hour for hour in range(5)], "labelExpr": "datum.value / 3600"}
+#: Name of a picture of the accuracy against a clock, which is one of the axes of a curve -> its x.
+CLOCKS = {
+    "time": Axis("seconds, evaluations left out", STEPS.scale, STEPS.axis),
+    "total": Axis("hours since the start, evaluations included", {"domain": [0, 4 * 3600]}, _HOURS),
+}
+Interval = tuple[float, float, float]  # mean, low, high
+
+
+# ---- questions ----
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of a handout; the head of courses.yaml describes its fields."""
+
+    id: str
+    title: str
+    asks: str
+    typed: Mapping[str, str]  # of the course
+    command: str = ""
+    sweeps: Sequence[str] = ()
+    algorithm: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    each: str = ""
+    whole: bool = False
+    instead: str = ""
+    bar: float | None = None  # 0 to 1
+    steps: int = 0  # 0: any
+    figures: Sequence[str] = ()
+    parts: Sequence[str] = ()
+    note: str = ""
+
+    def values(self, key: str) -> list[str]:
+        """Return the allowed values of one of its settings, as typed."""
+        value = self.settings.get(key, [])
+        return [plain(one) for one in (value if isinstance(value, list) else [value])]
+
+    def commands(self, sweeps: Sequence[str] | None = None) -> list[str]:
+        """Return the commands that run these of its sweeps, or all; none if it is answered in words."""
+        if not self.sweeps and not self.command:
+            return []
+        names = sweeps if sweeps is not None else self.sweeps or [""]
+        typed = [(self.command or SWEEP).format(sweep=name, **self.typed) for name in names]
+        return list(dict.fromkeys(" ".join(one.split()) for one in typed))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A course's assignment, and what others got with its model on its data."""
+
+    title: str
+    questions: Sequence[Question]
+    model: str  # names as in conf/
+    model_name: str
+    data: str
+    data_name: str
+    published: Sequence[Mapping[str, str]]  # question, text (a figure, or a verdict on a setting), source
+    lacks: str = ""
+
+    def is_of(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a run has the course's model and data, by their names."""
+        is_model = settings.get("model.name") in (self.model, f"{self.model}_base")
+        return is_model and settings.get("data.name") == self.data
+
+    def has(self, study: Study) -> bool:
+        """Return whether all runs that have begun have the course's model and data."""
+        return all(self.is_of(run.settings) for run in study.runs if run.settings)
+
+
+def course_of(name: str) -> Course:
+    """Return the course of this name; `KeyError` if there is none."""
+    course = yaml.safe_load(COURSES.read_text("utf-8"))[name]
+    typed = course.pop("typed")
+    questions = [Question(typed=typed, **one) for one in course.pop("questions")]
+    return Course(questions=questions, **course)
+
+
+def plain(value: Any) -> str:
+    """Return a setting's value as in the questions, where a prompt for the built-in model counts as the prompt itself.
+
+    >>> plain("r1_zero_short"), plain(None), plain(1.0)
+    ('r1_zero', 'null', '1')
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
+    return "null" if value is None else str(value).removesuffix(REHEARSED)
+
+
+# ---- runs ----
+
+
+@dataclass(eq=False)
+class Found:
+    """A sweep, or a run by itself, that may answer a question; its study is read when it is needed."""
+
+    path: Path
+    sweep: str = ""  # of sweep=NAME; "" of a run, or of a sweep without
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
+
+    @property
+    def name(self) -> str:
+        """Return the name of the sweep, else that of the folder."""
+        return self.sweep or self.path.name
+
+    @cached_property
+    def study(self) -> Study:
+        """Its runs; `ConfigError` if they cannot be read."""
+        return read_study([self.path])
+
+    @cached_property
+    def report(self) -> Report:
+        """The report of its study."""
+        return build_report(self.study)
+
+    def values(self, key: str) -> set[str]:
+        """Return the values of a setting among its runs."""
+        return {plain(run.settings.get(key)) for run in self.study.runs}
+
+
+def found_below(folder: Path) -> list[Found]:
+    """Return all sweeps and single runs below a folder, newest first; `ConfigError` if there is no folder."""
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
+    places = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if marks := [name for name in (FILE, CONFIG) if name in files]:
+            places.append((-Path(place, marks[0]).stat().st_mtime, place))
+            folders.clear()
+    return [_found_at(Path(place)) for _, place in sorted(places)]
+
+
+def _found_at(path: Path) -> Found:
+    is_sweep = (path / FILE).exists()
+    found = Found(path, path.name if is_sweep else "")
+    try:
+        if is_sweep:
+            found.sweep = read_state(path, lambda _: None).sweep
+        first = next(iter(runs_in(path)), path)
+        found.settings = flat(RunFolder(first, lambda _: None).settings)
+    except ConfigError:  # reported when its question reads it
+        pass
+    return found
+
+
+@dataclass(slots=True)
+class Runs:
+    """The sweeps and runs below one folder."""
+
+    course: Course
+    found: list[Found]  # newest first
+    problems: list[str] = field(default_factory=list)  # folders that could not be read
+
+    def sweep(self, name: str) -> Found | None:
+        """Return the nearest sweep of a name, or None."""
+        return next((one for one in self._nearest() if one.sweep == name and self._readable(one)), None)
+
+    def of_algorithm(self, question: Question) -> tuple[list[Found], list[str]]:
+        """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
+
+        Return at most one, and why others do not answer it, a sentence each.
+        """
+        named = {name for one in self.course.questions for name in (*one.sweeps, one.instead) if name}
+        fitting, refused = list[Found](), list[str]()
+        for one in self._nearest():
+            if one.settings.get("algorithm") != question.algorithm or one.sweep in named or not self._readable(one):
+                continue
+            reasons = [_why_not(question, self.course, run) for run in one.study.runs]
+            refused += [f"{one.path.name} does not answer this: {why}." for why in reasons if why][:1]
+            fitting += [] if any(reasons) else [one]
+        return fitting[:1], refused
+
+    def _nearest(self) -> list[Found]:
+        """Sort by closeness to the handout: model and data, size of the run, then the newest."""
+
+        def nearness(one: Found) -> tuple[bool, int]:
+            sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
+            return self.course.is_of(one.settings), math.prod(size for size in sizes if isinstance(size, int))
+
+        return sorted(self.found, key=nearness, reverse=True)
+
+    def _readable(self, one: Found) -> bool:
+        """Return whether a folder has a study; add a message to `problems` if not."""
+        try:
+            return bool(one.study.runs)
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return False
+
+
+def _why_not(question: Question, course: Course, run: StudyRun) -> str:
+    """Return why a run does not answer a question; "" if it does."""
+    settings = run.settings
+    for key in question.settings:
+        wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in question.values(key)]
+        if key in settings and plain(settings[key]) not in wanted:
+            return f"{key}={plain(settings[key])}, and asked for is {' or '.join(wanted)}"
+    data, name = str(settings.get("data.name")), str(settings.get("model.name"))
+    if data != course.data and not data.startswith(BUILT_IN):
+        return f"its data is {data}, and asked for is {course.data_name}"
+    if not name.startswith(course.model) and name not in ("tiny", "local"):
+        return f"its model is {name}, and asked for is {course.model_name}"
+    if model := settings.get("model.path"):
+        place = Path(run.provenance.get("directory") or ".") / str(model)
+        if any((folder / STATUS).is_file() for folder in place.parents):
+            return f"its model was trained before it began, by {place.parent}"
+    asked, validation = (setting_in(run.summary, key) for key in ("eval_problems", "data_sizes.validation"))
+    if question.whole and asked and validation and asked < validation:
+        return f"it asked {asked} of {validation} problems, and asked for are all"
+    return ""
+
+
+# ---- sections ----
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure with the labels that have a colour."""
+
+    stem: str  # of its file
+    figure: Figure
+    legend: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What one sweep or run shows for a question: its report, with its own paragraphs and pictures."""
+
+    read: Found
+    lines: list[str]
+    pictures: list[Picture]
+
+
+@dataclass(slots=True)
+class Section:
+    """The answer to one question."""
+
+    question: Question
+    state: str = IN_WORDS  # DONE, PARTLY, NOT_YET or IN_WORDS
+    missing: list[str] = field(default_factory=list)  # commands that are still to be run
+    lines: list[str] = field(default_factory=list)  # paragraphs
+    shown: list[Shown] = field(default_factory=list)
+
+
+def section_of(question: Question, runs: Runs) -> Section:
+    """Return the section of one question: its state, and everything that its studies show."""
+    if not question.commands():
+        return Section(question)
+    reads, refused = [read for name in question.sweeps if (read := runs.sweep(name)) is not None], list[str]()
+    lacking = [name for name in question.sweeps if name not in [read.sweep for read in reads]]
+    if not reads and question.algorithm:
+        reads, refused = runs.of_algorithm(question)
+        lacking = [] if reads else lacking
+    reference = ""
+    if not reads and question.instead and (sweep := runs.sweep(question.instead)) is not None:
+        reference = f"{sweep.study.reference.label}, the reference of {sweep.name}"
+        alone = replace(sweep)
+        alone.study = replace(sweep.study, axes=[], settings=[sweep.study.reference])
+        reads = [alone]
+    values = set(question.values(question.each)).difference(*(read.values(question.each) for read in reads))
+    unfinished = sum(not run.ended for read in reads for run in read.study.runs)
+    missing = question.commands(lacking)
+    if not missing and (values or unfinished or not reads):
+        missing = question.commands()[:1]
+    return Section(
+        question,
+        NOT_YET if not reads else PARTLY if missing else DONE,
+        missing,
+        _lines(
+            "head",
+            question=question,
+            reference=reference,
+            values=few(sorted(values)) if reads else "",
+            unfinished=unfinished,
+            refused=refused[:MOST_REFUSED] if values or not reads else [],
+        ),
+        [_shown(question, read, runs.course) for read in reads],
+    )
+
+
+def _lines(part: str, **values: Any) -> list[str]:
+    """Return the paragraphs that writeup_lines.txt.j2 has for the head of a section, or for a study."""
+    return [line for line in filled("writeup_lines.txt.j2", part=part, percent=percent, **values).splitlines() if line]
+
+
+def _shown(question: Question, read: Found, course: Course) -> Shown:
+    study, report = read.study, read.report
+    best, half = best_of(study), comparing_half(study.settings) if len(study.settings) > 1 else None
+    fair = interval_of(best, half)
+    lines = _lines(
+        "study",
+        question=question,
+        read=read,
+        study=study,
+        course=course,
+        steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
+        made=max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0),
+        best=best,
+        fair=fair,
+        reached=against_bar(fair, question.bar) if fair and question.bar is not None else "",
+    )
+    figures = {one.name: one for one in report.figures}
+    if accuracy := figures.get("eval/accuracy"):
+        for axis in {axis for curve in accuracy.curves for axis in curve.x} & CLOCKS.keys():
+            title = f"{accuracy.title} against wall clock"
+            figures[axis] = replace(accuracy, name=axis, title=title, axis=axis, x=CLOCKS[axis])
+    pictures = [
+        Picture(re.sub(r"\W", "_", f"{question.id}/{read.name}/{name}"), figures[name], report.legend)
+        for name in question.figures
+        if name in figures
+    ]
+    return Shown(read, lines, pictures)
+
+
+def interval_of(setting: Setting, among: set[str] | None = None) -> Interval | None:
+    """Return (mean, low, high) of the final accuracies, within 0 to 1; None if no run has one.
+
+    Student's interval over several seeds (if they tie, that of the settings' table), Wilson's over the problems of one.
+    `among`: the problems that count.
+    """
+    shares, n = [], 1
+    for of_seed in setting.right.values():
+        counted = [share for name, share in (of_seed or {}).items() if among is None or name in among]
+        shares.append(float(np.mean(counted)) if counted else 0.0)
+        n = max(n, len(counted))
+    if not shares:
+        return None
+    if len(shares) == 1:
+        return shares[0], *wilson_interval(shares[0] * n, n)
+    mean, low, high = mean_interval(shares)
+    tied = accuracy_of(setting, among) if high - low < TIED else None
+    return tied or (mean, max(low, 0.0), min(high, 1.0))
+
+
+def against_bar(accuracy: Interval, bar: float) -> str:
+    """Return whether a (mean, low, high) reaches a bar.
+
+    >>> [against_bar(accuracy, 0.25) for accuracy in ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.1, 0.0, 0.2))]
+    ['reached', 'cannot tell', 'not reached']
+    """
+    _, low, high = accuracy
+    if low >= bar:
+        return "reached"
+    return "not reached" if high < bar else "cannot tell"
+
+
+# ---- the document ----
+
+
+@dataclass(frozen=True, slots=True)
+class WriteUp:
+    """The whole document."""
+
+    title: str
+    lead: list[str]
+    sections: list[Section]
+    tables: list[Table]  # the checklist, and what others got
+    used: list[Found]  # by its sections
+    problems: list[str]
+
+
+def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Answer:
+    """Write writeup.md, its pictures and writeup.html into `out` (None: `runs`), from the sweeps and runs below `runs`.
+
+    `ConfigError` if there is no such folder, or it cannot be written to.
+    """
+    gathered = Runs(course_of(course), found_below(runs))
+    target = out if out is not None else runs
+    with console.wait("writing the write-up"):
+        document = write_up_of(gathered)
+        try:
+            pictures = draw(document, target / FILES)
+            write_whole(target / MARKDOWN, markdown_of(document))
+            write_whole(target / PAGE, page_of(document, pictures))
+        except (UnwritableError, OSError) as error:
+            raise ConfigError(f"--out {target}: {error}: give --out FOLDER that can be written to") from None
+    figures = {
+        "title": document.title,
+        "questions": [{"question": s.question.id, "state": s.state, "missing": s.missing} for s in document.sections],
+        "problems": document.problems,
+        "html": str(target / PAGE),
+        "markdown": str(target / MARKDOWN),
+    }
+    written = f"write-up: {target / PAGE} and {target / MARKDOWN} (with {FILES}/)"
+    return Answer(filled("writeup.txt.j2", document=document, written=written), figures)
+
+
+def write_up_of(runs: Runs) -> WriteUp:
+    """Build the whole document."""
+    course, sections = runs.course, [section_of(question, runs) for question in runs.course.questions]
+    checklist = [[s.question.id, s.state, "\n".join(s.missing or s.question.commands())] for s in sections]
+    note = "Where a question is not done, the command is what is still to be run."
+    tables = [Table("Checklist", ["question", "state", "command"], checklist, note=note)]
+    if course.published:
+        rows = [[one["question"], one["text"], one["source"]] for one in course.published]
+        note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
+        tables.append(Table("What others got", ["question", "figure or direction", "source"], rows, note=note))
+    used = list({shown.read.path: shown.read for section in sections for shown in section.shown}.values())
+    lead = filled(
+        "writeup_lead.txt.j2",
+        course=course,
+        done=sum(section.state == DONE for section in sections),
+        total=len(sections),
+        used=used,
+        runs=[run for one in used for run in one.study.runs],
+        strange=[one for one in used if not course.has(one.study)],
+    )
+    problems = [*runs.problems, *(line for one in used for line in one.report.problems)]
+    return WriteUp(f"{course.title}: write-up", lead.split("\n"), sections, tables, used, list(dict.fromkeys(problems)))
+
+
+def draw(document: WriteUp, files: Path) -> dict[str, str]:
+    """Write the pictures of a document; return stem -> SVG with CSS variables as colours."""
+    files.mkdir(parents=True, exist_ok=True)
+    pictures = [one for section in document.sections for shown in section.shown for one in shown.pictures]
+    svgs = {one.stem: standalone(one.figure, one.legend) for one in pictures}
+    for stem, svg in svgs.items():
+        write_picture(svg, files, stem)
+    return svgs
+
+
+def markdown_of(document: WriteUp) -> str:
+    """Return the whole document as Markdown."""
+    return filled("writeup.md.j2", document=document, files=FILES)
+
+
+def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
+    """Return the whole page, which has no script. `pictures`: stem -> SVG as drawn."""
+    from markupsafe import Markup
+
+    drawn = {stem: Markup(with_own_ids(svg, stem)) for stem, svg in pictures.items()}  # made by vl-convert
+    return filled("writeup.html.j2", document=document, pictures=drawn, policy=policy_of())
