@@ -282,7 +282,7 @@ def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_
 
 @pytest.mark.parametrize(
     ("gone", "cure"),
-    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "give Grader(reward=FUNCTION)")],
+    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "name it module:function")],
 )
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, capsys):
     run = trained(tmp_path / "run", f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
