@@ -226,17 +226,14 @@ def _expanded(value: Value) -> Value:
 
 def _both(value: Value) -> list[Value]:
     """Return the two values of one with both signs, in a tuple at one place; else the value itself."""
-    if isinstance(value, Quantity) and _has_sign(value.node):
-        return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+    if isinstance(value, Quantity):
+        signed = [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+        return signed if signed[0] != signed[1] else [value]
     if isinstance(value, Collection) and value.kind not in ("set", "list"):
         places = [_both(item) for item in value.items]
         if sum(len(place) > 1 for place in places) == 1:
             return [value._replace(items=tuple(place[pick % len(place)] for place in places)) for pick in (0, 1)]
     return [value]
-
-
-def _has_sign(node: Node) -> bool:
-    return node.op in ("pm", "mp") or any(map(_has_sign, node.args))
 
 
 def _with_sign(node: Node, upper: bool) -> Node:
@@ -296,20 +293,18 @@ def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> De
 
 
 def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Decision | None:
-    (answer, plain_answer), (reference, plain_reference) = _spelled(answer), _spelled(reference)
+    answer, reference = clean(answer), clean(reference)
     if not answer or not reference:
         return Decision("wrong", "empty")
-    if plain_answer == plain_reference:
+    if plain(answer) == plain(reference):
         return Decision("correct", "text")
-    right, left = value_of(reference), value_of(answer)
-    if isinstance(left, RefusedError) or isinstance(right, RefusedError):
-        raise RefusedError
-    sides = ((answer, left), (reference, right))
+    sides = {text: value_of(text) for text in (reference, answer)}
+    left, right = sides[answer], sides[reference]
     if left is None or right is None:
         is_words = isinstance(left, Words) or isinstance(right, Words)
-        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides):
+        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides.items()):
             return Decision("wrong", "text")
-        for text, value in sides:
+        for text, value in sides.items():
             lexer.check(text)
             if value is not None:
                 equal(value, value, settings)  # raises for a value that must not reach the library either
@@ -321,21 +316,12 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
 
 
 @lru_cache(maxsize=8192)
-def _spelled(text: str) -> tuple[str, str]:
-    """Return the cleaned text, and its plain form, by which two words or formulas are compared."""
-    cleaned = clean(text)
-    return cleaned, plain(cleaned)
-
-
-@lru_cache(maxsize=8192)
-def value_of(text: str) -> Value | RefusedError | None:
-    """Return the value of a cleaned text; None when it is unreadable. Refusals are cached too."""
+def value_of(text: str) -> Value | None:
+    """Return the value of a cleaned text; None when it is unreadable. Raises `RefusedError`."""
     try:
         return structures.read(text)
     except (UnreadableError, UndefinedError):
         return None
-    except RefusedError as refusal:
-        return RefusedError(*refusal.args)  # a new one: the caught one keeps its frames alive
 
 
 def _path(left: Value, right: Value) -> str:

@@ -7,6 +7,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
+from rlreason.grading.formats import boxed
+
 
 def words(text: str) -> frozenset[str]:
     """Return the words of a text as a set."""
@@ -56,6 +58,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_RAISED_DEGREE = re.compile(r"\^ ?(\{ ?)?\\(?:circ|degree)(?![a-zA-Z])(?(1) ?\})")
 _SIGN_OF_TEXT = {"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}
 _SIGN_OF_COMMAND = {
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "leq": "\\le", "leqslant": "\\le", "geq": "\\ge",
@@ -78,6 +81,7 @@ def tokens(text: str) -> list[Token]:
     """
     if len(text) > MAX_CHARS:
         raise RefusedError("longer than 400 characters")
+    text = _RAISED_DEGREE.sub(r"\\degree ", text)
     tokens_read: list[Token] = []
     spaced, depth = False, 0
     position = 0
@@ -349,7 +353,7 @@ def _unwrap(text: str) -> str:
         text = _undollar(text)
         if _CLOSING_STOP.search(text):
             text = text[:-1].rstrip()
-        if text.startswith("\\boxed{") and text.endswith("}") and _closes_last(text, 6):
+        if text == f"\\boxed{{{boxed(text)}}}":
             text = text[7:-1].strip()
     return text
 
@@ -368,14 +372,3 @@ def _undollar(text: str) -> str:
         if outside.isalnum() or closing == opening + 1:
             return text
     return re.sub(r"(?<!\\)\$", "", text).strip()
-
-
-def _closes_last(text: str, opening: int) -> bool:
-    """Whether the brace at `opening` is closed by the last character."""
-    depth = 0
-    for position in range(opening, len(text)):
-        if text[position] in "{}" and text[position - 1] != "\\":
-            depth += 1 if text[position] == "{" else -1
-            if depth == 0:
-                return position == len(text) - 1
-    return False

@@ -69,7 +69,6 @@ _LIBRARY = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
     "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "lg": "log10",
 }  # fmt: skip
-_DEGREE = Node("symbol", name="°")
 _INVERSE = Node("neg", (number(1),))
 
 
@@ -162,7 +161,7 @@ class ExpressionParser:
                     raise UnreadableError("'")
                 node = node._replace(name=node.name + "'")
             elif self.sign("^", "**"):
-                node = self.power(node)
+                node = Node("pow", (node, self.exponent()))
             else:
                 return node
 
@@ -175,23 +174,13 @@ class ExpressionParser:
             return token.text.strip() in FUNCTIONS or len(token.text.strip()) == 1
         return token.kind in ("letter", "word", "command") and token.text not in CLOSING
 
-    def power(self, base: Node) -> Node:
-        """The base with the exponent that follows, or in degrees."""
-        exponent = self.exponent()
-        return Node("degree", (base,)) if exponent == _DEGREE else Node("pow", (base, exponent))
-
     def exponent(self) -> Node:
-        """What stands behind `^`: `°`, or one number or atom with its sign and the tower above it."""
-        if [self.peek(ahead).text for ahead in range(3)] == ["{", "°", "}"]:
-            self.at += 3
-            return _DEGREE
-        if self.sign("°"):
-            return _DEGREE
+        """What stands behind `^`: one number or atom with its sign and the tower above it."""
         negative = self.sign("-")
         self.sign("+")
         node = self.single_number() or self.atom()
         if self.sign("^", "**"):  # towers lean right
-            node = self.power(node)
+            node = Node("pow", (node, self.exponent()))
         return Node("neg", (node,)) if negative else node
 
     def group(self) -> Node:

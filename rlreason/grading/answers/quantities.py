@@ -189,10 +189,8 @@ def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
     name = token.text.strip()
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
-    if token.kind == "sign":  # a sign of degrees may be raised, and follows no function: sin 45^\circ is a number
-        raised = "".join(token.text for token in tokens[index : index + 4])
-        is_degree = raised.startswith(("°", "^°", "^{°}"))
-        return name == "%" or (is_degree and not any(token.text in FUNCTIONS for token in tokens[:index]))
+    if token.kind == "sign":  # degrees follow no function: sin 45° is a number
+        return name == "%" or (name == "°" and not any(token.text in FUNCTIONS for token in tokens[:index]))
     if token.kind == "word":
         return not is_constant(name.casefold()) and is_word(name)
     return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"

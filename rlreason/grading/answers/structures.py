@@ -52,9 +52,8 @@ Pieces = Sequence[Sequence[Token]]
 def read(text: str) -> Value:
     """Read the value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
     text = whole_text(text) or text
-    for notation in (date, choice, clock, based, number_word):
-        if special := notation(text):
-            return special
+    if special := notation(text):
+        return special
     found = tokens(text)
     if max(depths(found), default=0) > MAX_DEPTH:
         raise RefusedError(f"nested deeper than {MAX_DEPTH}")
@@ -292,7 +291,9 @@ def _ratio(tokens: Sequence[Token]) -> Value | None:
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I)
+_CLOCK = re.compile(
+    r"(?=.*[:m])(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I
+)
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
@@ -303,28 +304,22 @@ _BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS 
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 
-def date(text: str) -> Words | None:
-    """Read a date, which is no difference and no quotient: `2024-01-02`, `1/2/2024`."""
-    return Words(text) if _DATE.fullmatch(text) else None
-
-
-def choice(text: str) -> Quantity | None:
-    """Read a multiple choice: `C`, `(C)`, `C.`, `C)` or `Option C`."""
-    match = _CHOICE.fullmatch(text)
-    return Quantity(Node("symbol", name=match.group(1))) if match else None
-
-
-def number_word(text: str) -> Quantity | None:
-    """Read a number word, `zero` to `ninety-nine`."""
+def notation(text: str) -> Value | None:
+    """Read what is no expression: a date, a multiple choice, a time of day, digits in a base, or a number word."""
+    if _DATE.fullmatch(text):
+        return Words(text)
+    if match := _CHOICE.fullmatch(text):
+        return Quantity(Node("symbol", name=match.group(1)))
+    if match := _CLOCK.fullmatch(text):
+        return clock(match)
+    if match := _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text):
+        return based(*match.groups())
     word = text.casefold().replace(" ", "-")
     return Quantity(number(_BELOW_100.index(word))) if word in _BELOW_100 else None
 
 
-def clock(text: str) -> TimeOfDay | None:
+def clock(match: re.Match[str]) -> TimeOfDay | None:
     """Read a time of day: `9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
-    match = _CLOCK.fullmatch(text)
-    if match is None or not (match.group(2) or match.group(4)):
-        return None
     hour, minute, second = (int(part or 0) for part in match.groups()[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None
@@ -336,12 +331,8 @@ def clock(text: str) -> TimeOfDay | None:
     return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
 
 
-def based(text: str) -> Based | None:
+def based(digits: str, base: str) -> Based | None:
     """Read a number in a given base: `101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
-    match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
-    if match is None:
-        return None
-    digits, base = match.groups()
     size = int(base) if base.isdigit() else (_BELOW_100.index(base) if base in _BELOW_100 else 0)
     if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
         return None
