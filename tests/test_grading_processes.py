@@ -62,16 +62,14 @@ def in_a_child(check) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.long
-def test_close_leaves_no_process_and_the_grader_can_be_used_again():
-    grader = Grader(patient(workers=2))
-    for suffix in ("", " "):
-        grader.start()
-        assert rewards(grader, suffix) == EXPECTED
+def test_close_leaves_no_process():
+    with Grader(patient(workers=2)) as grader:
+        assert rewards(grader) == EXPECTED
         processes = workers_of(os.getpid())
         assert len(processes) == 2
-        grader.close()
-        wait_for(lambda found=processes: all(map(ended, found)))
+    wait_for(lambda: all(map(ended, processes)))
+    with pytest.raises(RuntimeError):
+        rewards(grader, " ")
 
 
 def test_threads_share_one_grader_whose_workers_outlive_the_thread_that_started_them():
@@ -117,16 +115,11 @@ def test_a_forked_child_makes_workers_of_its_own():
 
 
 @pytest.mark.long
-def test_a_stuck_worker_delays_only_its_own_request_and_a_fork_meanwhile_does_not_hang():
+def test_a_stuck_worker_delays_only_its_own_request():
     with Grader(GradingConfig(timeout_s=3.0, workers=2), "own_reward:by_length") as grader:
         grader.grade_batch(["ab", "abc"], ["12", "12"])
-        begin, grades = time.perf_counter(), []
-        texts = ["hang"] + ["x" * length for length in range(1, 300)]
-        thread = threading.Thread(target=lambda: grades.extend(grader.grade_batch(texts, ["12"] * 300)))
-        thread.start()
-        time.sleep(0.5)
-        assert in_a_child(lambda: grader.grade_batch(["abc"], ["123"])[0].reward == 1.0) == 0
-        thread.join()
+        begin = time.perf_counter()
+        grades = grader.grade_batch(["hang"] + ["x" * length for length in range(1, 300)], ["12"] * 300)
         assert [grade.outcome for grade in grades].count("timeout") == 1
         assert grades[2].outcome == "correct"
         assert time.perf_counter() - begin < 3.0 + 5.0

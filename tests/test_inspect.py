@@ -17,18 +17,12 @@ VERIFIER = "rlreason.grading.verifiers.countdown"
 #: response -> the first words of the guess, for the ground truth 18
 R1_ZERO = {
     "so 18": "no </think>",
-    "so <answer>18</answer>": "no </think>: it answers without ending its thinking",
     "so </think> 18": "no <answer> tag",
-    "so </think> Hence <answer>18</answer>": "text between </think> and <answer>: Hence",
     "so </think>\n<answer>18</answer>": "not exactly one space between </think> and <answer>: '\\n'",
-    "<answer>18</answer> </think>": "<answer> comes before </think>",
-    'so </think> <answer value="18">': 'the answer tag has attributes: <answer value="18">',
     "so </think> <answer>18": "no </answer>",
     "so </think> <answer>18</answer> or 19": "no answer can be read: text behind </answer>",
     "so </think> <answer> </answer>": "the answer is empty",
     "so </think> <answer>It makes 18 dollars.</answer>": "a unit or a sentence around the right answer",
-    "so </think> <answer>9 + 9, which is not 19 but 18</answer>": "the right number is one of several",
-    "so </think> <answer>many</answer>": "no number in the answer",
     "so </think> <answer>19</answer>": "another answer: '19' instead of '18'",
     "so </think> <answer>18</answer>": "right",
 }
@@ -92,9 +86,9 @@ def test_the_guess_names_what_is_wrong():
     found = list(map(str, reasons_for("I think 18", "18", plain, "unformatted", truncated=True)))
     assert found[:2] == ["no </think>", "cut at the token limit"]
     assert found[2].endswith(" 18")
-    assert str(reasons_for("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
+    for judge in (plain, mine):
+        assert "timeout" in str(reasons_for("</think> <answer>x^y</answer>", "18", judge, "timeout", False)[0])
     assert "rules of its own" in str(reasons_for("x", "18", mine, "wrong", False)[0])
-    assert "raised" in str(reasons_for("x", "18", mine, "error", False)[0])
 
 
 @pytest.mark.parametrize(
@@ -125,9 +119,9 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):
-    for category, size in {"format0": 8, "format1_wrong": 6, "correct": 1, "truncated": 1}.items():
+    for category, size in {"format0": 4, "format1_wrong": 4, "correct": 1, "truncated": 1}.items():
         out = shown(capsys, run, "--category", category, "-n", "3")
-        assert "15 responses: 1 correct, 6 format1_wrong, 8 format0" in out
+        assert "9 responses: 1 correct, 4 format1_wrong, 4 format0" in out
         assert out.count("\n--- ") == min(3, size)
         assert f"over all {size} of {category}" in out
     assert "cut at the token limit" in out
@@ -282,7 +276,7 @@ def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_
 
 @pytest.mark.parametrize(
     ("gone", "cure"),
-    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "give Grader(reward=FUNCTION)")],
+    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "name it module:function")],
 )
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, capsys):
     run = trained(tmp_path / "run", f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])

@@ -302,7 +302,7 @@ def test_everything_fits_the_terminal(columns, monkeypatch):
         console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
         curves = {f"best by number {i}": [[0.2, 0.1, 0.3]] for i in range(4)}
-        console.table(curves_table([1], curves, console.width))
+        console.table(curves_table([1], curves))
         console.table(imitation_card(LengthNormConfig("token"), sampled=True).fitted(console.width))
         lines = lines_of(written())
     assert max(map(len, lines)) <= columns

@@ -249,7 +249,7 @@ def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
     pool, ended = Pool(GradingConfig(timeout_s=40.0, memory_mb=1024), "slow_reward:f"), []
 
     def wait() -> None:
-        with pytest.raises(RuntimeError, match="closed while it graded"):
+        with pytest.raises(RuntimeError, match="closed"):
             pool.run([[str(tmp_path / "began"), "b"]])
         ended.append(True)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
-from rlreason.evaluation.regrade import agreement, grade_rows, opinions, regraded, second_grader
+from rlreason.evaluation.cases import agreement, grade_rows, opinions, regraded, second_grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.console import Console
 from rlreason.records.files import CASES, ROLLOUTS

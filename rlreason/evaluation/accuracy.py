@@ -60,6 +60,12 @@ def eval_metrics(
     accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
     problems, solved = {s.group for s in samples}, {s.group for s in samples if is_correct(s)}
     different = len({questions.get(group, group) for group in problems})
+    by_prompt = dict[str, float]()
+    if samples and all(s.prompt_grade is not None for s in samples):  # another reward counts
+        name = "eval/accuracy_prompt_reward"
+        figures = proportion_with_ci(samples, correct_by_prompt, questions)
+        by_prompt = dict(zip((name, f"{name}_low", f"{name}_high"), figures, strict=True))
+        by_prompt["eval/disagreements"] = sum(is_correct(s) != correct_by_prompt(s) for s in samples)
     return {
         "eval/accuracy": accuracy,
         "eval/reward": base["reward/mean"],
@@ -71,23 +77,10 @@ def eval_metrics(
         **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
         **({"eval/solved_once": len(solved) / len(problems)} if len(problems) < len(samples) else {}),  # pass@n
-        **prompt_reward_metrics(samples, questions),
+        **by_prompt,
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
-    }
-
-
-def prompt_reward_metrics(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, float]:
-    """Return accuracy by the prompt's reward and the number of disagreements; {} unless another reward counts."""
-    if not samples or any(s.prompt_grade is None for s in samples):
-        return {}
-    accuracy, low, high = proportion_with_ci(samples, correct_by_prompt, questions)
-    return {
-        "eval/accuracy_prompt_reward": accuracy,
-        "eval/accuracy_prompt_reward_low": low,
-        "eval/accuracy_prompt_reward_high": high,
-        "eval/disagreements": sum(is_correct(s) != correct_by_prompt(s) for s in samples),
     }
 
 
@@ -294,29 +287,19 @@ def common_answer(
     return {f"{prefix}/same_answer": count / len(answers), f"{prefix}/same_answer_right": right / len(truths)}
 
 
-Points = Sequence[Sequence[float]]  # (value, low, high) for each N
-
-MARKERS = "osD^vP"
-
-
 def draw_best_of_n(
-    path: Path, runs: Mapping[str, tuple[Sequence[int], Mapping[str, Points]]], title: str, subtitle: str
+    path: Path, n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], title: str, subtitle: str
 ) -> None:
-    """Draw a line per run and way to choose; with several runs, colours show the ways and line styles the runs."""
-    ways = list(dict.fromkeys(way for _, curves in runs.values() for way in curves))
-    ticks = sorted({n for n_list, _ in runs.values() for n in n_list})
+    """Draw a line per way to choose; `curves[name]` has (value, low, high) for each N."""
     with picture(path, title, (8, 5)) as ax:
         from matplotlib.ticker import NullFormatter, NullLocator
 
-        for (run, (n_list, curves)), style in zip(runs.items(), ("-", "--", ":", "-.") * len(runs), strict=False):
-            for way, points in curves.items():
-                place = ways.index(way)
-                values, low, high = zip(*points, strict=True)
-                label = f"{run}: {way}" if run else way
-                ax.plot(n_list, values, style, color=f"C{place}", marker=MARKERS[place % 6], markersize=5, label=label)
-                ax.fill_between(n_list, low, high, color=f"C{place}", alpha=0.12, linewidth=0)
+        for way, points in curves.items():
+            values, low, high = zip(*points, strict=True)
+            (line,) = ax.plot(n_list, values, marker="o", markersize=5, label=way)
+            ax.fill_between(n_list, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         ax.set_xscale("log", base=2)
-        ax.set_xticks(ticks, [str(n) for n in ticks])
+        ax.set_xticks(n_list, [str(n) for n in n_list])
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("N, responses to choose from")

@@ -1,4 +1,4 @@
-"""Show saved responses as cases, with a guess at the reason for each grade; tables and signs of an evaluation."""
+"""Show saved responses as cases, with a guess at the reason for each grade, and grade them again; tables and signs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import common_answer, is_correct, proportion_with_ci, questions_of
 from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS, SHOWN_CHARS
-from rlreason.grading.grader import reference_answers
+from rlreason.grading.grader import RunGrading, reference_answers
 from rlreason.health.monitors import FEWEST_ASKED
+from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
-from rlreason.records.rows import Row
+from rlreason.records.rows import Row, grade_columns
+from rlreason.runtime.plugins import NAMED_REWARDS
+from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import shorten
-from rlreason.types import Problem, Sample, ScoredResponse
+from rlreason.types import Grade, Problem, Sample, ScoredResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,20 +43,17 @@ def reasons_for(response: str, ground_truth: Any, grader: Grader, outcome: str, 
     cut = [Reason("cut at the token limit")] if truncated else []
     if outcome == "correct":
         return [Reason("right"), *cut]
-    if grader.plugin and outcome in ("error", "timeout"):
-        what = "raised, or returned no number" if outcome == "error" else "took longer than grading.timeout_s"
-        return [Reason(f"no verdict: {grader.plugin} {what}", f"see {INCIDENTS}"), *cut]
+    if outcome not in ("wrong", "unformatted"):
+        return [Reason("no verdict", f"{outcome}, see {INCIDENTS}"), *cut]
     if grader.plugin:
         return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
     references, read = reference_answers(ground_truth) or [], grader.read(response)
-    if read.formatted and outcome != "wrong":
-        return [Reason("the grader could not work it out", outcome), *cut]
-    if read.answer is not None and read.formatted:
+    if read.answer is not None:
         return [answer_reason(read.answer, references, grader), *cut]
     guesses = [Reason(read.reason, read.detail), *cut]
-    numbers = _NUMBER.findall(response)
-    if not read.formatted and numbers and _right(numbers[-1].rstrip(","), references, grader):
-        guesses.append(Reason("the last number in it is the right one", numbers[-1].rstrip(",")))
+    number = (_NUMBER.findall(response) or [""])[-1].rstrip(",")
+    if _right(number, references, grader):
+        guesses.append(Reason("the last number in it is the right one", number))
     return guesses
 
 
@@ -74,27 +75,22 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
         "a unit or a sentence around the right answer": {"extract": "sentence"},
     }
     for kind, other in under_other_settings.items():
-        if _right(answer, references, grader, **other):
+        if _right(answer, references, Grader(replace(grader.grading, **other))):
             return Reason(kind, quoted)
-    if any(_bare(answer) == _bare(reference) for reference in references):
-        return Reason("equal once marks are stripped: parser suspect", quoted)
-    if any(_right(number, references, grader) for number in _NUMBER.findall(answer)):
-        return Reason("the right number is one of several", quoted)
-    if not re.search(r"\d", answer) and any(re.search(r"\d", reference) for reference in references):
-        return Reason("no number in the answer", quoted)
     return Reason("another answer", f"{quoted} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
 
 
-def _right(answer: str, references: list[str], grader: Grader, **other: Any) -> bool:
-    """Return whether the answer equals a reference by the exact rules, with `other` replaced in the settings."""
-    judge = Grader(replace(grader.grading, **other)) if other else grader
-    return any(judge.same(answer, reference) for reference in references)
+def _right(answer: str, references: list[str], grader: Grader) -> bool:
+    """Return whether the answer equals a reference by the exact rules."""
+    return any(grader.same(answer, reference) for reference in references)
 
 
-def _bare(text: str) -> str:
-    return re.sub(r"[^\w.]+", "", text).lower().rstrip(".")
-
-
+#: The three categories of the CS336 handout.
+CATEGORY_TEXTS = {
+    "correct": "format 1, answer 1 (correct)",
+    "format1_wrong": "format 1, answer 0",
+    "format0": "format 0, answer 0",
+}
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: The fields of a saved row that a case shows.
 SHOWN = ["problem_id", "sample", "question", "gold", "response"]
@@ -139,9 +135,7 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def counts_line(rows: Sequence[Row]) -> str:
     """Return the counts as a line."""
-    of = counts(rows)
-    categories = ", ".join(f"{of[name]} {name}" for name in CATEGORY_TEXTS)
-    return f"{len(rows)} responses: {categories}; {of['truncated']} of them truncated"
+    return f"{len(rows)} responses: {', '.join(f'{count} {name}' for name, count in counts(rows).items())}"
 
 
 def figures(row: Row, guesses: Sequence[Reason]) -> dict[str, Any]:
@@ -156,24 +150,20 @@ def case_line(row: Row) -> str:
     return f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}"
 
 
-def case_lines(row: Row, guesses: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
-    """Return a case as (label, text) pairs, for the terminal and for Markdown."""
+def case_text(number: int, row: Row, guesses: Sequence[Reason], most: int = LONGEST) -> str:
+    """Format a case; texts are indented so that their own lines stay visible."""
     entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
     grade = f"{category_of(row)} (outcome {row['outcome']}, decided by {row['path']})"
-    return [
-        ("question", row["question"]),
-        ("ground truth", str(row["gold"])),
-        ("response", shorten(row["response"], most, "both")),
-        ("grade", f"{grade}; {row['length']} tokens, {ended}{entropy}"),
-        ("why", "; ".join(map(str, guesses))),
-    ]
-
-
-def case_text(number: int, row: Row, guesses: Sequence[Reason], most: int = LONGEST) -> str:
-    """Format a case for the terminal; responses are indented so that their own lines stay visible."""
+    parts = {
+        "question": row["question"],
+        "ground truth": str(row["gold"]),
+        "response": shorten(row["response"], most, "both"),
+        "grade": f"{grade}; {row['length']} tokens, {ended}{entropy}",
+        "why": "; ".join(map(str, guesses)),
+    }
     lines = [f"--- {number}. {row['problem_id']}" + (f", sample {row['sample']}" if row.get("sample") else "")]
-    for label, text in case_lines(row, guesses, most):
+    for label, text in parts.items():
         lines.append(f"{label + ':':{INDENT}}" + text.replace("\n", "\n" + " " * INDENT))
     return "\n".join(lines)
 
@@ -184,12 +174,9 @@ def markdown(
     """Format the cases and the counts of reasons as Markdown."""
     lines = [f"# Cases from {run.name}", "", heading, "", "| why (a guess) | count |", "| --- | ---: |"]
     lines += [f"| `{kind}` | {count} |" for kind, count in counted.items()]
-    for number, (row, why_so) in enumerate(zip(rows, guesses, strict=True), 1):
-        lines += ["", f"## {number}. {row['problem_id']}"]
-        for label, text in case_lines(row, why_so):
-            fence = "`" * 3 if "`" * 3 not in text else "`" * 8
-            plain = text.replace("<", "&lt;")  # a tag would vanish from the page
-            lines += ["", f"**{label}**", "", *((fence, text, fence) if label == "response" else (plain,))]
+    fence = "`" * 8  # a response may have shorter ones
+    for number, (row, why) in enumerate(zip(rows, guesses, strict=True), 1):
+        lines += ["", f"## {row['problem_id']}", "", f"{fence}text", case_text(number, row, why), fence]
     return "\n".join(lines) + "\n"
 
 
@@ -257,12 +244,6 @@ def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") 
     return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))
 
 
-#: The three categories of the CS336 handout.
-CATEGORY_TEXTS = {
-    "correct": "format 1, answer 1 (correct)",
-    "format1_wrong": "format 1, answer 0",
-    "format0": "format 0, answer 0",
-}
 MOST_PARTS = 40  # of one table; a fact with more values identifies problems, not kinds of problems
 FAILED = ("timeout", "refused", "error")  # outcomes without a verdict, failures of the grader
 
@@ -290,16 +271,11 @@ def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> 
         if not 1 < len(parts) <= MOST_PARTS:
             continue
         rows[fact] = {}
-        for name in sorted(parts, key=_natural):
+        for name in sorted(parts):
             value, low, high = proportion_with_ci(parts[name], is_correct, questions)
             problems_of_part = len({s.group for s in parts[name]})
             rows[fact][name] = {"problems": problems_of_part, "accuracy": value, "interval": [low, high]}
     return {"accuracy_by": rows} if rows else {}
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by which Level 2 comes before Level 10."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def share_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -340,21 +316,74 @@ def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[
     return "\n".join(lines)
 
 
-def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], columns: int = 120) -> str:
-    """Format a table with a row per N and a column per way to choose; `curves[name]` has (value, low, high) per N.
-
-    Ways that do not fit into `columns` characters continue below.
+def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
+    """Format a table with a column per N and a row per way to choose; `curves[name]` has (value, low, high) per N.
 
     >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
-      N               pass@N
-      1    0.250 (0.10-0.40)
-      4    0.500 (0.30-0.70)
+    N                                       1                 4
+    pass@N                  0.250 (0.10-0.40) 0.500 (0.30-0.70)
     """
-    width = max(20, *map(len, curves)) + 1
-    lines, at_once = list[str](), max(1, (columns - 3) // width)
-    for names in (list(curves)[i : i + at_once] for i in range(0, len(curves), at_once)):
-        lines.append(f"{'N':>3}" + "".join(f"{name:>{width}}" for name in names))
-        for place, n in enumerate(n_list):
-            cells = [f"{v:.3f} ({low:.2f}-{high:.2f})" for v, low, high in (curves[name][place] for name in names)]
-            lines.append(f"{n:>3}" + "".join(f"{cell:>{width}}" for cell in cells))
+    lines = [f"{'N':22}" + "".join(f"{n:>18}" for n in n_list)]
+    for name, points in curves.items():
+        cells = [f"{value:.3f} ({low:.2f}-{high:.2f})" for value, low, high in points]
+        lines.append(f"{name:22}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
+
+
+def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[bool | None]:
+    """Return plain math-verify's verdict on each formatted answer; None where it has none.
+
+    `ConfigError` for a reward without a second grader.
+    """
+    formatted = [number for number, row in enumerate(rows) if row["format_reward"] > 0]
+    grades = grade_rows([rows[number] for number in formatted], second_grader(graded), console) if formatted else []
+    verdicts: list[bool | None] = [None] * len(rows)
+    for number, grade in zip(formatted, grades, strict=True):
+        verdicts[number] = None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
+    return verdicts
+
+
+def second_grader(graded: RunGrading) -> RunGrading:
+    """Return math-verify with the run's format."""
+    if graded.reward not in NAMED_REWARDS:
+        raise ConfigError(f"{graded.reward} has no second grader: only {' and '.join(NAMED_REWARDS)} have one")
+    return graded._replace(reward=f"rlreason.grading.symbolic:{graded.reward}_math_verify")
+
+
+def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Grade]:
+    """Grade the rows' responses again, in order; the grader's warnings go to stderr.
+
+    Raise `ConfigError` before grading if a function cannot be loaded.
+    """
+    with graded.grader() as grader, console.wait(f"grading with {graded.reward}"):
+        if grader.plugin and (why := grader.wait()):
+            raise ConfigError(f"{graded.reward}: {why}")
+        grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
+        for warning in grader.warnings(grades):
+            print_stderr(f"{graded.reward}: {warning}")
+    return grades
+
+
+def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
+    """Return for each grader its share of correct responses, its agreement with `now`, and the rows that differ.
+
+    marks: grader -> whether it calls each response correct. `only_it`, `only_now`: indices of rows that only this
+    grader, or only the current one, calls correct.
+
+    >>> agreement({"saved": [True, True], "now": [True, False]})["saved"]
+    {'correct': 1.0, 'agrees': 0.5, 'only_it': [1], 'only_now': []}
+    """
+    now, graders = marks["now"], dict[str, dict[str, Any]]()
+    for name, correct in marks.items():
+        only_it = [place for place, right in enumerate(correct) if right and not now[place]]
+        only_now = [place for place, right in enumerate(correct) if now[place] and not right]
+        agrees = 1 - (len(only_it) + len(only_now)) / len(now)
+        graders[name] = {"correct": sum(correct) / len(now), "agrees": agrees, "only_it": only_it, "only_now": only_now}
+    return graders
+
+
+def regraded(row: Row, grade: Grade) -> Row:
+    """Return the row with its new grade, keeping the grade that the run was trained on."""
+    new = {name: value for name, value in grade_columns(grade).items() if name != "path"}
+    previous = row.get("previous_grade") or {key: row.get(key) for key in new}
+    return {**row, **new, "previous_grade": previous}

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rlreason.runtime.text import shorten
-
 THINK_TO_ANSWER = "</think> <answer>"
 OPEN, CLOSE = "<answer>", "</answer>"
 
@@ -22,7 +20,6 @@ _UNBRACED = re.compile(
     r"(?:\s*(?=[-+]?(?:\\\$)?(?:\.?\d|\\[A-Za-z]|\())|\s+(?=[A-Za-z](?![A-Za-z])))"  # the beginning of its content
     rf"((?:\\[^)\]]|{_BRACES}|[^\s$\\{{}}])+)"
 )
-_ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
 SHOWN_CHARS = 60
 UNREAD = "no answer can be read"
 
@@ -102,23 +99,16 @@ def _format_mistake(response: str) -> tuple[str, str]:
     """Return (reason, detail) for a response that is not in the r1_zero format.
 
     >>> _format_mistake("so 4 </think> It is <answer>4</answer>")
-    ('text between </think> and <answer>', 'It is')
+    ('not exactly one space between </think> and <answer>', "' It is '")
     """
-    if attribute := _ATTRIBUTE.search(response):
-        return "the answer tag has attributes", shorten(attribute.group(), SHOWN_CHARS)
     if "</think>" not in response:
-        return "no </think>", "it answers without ending its thinking" if OPEN in response else ""
-    if OPEN not in response:
+        return "no </think>", ""
+    if "<answer" not in response:
         return "no <answer> tag", ""
     if THINK_TO_ANSWER in response:
         return "no </answer>", ""
-    before, _, _ = response.partition(OPEN)
-    _, thought, between = before.rpartition("</think>")
-    if not thought:
-        return "<answer> comes before </think>", ""
-    if between.strip():
-        return "text between </think> and <answer>", shorten(between, SHOWN_CHARS)
-    return "not exactly one space between </think> and <answer>", repr(between)
+    between = response.partition("</think>")[2].partition("<answer")[0]
+    return "not exactly one space between </think> and <answer>", repr(between[:SHOWN_CHARS])
 
 
 def question_only(response: str) -> Extracted:

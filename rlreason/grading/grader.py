@@ -5,20 +5,15 @@ Equal pairs are graded once; failures of the workers are logged, and `grading_me
 
 import hashlib
 import json
-import os
 import statistics
 import threading
 import time
-import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import GradingConfig
@@ -29,8 +24,8 @@ from rlreason.grading.answers.compare import ComparisonSettings, Decision, bette
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, plugin_grade
 from rlreason.grading.verifiers import reward_name
-from rlreason.runtime.plugins import GIVEN, announced, for_workers, names_function
-from rlreason.types import Grade
+from rlreason.runtime.plugins import announced, for_workers, names_function
+from rlreason.types import Grade, Outcome
 
 #: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
 #: compares the verdicts on all cases with it and says what to do when one changes.
@@ -64,16 +59,12 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
 
 
 CACHE_SIZE = 65_536
-CACHE_CHARS = 4_000  # longer texts are not cached
 CacheKey = tuple[Any, ...]  # of texts, the answer first
 
 
 def digest(key: CacheKey) -> str:
     """Hash a pair to 32 hex digits."""
     return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-_graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
 
 
 class Grader:
@@ -93,28 +84,27 @@ class Grader:
         announced, or a function (response, ground truth) -> reward. `symbolic`: have the worker processes decide what
         the exact rules cannot. `ConfigError` for an invalid setting.
         """
-        if isinstance(reward, str) and ":" not in reward:
-            reward = reward if reward in FORMATS else announced("prompt.reward").get(reward, reward)
-        name, sent = for_workers(reward)
+        if isinstance(reward, str) and ":" not in reward and reward not in FORMATS:
+            reward = announced("prompt.reward").get(reward, reward)
+        self.reward, sent = for_workers(reward)
         self.grading = grading or GradingConfig()
-        if name not in FORMATS and not names_function(name):
+        if self.reward not in FORMATS and not names_function(self.reward):
             raise ConfigError(
-                f"reward={name} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function"
+                f"reward={self.reward} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function"
             )
         if bad := wrong_values(self.grading, "grading."):
             raise ConfigError("; ".join(bad))
-        self.reward, self.symbolic = name, symbolic
-        self.plugin = name if ":" in name else None
+        self.symbolic = symbolic
+        self.plugin = self.reward if ":" in self.reward else None
         self.comparison = ComparisonSettings()
         if not self.plugin:  # a plug-in compares answers by its own rules
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
         self._pool = Pool(self.grading, self.plugin, sent)
         self._log = IncidentLog(log_path)
         self._lock = threading.Lock()
-        #: By the digests of pairs, recently used ones last; None: graded before the checkpoint of a resumed run.
-        self._cache: OrderedDict[str, Grade | None] = OrderedDict()
+        #: By the digests of pairs, oldest first; None: graded before the checkpoint of a resumed run.
+        self._cache: dict[str, Grade | None] = {}
         self._reasons: dict[str, str] = {}  # kind of failure -> the plug-in's last error of that kind
-        _graders.add(self)
 
     def start(self) -> None:
         """Start the workers now, before CUDA is initialized; else the first answer that needs one starts them."""
@@ -165,36 +155,24 @@ class Grader:
             counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"
             raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
         jobs = [self._prepared(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
-        keys = list(dict.fromkeys(key for grade, key in jobs if grade is None))
+        keys = {job: digest(job) for job in jobs if not isinstance(job, Grade)}
         with self._lock:
-            cached = {key: self._cache[found] for key in keys if (found := digest(key)) in self._cache}
-        todo = [key for key in keys if cached.get(key) is None]
-        fresh: dict[CacheKey, Grade] = {}
-        if todo:
-            fresh = self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)
-        grades, new = list[Grade](), fresh.keys() - cached.keys()
-        for grade, key in jobs:
-            if grade is not None:
-                grades.append(grade)
-            elif key in new:
-                new.remove(key)
-                grades.append(fresh[key])
-            else:
-                grades.append(replace(cached.get(key) or fresh[key], milliseconds=None, remembered=True))
-        self._remember(cached, fresh)
+            known = {key: self._cache[pair] for key, pair in keys.items() if pair in self._cache}
+        todo = [key for key in keys if known.get(key) is None]
+        fresh = (self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)) if todo else {}
+        grades, seen = list[Grade](), set(known)
+        for job in jobs:
+            if isinstance(job, Grade):
+                grades.append(job)
+                continue
+            grade = known.get(job) or fresh[job]
+            grades.append(replace(grade, milliseconds=None, remembered=True) if job in seen else grade)
+            seen.add(job)
+        with self._lock:
+            self._cache |= {keys[key]: grade for key, grade in fresh.items() if grade.outcome != "error"}
+            for oldest in list(self._cache)[:-CACHE_SIZE]:
+                del self._cache[oldest]
         return grades
-
-    def _remember(self, used: Iterable[CacheKey], fresh: Mapping[CacheKey, Grade]) -> None:
-        """Cache fresh grades, except failures and long texts; drop those that were used longest ago."""
-        with self._lock:
-            for key in used:
-                if (found := digest(key)) in self._cache:
-                    self._cache.move_to_end(found)
-            for key, grade in fresh.items():
-                if grade.outcome != "error" and len(key[0]) <= CACHE_CHARS:
-                    self._cache[digest(key)] = grade
-            while len(self._cache) > CACHE_SIZE:
-                self._cache.popitem(last=False)
 
     def remembered(self) -> list[str]:
         """Return the digests of the cached pairs, for a checkpoint."""
@@ -204,7 +182,7 @@ class Grader:
     def load_remembered(self, pairs: Sequence[str]) -> None:
         """Load a checkpoint's pairs, so that a resumed run counts the same cache hits as an uninterrupted one."""
         with self._lock:
-            self._cache = OrderedDict.fromkeys(pairs)
+            self._cache = dict.fromkeys(pairs)
 
     def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
         """Return the indices of ground truths that are graded wrong when a response states them word for word.
@@ -221,11 +199,7 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        if self.plugin:
-            warnings += correct_at_warnings(self.plugin, grades, self.grading.correct_at)
-        if unlimited := self._pool.unlimited:
-            warnings, self._pool.unlimited = [*warnings, unlimited], ""  # it is said once
-        return warnings
+        return warnings + (correct_at_warnings(self.plugin, grades, self.grading.correct_at) if self.plugin else [])
 
     @property
     def broken(self) -> str:
@@ -237,7 +211,7 @@ class Grader:
         return self.broken or self._reasons.get(event(grade), "")
 
     def close(self) -> None:
-        """End the worker processes. The grader still works afterwards and starts new ones when needed."""
+        """End the worker processes, for good."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -246,24 +220,24 @@ class Grader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _prepared(self, response: Any, ground_truth: Any) -> tuple[Grade | None, CacheKey]:
-        """Return the grade where the format decides it, else None and the key of the comparison to make."""
+    def _prepared(self, response: Any, ground_truth: Any) -> Grade | CacheKey:
+        """Return the grade where the format decides it, else the key of the comparison to make."""
         if not isinstance(response, str):
-            return Grade(0.0, 0.0, 0.0, "error", "bad_response"), ()
+            return Grade(0.0, 0.0, 0.0, "error", "bad_response")
         if self.plugin:
             try:
-                return None, (response, json.dumps(ground_truth))
+                return response, json.dumps(ground_truth)
             except (TypeError, ValueError, RecursionError):
-                return Grade(0.0, 0.0, 0.0, "error", "bad_gold"), ()
+                return Grade(0.0, 0.0, 0.0, "error", "bad_gold")
         formatted, answer, *_ = FORMATS[self.reward].read(response)
         references = reference_answers(ground_truth)
         if not formatted:
-            return Grade(0.0, 0.0, 0.0, "unformatted", "format"), ()
+            return Grade(0.0, 0.0, 0.0, "unformatted", "format")
         if references is None:
-            return Grade(1.0, 0.0, 0.0, "error", "bad_gold"), ()
+            return Grade(1.0, 0.0, 0.0, "error", "bad_gold")
         if answer is None or not answer.strip():
-            return Grade(1.0, 0.0, 0.0, "wrong", "no_answer"), ()
-        return None, (answer, *references)
+            return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
+        return answer, *references
 
     def _grade_by_rules(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
         verdicts, milliseconds = dict[CacheKey, Decision](), dict[CacheKey, float]()
@@ -278,17 +252,17 @@ class Grader:
         replies = self._pool.run([pair for _, *pair in undecided])
         waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # each, on average
         for (job, answer, reference), reply in zip(undecided, replies, strict=True):
-            failed = "killed" if reply.status == "killed" else "symbolic"
-            verdict = Decision("timeout" if reply.status == "timeout" else "error", failed)
             if reply.status == "ok":
-                verdict = Decision(reply.value["outcome"], reply.value["path"])
+                verdict = reply.value
+            else:
+                outcome: Outcome = "timeout" if reply.status == "timeout" else "error"
+                verdict = Decision(outcome, "killed" if reply.status == "killed" else "symbolic")
+                self._log.add(answer, reference, reply)
             verdicts[job] = better(verdicts[job], verdict)
             milliseconds[job] += waited
-            if verdict.outcome in ("timeout", "error"):
-                self._log.add(answer, reference, reply)
         grades: dict[CacheKey, Grade] = {}
         for job, verdict in verdicts.items():
-            right = 1.0 if verdict.outcome == "correct" else 0.0  # a formatted wrong answer earns nothing
+            right = float(verdict.outcome == "correct")  # a formatted wrong answer earns nothing
             grades[job] = Grade(1.0, right, right, verdict.outcome, verdict.path, milliseconds=milliseconds[job])
         return grades
 
@@ -304,16 +278,6 @@ class Grader:
                 self._reasons[event(grade)] = failed.error
                 self._log.add(job[0], job[1], failed)
         return grades
-
-
-def _renew_after_fork() -> None:
-    """Renew locks in a forked child, which threads that are gone may hold, and forget the parent's workers."""
-    for grader in list(_graders):
-        grader._lock = threading.Lock()
-        grader._pool.after_fork()
-
-
-os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 WARN_SHARE = 0.005  # of the responses of a batch
@@ -420,20 +384,23 @@ def make_graders(run: RunConfig, incidents: Path) -> Graders:
 
     Data with its own verifier determines the reward. A run that learns without grades has no separate training grader.
     """
-    evaluation = run.evaluation
-    counts = reward_name_of(evaluation.reward, evaluation.data)
-    second = evaluation.prompt_reward and reward_name_of(evaluation.prompt_reward, evaluation.data)
-    training = reward_name_of(run.prompt.reward, run.data) if run.judges_to_learn else counts
-    graders: dict[str, Grader] = {}
-    try:
-        for reward in dict.fromkeys(filter(None, (training, counts, second))):
+    evaluation, graders = run.evaluation, dict[str, Grader]()
+
+    def started(reward: str) -> Grader:
+        if reward not in graders:
             graders[reward] = Grader(run.grading, reward, log_path=incidents)
             graders[reward].start()
+        return graders[reward]
+
+    try:
+        counts = started(reward_name_of(evaluation.reward, evaluation.data))
+        second = evaluation.prompt_reward and started(reward_name_of(evaluation.prompt_reward, evaluation.data))
+        training = started(reward_name_of(run.prompt.reward, run.data)) if run.judges_to_learn else counts
+        return Graders(training, counts, second or None)
     except BaseException:
         for grader in graders.values():
             grader.close()
         raise
-    return Graders(graders[training], graders[counts], graders[second] if second else None)
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
@@ -461,20 +428,4 @@ class RunGrading(NamedTuple):
 
     def grader(self, symbolic: bool = True) -> Grader:
         """Return a grader with the run's settings; `ConfigError` for invalid ones."""
-        try:
-            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GradingConfig), self.settings))
-        except OmegaConfBaseException as error:
-            key, reason = getattr(error, "full_key", ""), str(error).splitlines()[0]
-            raise ConfigError(f"grading.{key} in the config of the run cannot be used ({reason}): mend it") from None
-        assert isinstance(config, GradingConfig)
-        return Grader(config, self.reward, symbolic=symbolic)
-
-    def lacking(self, grader: Grader) -> str:
-        """Return why this process cannot load the function that graded the run, and the cure; empty where it can."""
-        why = grader.wait()
-        if not why or not self.reward.startswith(f"{GIVEN}:"):
-            return why
-        return (
-            "it was a Python object of the program that started the run, so only Python can grade with it again: give "
-            "Grader(reward=FUNCTION).grade_batch(...) what load_run(RUN).responses holds"
-        )
+        return Grader(GradingConfig(**self.settings), self.reward, symbolic=symbolic)

@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe, connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,55 +45,44 @@ SERVER_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class PoolReply:
-    """The result of one request. `value` is the worker's dictionary when `status` is "ok"."""
+    """The result of one request: the function's `value` when `status` is "ok", else why there is none."""
 
     status: Literal["ok", "timeout", "killed", "error"]
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Any = None
     error: str = ""
 
 
-Answer = Callable[..., dict[str, Any]]  # the symbolic comparison, or a plug-in
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The function that workers load, and their limits.
 
-
-def serve(descriptor: int) -> None:
-    """Answer lists of requests that come over the pipe with this descriptor until its end, by workers.
-
-    Workers share the symbolic library. Each loads a plug-in by itself: threads and locks do not survive a fork, and
-    workers that share a random generator draw the same numbers.
+    `plugin`: a function's name, `pickled` where workers cannot import it; None: the symbolic library.
     """
-    caller = Connection(descriptor)
-    grading, plugin, pickled, sys.path[:] = caller.recv()
-    workers: list[_Worker] = []
-    with suppress(BaseException):  # the end of the pipe
-        if plugin is None:
-            with suppress(ImportError):  # of which a worker says why
-                from rlreason.grading import symbolic  # noqa: F401
-            gc.freeze()  # no collection walks through the libraries again
-        workers.append(_Worker(grading, plugin, pickled, caller))
-        begun: PoolReply = workers[0].pipe.recv()
-        workers[0].has_begun = True
-        caller.send(begun)
-        while begun.status == "ok":
-            _answer(caller, caller.recv(), workers, lambda: _Worker(grading, plugin, pickled, caller), grading)
-    for worker in workers:
-        worker.process.kill()
-    os._exit(0)  # without waiting for them
 
+    grading: GradingConfig
+    plugin: str | None
+    pickled: bytes | None
 
-def _load(plugin: str | None, pickled: bytes | None) -> Answer:
-    if plugin is None:
-        from rlreason.grading import symbolic
+    def load(self) -> Callable[..., Any]:
+        """Load the function in this process."""
+        if self.plugin is None:
+            from rlreason.grading import symbolic
 
-        logging.disable(logging.CRITICAL)  # the library logs whole responses
-        return lambda *pair: symbolic.judge(*pair)._asdict()
-    if pickled is None:
-        function = load(plugin)
-    else:
-        import cloudpickle
+            logging.disable(logging.CRITICAL)  # the library logs whole responses
+            return symbolic.judge
+        if self.pickled is None:
+            function = load(self.plugin)
+        else:
+            import cloudpickle
 
-        function = cloudpickle.loads(pickled)
-    function = judging(function, plugin)
-    return lambda *pair: {"value": as_plain(function(*pair))}
+            function = cloudpickle.loads(self.pickled)
+        judge = judging(function, self.plugin)
+        return lambda *pair: as_plain(judge(*pair))
+
+    def late(self) -> str:
+        """Return one line on a worker that does not start in time."""
+        limit = f"grading.start_timeout_s={self.grading.start_timeout_s:g} s"
+        return f"a worker did not start within {limit}: raise it where the machine is busy"
 
 
 def as_plain(value: Any) -> Any:
@@ -113,20 +102,79 @@ def as_plain(value: Any) -> Any:
     return repr(value)[:MAX_REASON]
 
 
+def serve(descriptor: int) -> None:
+    """Answer lists of requests that come over the pipe with this descriptor until its end, by workers.
+
+    Workers share the symbolic library. Each loads a plug-in by itself: threads and locks do not survive a fork, and
+    workers that share a random generator draw the same numbers.
+    """
+    caller = Connection(descriptor)
+    work, sys.path[:] = caller.recv()
+    workers: list[_Worker] = []
+    with suppress(BaseException):  # the end of the pipe
+        if work.plugin is None:
+            with suppress(ImportError):  # of which a worker says why
+                from rlreason.grading import symbolic  # noqa: F401
+            gc.freeze()  # no collection walks through the libraries again
+        workers.append(_Worker(work, caller))
+        begun: PoolReply = workers[0].pipe.recv()
+        workers[0].has_begun = True
+        caller.send(begun)
+        while begun.status == "ok":
+            _answer(work, caller, caller.recv(), workers)
+    for worker in workers:
+        worker.process.kill()
+    os._exit(0)  # without waiting for them
+
+
+def _answer(work: Work, caller: Connection, requests: Sequence[Any], workers: "list[_Worker]") -> None:
+    """Send (number, reply) for each request as it comes. `EOFError` where the caller has ended meanwhile."""
+    waiting, busy = list(enumerate(requests)), dict[Connection, _Worker]()
+    while waiting or busy:
+        while waiting and len(busy) < work.grading.workers:
+            workers[:] = [worker for worker in workers if worker.process.is_alive()]
+            worker = next((one for one in workers if one.pipe not in busy), None)
+            if worker is None:
+                worker = _Worker(work, caller)
+                workers.append(worker)
+            worker.take(*waiting.pop(0))
+            busy[worker.pipe] = worker
+        first = min(worker.until for worker in busy.values())
+        ready = connection.wait([caller, *busy], max(0.0, first - time.monotonic()))
+        if caller in ready:
+            raise EOFError
+        for worker in list(busy.values()):
+            if worker.pipe not in ready and time.monotonic() < worker.until:
+                continue
+            reply = worker.reply(worker.pipe in ready)
+            if not worker.has_begun and reply.status == "ok":  # its request comes next
+                worker.has_begun, worker.until = True, time.monotonic() + work.grading.timeout_s
+                continue
+            del busy[worker.pipe]
+            caller.send((worker.number, reply))
+
+
 class _Worker:
     """A forked process, which loads the function and answers one request at a time: `number`, by the time `until`."""
 
     number, until = 0, 0.0
     has_begun = False  # whether the function has been loaded
 
-    def __init__(self, grading: GradingConfig, plugin: str | None, pickled: bytes | None, caller: Connection) -> None:
+    def __init__(self, work: Work, caller: Connection) -> None:
         fork = get_context("fork")
-        self.grading = grading
+        self.work = work
         self.pipe, theirs = fork.Pipe()
-        inherited = self.pipe, caller
-        self.process = fork.Process(target=_work, args=(grading.memory_mb, plugin, pickled, theirs, inherited))
+        self.process = fork.Process(target=_work, args=(work, theirs, (self.pipe, caller)))
         self.process.start()
         theirs.close()
+
+    def take(self, number: int, request: Any) -> None:
+        """Send it a request."""
+        grading = self.work.grading
+        self.number = number
+        self.until = time.monotonic() + (grading.timeout_s if self.has_begun else grading.start_timeout_s)
+        with suppress(OSError):  # it has ended just now
+            self.pipe.send(request)
 
     def reply(self, has_come: bool) -> PoolReply:
         """Return the reply that has come, or why none comes; the worker is killed then."""
@@ -134,42 +182,37 @@ class _Worker:
             with suppress(EOFError, OSError):
                 reply: PoolReply = self.pipe.recv()
                 return reply
-            until = time.monotonic() + 1.0
-            while self.process.is_alive() and time.monotonic() < until:  # `join` waits for one that closed its files
-                time.sleep(0.01)
+            connection.wait([self.process.sentinel], 1.0)
         self.process.kill()
         self.process.join()
         if not has_come and not self.has_begun:
-            return PoolReply("error", error=late(self.grading))
+            return PoolReply("error", error=self.work.late())
         if not has_come:
-            return PoolReply("timeout", error=f"no verdict within {self.grading.timeout_s:g} s")
+            return PoolReply("timeout", error=f"no verdict within {self.work.grading.timeout_s:g} s")
         if self.process.exitcode == OUT_OF_MEMORY:
-            return PoolReply("killed", error=f"over {self.grading.memory_mb} MB")
+            return PoolReply("killed", error=f"over {self.work.grading.memory_mb} MB")
         return PoolReply("killed", error=f"worker ended with {self.process.exitcode}")
 
 
-def late(grading: GradingConfig) -> str:
-    """Return one line on a worker that does not start in time."""
-    limit = f"grading.start_timeout_s={grading.start_timeout_s:g} s"
-    return f"a worker did not start within {limit}: raise it where the machine is busy"
-
-
-def _work(
-    memory_mb: int, plugin: str | None, pickled: bytes | None, pipe: Connection, inherited: Sequence[Connection]
-) -> None:
-    """Load the function, say so (with why the memory is not limited, if it is not), and answer requests."""
+def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """Load the function, say so, and answer requests within the memory limit, where the system has one."""
     killed_with_parent()
     for one in inherited:
         one.close()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # else all workers draw the same numbers
     try:
-        function = _load(plugin, pickled)
+        function = work.load()
     except BaseException as error:
         why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
         pipe.send(PoolReply("error", error=why[:MAX_REASON]))
         return
-    pipe.send(PoolReply("ok", error=_limit_memory(memory_mb)))
+    with suppress(ValueError, OSError):  # macOS
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit, hard = work.grading.memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    pipe.send(PoolReply("ok"))
     with suppress(EOFError):
         while True:
             request = pipe.recv()
@@ -182,52 +225,6 @@ def _work(
             pipe.send(reply)
 
 
-def _limit_memory(memory_mb: int) -> str:
-    """Limit the memory of this process; return why that failed (macOS), or ""."""
-    try:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        limit, hard = memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ValueError, OSError) as error:
-        return f"grading.memory_mb={memory_mb} is not held to on this system ({describe_error(error)})"
-    return ""
-
-
-def _answer(
-    caller: Connection, requests: Sequence[Any], workers: list[_Worker], new: Callable[[], _Worker],
-    grading: GradingConfig,
-) -> None:  # fmt: skip
-    """Send (number, reply) for each request as it comes. `EOFError` where the caller has ended meanwhile."""
-    waiting, busy = list(enumerate(requests)), dict[Connection, _Worker]()
-    while waiting or busy:
-        while waiting and len(busy) < grading.workers:
-            workers[:] = [worker for worker in workers if worker.process.is_alive()]
-            worker = next((one for one in workers if one.pipe not in busy), None)
-            if worker is None:
-                worker = new()
-                workers.append(worker)
-            worker.number, request = waiting.pop(0)
-            limit = grading.timeout_s if worker.has_begun else grading.start_timeout_s
-            worker.until = time.monotonic() + limit
-            busy[worker.pipe] = worker
-            with suppress(OSError):  # it has ended just now
-                worker.pipe.send(request)
-        first = min(worker.until for worker in busy.values())
-        ready = connection.wait([caller, *busy], max(0.0, first - time.monotonic()))
-        if caller in ready:
-            raise EOFError
-        for worker in list(busy.values()):
-            if worker.pipe not in ready and time.monotonic() < worker.until:
-                continue
-            reply = worker.reply(worker.pipe in ready)
-            if not worker.has_begun and reply.status == "ok":  # its request comes next
-                worker.has_begun, worker.until = True, time.monotonic() + grading.timeout_s
-                continue
-            del busy[worker.pipe]
-            caller.send((worker.number, reply))
-
-
 def _end(server: "subprocess.Popen[bytes]", pipe: Connection) -> None:
     server.kill()
     server.wait()
@@ -238,19 +235,15 @@ class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
     def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
-        """`plugin`: a function's name, with its pickle where workers cannot import it; None: the symbolic library."""
-        limits = ("workers", "timeout_s", "start_timeout_s", "memory_mb")
-        self.grading = GradingConfig(**{name: getattr(grading, name) for name in limits})  # plain: it is sent
-        self.plugin, self.pickled = plugin, pickled
+        """Start nothing yet. `plugin`, `pickled`: see `Work`."""
+        self.work = Work(grading, plugin, pickled)
         self.broken = ""  # why no worker can start, once that is known
-        self.unlimited = ""  # why the memory of a worker is not limited
-        self._late = False  # whether loading took too long
         self._server: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
         self._ready = False  # whether the function has been loaded
         self._finalizer: Any = None  # ends the processes, also when this object goes or Python ends
         self._lock = threading.Lock()
-        self._closing = False
+        self._closed = False
 
     def start(self) -> None:
         """Start the server now; it loads its libraries while the caller goes on."""
@@ -266,42 +259,32 @@ class Pool:
     def run(self, requests: Sequence[Any]) -> list[PoolReply]:
         """Return the replies to these requests, in order.
 
-        Raises `WaitError` where no worker starts in time, and `RuntimeError` where the pool is closed meanwhile.
+        Raises `WaitError` where no worker starts in time, and `RuntimeError` once the pool is closed.
         """
         if not requests:
             return []
         with self._lock:
             self._wait()
-            replies = {} if self.broken else dict(self._replies(requests))
-            if self._closing:
-                raise RuntimeError("the grader was closed while it graded")
-            if self._late:
+            replies = {} if self.broken or self._closed else self._replies(requests)
+            if self._closed:
+                raise RuntimeError("the grader is closed")
+            if self.broken == self.work.late():
                 raise WaitError(f"grading: {self.broken}")
             lost = PoolReply("error", error=self.broken or "the server of the workers ended")
             return [replies.get(number, lost) for number in range(len(requests))]
 
     def close(self) -> None:
-        """End the processes now; a `run` that waits for them in another thread ends with an error."""
-        self._closing = True
+        """End the processes, for good; a `run` that waits for them in another thread ends with an error."""
+        self._closed = True
         if server := self._server:
             server.kill()
         with self._lock:
-            self._closing = False
             self._end()
-
-    def after_fork(self) -> None:
-        """In a forked child, renew the lock, which a thread that is gone may hold, and forget the parent's workers."""
-        self._lock = threading.Lock()
-        if self._server is not None:
-            self._finalizer.detach()
-            self._pipe.close()
-            self._server.returncode = 0  # it is no child of this process
-        self._server = None
 
     def _start(self) -> None:
-        if self._server is not None and self._server.poll() is not None:  # it was killed between two requests
-            self._end()
-        if self._server is not None or self.broken:
+        if self._server is not None and self._server.poll() is not None:
+            self._end()  # it was killed between two requests, or is the parent's of a forked process
+        if self._server is not None or self.broken or self._closed:
             return
         self._pipe, theirs = Pipe()
         program = f"from rlreason.grading.pool import serve; serve({theirs.fileno()})"
@@ -313,7 +296,7 @@ class Pool:
         self._finalizer = weakref.finalize(self, _end, self._server, self._pipe)
         self._ready = False
         with suppress(OSError):  # it has ended, which `_wait` finds
-            self._pipe.send((self.grading, self.plugin, self.pickled, sys.path))
+            self._pipe.send((self.work, sys.path))
 
     def _end(self) -> None:
         if self._server is not None:
@@ -325,33 +308,28 @@ class Pool:
         self._start()
         if self._ready or self._server is None:
             return
-        broken = "a grading worker ended while starting"
+        reply = PoolReply("error", error="a grading worker ended while starting")
         with suppress(EOFError, OSError):
-            if self._pipe.poll(self.grading.start_timeout_s):
-                reply: PoolReply = self._pipe.recv()
-                self._ready, broken = reply.status == "ok", reply.error
-                self.unlimited = reply.error if self._ready else ""
-            else:
-                self._late, broken = True, late(self.grading)
+            has_come = self._pipe.poll(self.work.grading.start_timeout_s)
+            reply = self._pipe.recv() if has_come else PoolReply("error", error=self.work.late())
+        self._ready = reply.status == "ok"
         if not self._ready:
             self._end()
-            self.broken = "" if self._closing else broken
+            self.broken = reply.error
 
-    def _replies(self, requests: Sequence[Any]) -> Iterator[tuple[int, PoolReply]]:
-        """Yield the replies with the numbers of their requests; end the server where it does not send them all."""
-        left = len(requests)
-        try:
+    def _replies(self, requests: Sequence[Any]) -> dict[int, PoolReply]:
+        """Return the replies by the numbers of their requests; end the server where it does not send them all."""
+        replies: dict[int, PoolReply] = {}
+        grading = self.work.grading
+        with suppress(EOFError, OSError):
             self._pipe.send(requests)
-            while left and self._pipe.poll(self.grading.start_timeout_s + self.grading.timeout_s):
-                reply: tuple[int, PoolReply] = self._pipe.recv()
-                left -= 1
+            while len(replies) < len(requests) and self._pipe.poll(grading.start_timeout_s + grading.timeout_s):
+                number, reply = self._pipe.recv()
+                replies[number] = reply
                 alive()
-                yield reply
-        except (EOFError, OSError):
-            pass
-        finally:
-            if left:
-                self._end()
+        if len(replies) < len(requests):
+            self._end()
+        return replies
 
 
 KEYS = ("format_reward", "answer_reward", "reward")
@@ -365,26 +343,25 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
     silent zero among the wrong answers. The response is correct where its answer reward (by default the reward) is at
     least `correct_at`, or 1 where that is None: partial credit is a reward to learn from, but no right answer.
 
-    >>> [plugin_grade(PoolReply("ok", {"value": value}))[0].outcome for value in (1.0, 0.1)]
+    >>> [plugin_grade(PoolReply("ok", value))[0].outcome for value in (1.0, 0.1)]
     ['correct', 'wrong']
-    >>> plugin_grade(PoolReply("ok", {"value": "1.0"}))[1].error
+    >>> plugin_grade(PoolReply("ok", "1.0"))[1].error
     "returned '1.0', and must return a number, or a dictionary with a number as reward"
     """
     if reply.status == "timeout":
         return Grade(0.0, 0.0, 0.0, "timeout", "plugin"), reply
     if reply.status != "ok":
         return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin"), reply
-    value = reply.value.get("value")
+    value = reply.value
     if isinstance(value, int | float):
-        value = {"reward": value, "format_reward": 1.0, "answer_reward": value}
-    numbers: list[Any] = [None]
-    if isinstance(value, dict) and "reward" in value:
-        numbers = [value.get(name, value["reward"]) for name in KEYS]
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        returned = f"returned {repr(reply.value.get('value'))[:100]}"
-        why = f"{returned}, and must return a number, or a dictionary with a number as reward"
+        value = {"reward": value, "format_reward": 1.0}
+    numbers = (
+        [value.get(name, value["reward"]) for name in KEYS] if isinstance(value, dict) and "reward" in value else []
+    )
+    if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        why = f"returned {repr(reply.value)[:100]}, and must return a number, or a dictionary with a number as reward"
         return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", error=why)
-    formatted, answer, reward = (float(number) for number in numbers)
+    formatted, answer, reward = map(float, numbers)
     outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
     whole = 1.0 if correct_at is None else correct_at
     return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin"), None
@@ -395,7 +372,7 @@ MAX_CHARS = 400
 
 
 class IncidentLog:
-    """Append incidents to a file up to a limit. A file that cannot be written does not stop a run."""
+    """Append incidents to a file, up to a limit."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = Path(path) if path else None
@@ -414,9 +391,6 @@ class IncidentLog:
             "answer_chars": len(answer),
             "gold": ground_truth[:MAX_CHARS],
         }
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
-        except OSError:
-            self.left = 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")

@@ -293,11 +293,11 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
         sampled = f"{describe_job(run)}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
         with console.wait("drawing the curves"):
             picture = folder / BEST_OF_N_PICTURE
-            draw_best_of_n(picture, {"": (run.n_list, curves)}, title, f"{sampled}; bands: 95%, over problems")
+            draw_best_of_n(picture, run.n_list, curves, title, f"{sampled}; bands: 95%, over problems")
         first = first_alone(job.samples, job.n, job.problems)
         job.conclude({"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first})
         job.print_cases()
-        console.table("\n" + curves_table(run.n_list, curves, console.width))
+        console.table("\n" + curves_table(run.n_list, curves))
         accuracy, (low, high) = first["accuracy"], first["interval"]
         console.say(f"first samples alone, those of algorithm=evaluate: accuracy {accuracy:.3f} ({low:.3f}-{high:.3f})")
         if plugin := job.evaluator.grader.plugin:

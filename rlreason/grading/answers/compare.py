@@ -5,20 +5,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain, permutations
+from itertools import permutations
 from typing import NamedTuple
 
-from rlreason.grading.answers import lexer, structures, vocabulary
-from rlreason.grading.answers.equality import as_reals, order, ratio, same
-from rlreason.grading.answers.evaluate import UndefinedError, exact
+from rlreason.grading.answers import lexer, structures
+from rlreason.grading.answers.evaluate import UndefinedError, exact, ratio, same
 from rlreason.grading.answers.lexer import RefusedError, UnreadableError, clean, plain
 from rlreason.grading.answers.parser import Node, number, symbols
+from rlreason.grading.answers.quantities import agree, conversion
 from rlreason.grading.answers.values import (
     Based,
     Collection,
     Equation,
     Inequality,
-    Inequation,
     Matrix,
     Quantity,
     Ratio,
@@ -26,6 +25,9 @@ from rlreason.grading.answers.values import (
     TimeOfDay,
     Value,
     Words,
+    as_reals,
+    minus,
+    order,
 )
 from rlreason.types import Outcome
 
@@ -56,7 +58,7 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
     answer, reference = _expanded(answer), _expanded(reference)
     if isinstance(answer, Equation) or isinstance(reference, Equation):
         return _equations(answer, reference, settings)
-    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(reference, Reals | Inequality | Inequation):
+    if isinstance(answer, Reals | Inequality) or isinstance(reference, Reals | Inequality):
         return _sets_of_reals(answer, reference)
     match answer, reference:
         case Quantity(), Quantity():
@@ -68,9 +70,8 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
         case _, Collection(kind="set", items=(only,)):
             return equal(answer, only, settings)
         case Matrix(), Matrix():
-            same_shape = [*map(len, answer.rows)] == [*map(len, reference.rows)]
-            cells, others = chain(*answer.rows), chain(*reference.rows)
-            return answer.kind == reference.kind and same_shape and _in_order(cells, others, settings)
+            is_one = answer.is_determinant == reference.is_determinant
+            return is_one and equal(answer.rows, reference.rows, settings)
         case Ratio(), _:
             return _ratios(answer, reference)
         case _, Ratio():
@@ -85,11 +86,11 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
 
 
 def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSettings) -> bool:
-    if not vocabulary.agree(answer.unit, reference.unit):
-        factor = vocabulary.conversion(answer.unit, reference.unit)
+    if not agree(answer.unit, reference.unit):
+        factor = conversion(answer.unit, reference.unit)
         if factor is None:
             return False
-        answer = answer._replace(node=Node("mul", (Node("group", (answer.node,)), number(factor))))
+        answer = answer._replace(node=Node("mul", (answer.node, number(factor))))
     if (answer.percent and reference.unit) or (reference.percent and answer.unit):
         return False
     if _choice(answer.node) and _choice(reference.node):
@@ -108,7 +109,7 @@ def _readings(quantity: Quantity, other_percent: bool, settings: ComparisonSetti
     """
     if not quantity.percent or other_percent:
         return [quantity.node]
-    share = Node("div", (Node("group", (quantity.node,)), number(100)))
+    share = Node("div", (quantity.node, number(100)))
     value = None if symbols(quantity.node) else exact(quantity.node)
     droppable = settings.percent and (value is None or abs(value) >= 1)
     return [quantity.node, share] if droppable else [share]
@@ -128,11 +129,11 @@ def _collections(answer: Collection, reference: Collection, settings: Comparison
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
         is_bare = "set" not in kinds and not answer.label and not reference.label
         return is_bare and _in_order(answer.items, reference.items, settings)
-    if not vocabulary.agree(answer.label, reference.label):
+    if not agree(answer.label, reference.label):
         return False
     if kinds <= {"set", "list"}:
         return _same_members(list(answer.items), reference.items, settings)
-    if kinds <= {"()", "<>"} or len(kinds) == 1:
+    if kinds <= {"()", "\\langle\\rangle"} or len(kinds) == 1:
         return _in_order(answer.items, reference.items, settings)
     return False
 
@@ -190,19 +191,25 @@ def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bo
 def _sets_of_reals(answer: Value, reference: Value) -> bool:
     first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
-        if not vocabulary.agree(first.name, second.name) or len(first.points) != len(second.points):
+        if not agree(first.name, second.name) or len(first.points) != len(second.points):
             return False
         same_points = all(order(a, b) == 0 for a, b in zip(first.points, second.points, strict=True))
         return same_points and first.inside == second.inside
-    match answer, reference:
-        case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
-            return any(
-                all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in zip(gaps, links, strict=True))
-                for links in (permutations(others) if len(others) <= MAX_CHAIN else [others])
-            )
-        case Inequation(gap=gap), Inequation(gap=other):
-            return bool(ratio(gap, other))
-    return False
+    if not isinstance(answer, Inequality) or not isinstance(reference, Inequality):
+        return False
+    if len(answer.links) != len(reference.links):
+        return False
+    orders = permutations(reference.links) if len(reference.links) <= MAX_CHAIN else [reference.links]
+    return any(all(map(_same_link, answer.links, links)) for links in orders)
+
+
+def _same_link(one: tuple[Node, str, Node], other: tuple[Node, str, Node]) -> bool:
+    """Whether two links say the same: one is the other times a factor, above zero unless the sign is `ne`."""
+    (left, sign, right), (left_of_other, sign_of_other, right_of_other) = one, other
+    if sign != sign_of_other:
+        return False
+    factor = ratio(minus(left, right), minus(left_of_other, right_of_other))
+    return factor > 0 or (factor < 0 and sign == "\\ne")
 
 
 def _expanded(value: Value) -> Value:
@@ -219,17 +226,14 @@ def _expanded(value: Value) -> Value:
 
 def _both(value: Value) -> list[Value]:
     """Return the two values of one with both signs, in a tuple at one place; else the value itself."""
-    if isinstance(value, Quantity) and _has_sign(value.node):
-        return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+    if isinstance(value, Quantity):
+        signed = [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+        return signed if signed[0] != signed[1] else [value]
     if isinstance(value, Collection) and value.kind not in ("set", "list"):
         places = [_both(item) for item in value.items]
         if sum(len(place) > 1 for place in places) == 1:
             return [value._replace(items=tuple(place[pick % len(place)] for place in places)) for pick in (0, 1)]
     return [value]
-
-
-def _has_sign(node: Node) -> bool:
-    return node.op in ("pm", "mp") or any(map(_has_sign, node.args))
 
 
 def _with_sign(node: Node, upper: bool) -> Node:
@@ -289,20 +293,18 @@ def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> De
 
 
 def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Decision | None:
-    (answer, plain_answer), (reference, plain_reference) = _spelled(answer), _spelled(reference)
+    answer, reference = clean(answer), clean(reference)
     if not answer or not reference:
         return Decision("wrong", "empty")
-    if plain_answer == plain_reference:
+    if plain(answer) == plain(reference):
         return Decision("correct", "text")
-    right, left = value_of(reference), value_of(answer)
-    if isinstance(left, RefusedError) or isinstance(right, RefusedError):
-        raise RefusedError
-    sides = ((answer, left), (reference, right))
+    sides = {text: value_of(text) for text in (reference, answer)}
+    left, right = sides[answer], sides[reference]
     if left is None or right is None:
         is_words = isinstance(left, Words) or isinstance(right, Words)
-        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides):
+        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides.items()):
             return Decision("wrong", "text")
-        for text, value in sides:
+        for text, value in sides.items():
             lexer.check(text)
             if value is not None:
                 equal(value, value, settings)  # raises for a value that must not reach the library either
@@ -314,21 +316,12 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
 
 
 @lru_cache(maxsize=8192)
-def _spelled(text: str) -> tuple[str, str]:
-    """Return the cleaned text, and its plain form, by which two words or formulas are compared."""
-    cleaned = clean(text)
-    return cleaned, plain(cleaned)
-
-
-@lru_cache(maxsize=8192)
-def value_of(text: str) -> Value | RefusedError | None:
-    """Return the value of a cleaned text; None when it is unreadable. Refusals are cached too."""
+def value_of(text: str) -> Value | None:
+    """Return the value of a cleaned text; None when it is unreadable. Raises `RefusedError`."""
     try:
         return structures.read(text)
     except (UnreadableError, UndefinedError):
         return None
-    except RefusedError as refusal:
-        return RefusedError(*refusal.args)  # a new one: the caught one keeps its frames alive
 
 
 def _path(left: Value, right: Value) -> str:

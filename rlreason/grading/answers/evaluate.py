@@ -1,14 +1,15 @@
-"""Evaluate expressions: exactly as fractions where possible, else with as many digits as needed."""
+"""Evaluate expressions, as fractions where that is exact and else with as many digits as needed, and compare them."""
 
 import math
+import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
-from operator import mul, neg
+from functools import cached_property
 from typing import Any
 
 from rlreason.grading.answers.lexer import RefusedError
-from rlreason.grading.answers.parser import Node
+from rlreason.grading.answers.parser import Node, infinity, symbols
 
 MAX_BITS = 20_000  # of a numerator or denominator
 MAX_POWER = 5_000
@@ -34,10 +35,8 @@ def whole(value: Fraction) -> int:
     return int(value)
 
 
-def power(base: Fraction, exponent: Fraction, real_root: bool = False) -> Fraction | None:
-    """Return `base ** exponent`, or None where it is irrational.
-
-    With `real_root`, a negative base has a value where the exponent's denominator is odd.
+def power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """Return `base ** exponent`, or None where it is irrational or complex.
 
     >>> power(Fraction(4, 9), Fraction(1, 2)), power(Fraction(2), Fraction(1, 2))
     (Fraction(2, 3), None)
@@ -54,11 +53,8 @@ def power(base: Fraction, exponent: Fraction, real_root: bool = False) -> Fracti
         raise RefusedError("a power beyond the limits")
     if exponent.denominator == 1:
         return base**exponent.numerator
-    negative = base < 0
-    if negative and not (real_root and exponent.denominator % 2):
-        return None
-    root = _perfect_root(abs(base), exponent.denominator)
-    return None if root is None else (-root if negative else root) ** exponent.numerator
+    root = _perfect_root(base, exponent.denominator) if base > 0 else None
+    return None if root is None else root**exponent.numerator
 
 
 def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
@@ -81,34 +77,31 @@ MAX_PRECISION = 8_192  # bits of an irrational value
 UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: an identity in this base holds in any
 Point = Mapping[str, Fraction]
 NOWHERE: Point = {}  # for constants, which have no symbols
-
-#: Functions by the library's names. A function of RECIPROCAL is 1 divided by the function named there.
-_LIBRARY = {
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
-    "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh",
-    "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
-}  # fmt: skip
-_PLAIN: dict[str, Callable[..., Any]] = {"group": lambda a: a, "neg": neg, "mul": mul, "abs": abs}
-_RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}
-
-
-def exact(node: Node, at: Point = NOWHERE) -> Fraction | None:
-    """Return the value as a fraction, with the symbols' values `at`, or None when it is irrational."""
-    value: Fraction | None = Calculator(at).value(node)
-    return value
+_RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}  # 1 divided by the function named here
 
 
 class Calculator:
-    """Evaluates expressions at one point. Without `bits` of precision, a value that is no fraction is None."""
+    """Evaluates expressions at one point. The library of `mp` is loaded for the first value that is no fraction."""
 
-    def __init__(self, at: Point, bits: int | None = None) -> None:
-        self.at, self.bits = at, bits or 0
-        self.mp: Any = context(bits) if bits else None
+    def __init__(self, at: Point, bits: int) -> None:
+        self.at, self.bits = at, bits
         self.largest: Any = 0  # magnitude among all terms of sums
         self.left_the_reals = False  # a step made a complex number out of real ones
 
+    @cached_property
+    def mp(self) -> Any:
+        """This thread's mpmath context with `bits` of precision; the library's shared one is not thread-safe."""
+        if self.bits > MAX_PRECISION:
+            raise RefusedError("irrational values that need more than 8192 bits to tell apart")
+        if not hasattr(_local, "context"):
+            import mpmath
+
+            _local.context = mpmath.MPContext()
+        _local.context.prec = self.bits
+        return _local.context
+
     def value(self, node: Node) -> Any:
-        """Return a fraction, or one of the library's numbers; None for an irrational value without a precision.
+        """Return a fraction, or one of the library's numbers.
 
         Raises `UndefinedError` where there is no value and `RefusedError` where it would cost too much.
         """
@@ -116,27 +109,34 @@ class Calculator:
             return node.value
         if node.op == "symbol" and node.name in self.at:
             return self.at[node.name]
-        if self.mp is None and node.op in ("symbol", "constant", "call", "degree"):
-            return None
         if node.op == "constant":
             if node.name == "oo":
                 raise UndefinedError("infinity inside an expression")
             return {"pi": +self.mp.pi, "e": +self.mp.e, "i": self.mp.j}[node.name]
-        if node.op == "call":
-            return self._call(node)
         parts = [self.value(part) for part in node.args]
-        return None if any(part is None for part in parts) else self._step(node.op, parts)
+        return self._call(node.name, *map(self.number, parts)) if node.op == "call" else self._step(node.op, parts)
 
-    def approximate(self, node: Node) -> Any:
-        """The value as one of the library's numbers, real or complex."""
-        return self.number(self.value(node))
+    def values(self, *nodes: Node) -> list[Any]:
+        """Return the value of each node, None for one without a value; all as the library's numbers if one is."""
+        found: list[Any] = []
+        for node in nodes:
+            try:
+                found.append(self.value(node))
+            except UndefinedError:
+                found.append(None)
+        exact = all(value is None or isinstance(value, Fraction) for value in found)
+        return found if exact else [None if value is None else self.number(value) for value in found]
 
     def number(self, value: Any) -> Any:
-        """A fraction as one of the library's numbers; these stay as they are."""
+        """Return a fraction as one of the library's numbers; these stay as they are."""
         return self.mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
+    def is_real(self, value: Any) -> bool:
+        """Whether the value has no imaginary part."""
+        return isinstance(value, Fraction) or self.mp.im(value) == 0
+
     def vanishes(self, value: Any) -> bool:
-        """Zero, up to the rounding of the sums that made it."""
+        """Whether it is zero, up to the rounding of the sums that made it."""
         if isinstance(value, Fraction):
             return value == 0
         return bool(abs(value) <= self.largest * self.mp.ldexp(1, -3 * self.bits // 4))
@@ -146,8 +146,14 @@ class Calculator:
         if op == "degree" or not all(isinstance(part, Fraction) for part in parts):
             parts = [self.number(part) for part in parts]
         match op, parts:
-            case (("group" | "neg" | "mul" | "abs"), _):
-                value = _PLAIN[op](*parts)
+            case "group", [a]:
+                value = a
+            case "neg", [a]:
+                value = -a
+            case "abs", [a]:
+                value = abs(a)
+            case "mul", [a, b]:
+                value = a * b
             case "add", [a, b]:
                 if not isinstance(a, Fraction):
                     self.largest = max(self.largest, abs(a), abs(b))
@@ -156,8 +162,12 @@ class Calculator:
                 if self.vanishes(b):
                     raise UndefinedError("division by zero")
                 value = a / b
-            case (("pow" | "root"), [a, b]):
-                value = self._power(a, b) if op == "pow" else self._root(a, b)
+            case "pow", [a, b]:
+                value = self._power(a, b)
+            case "root", [a, b]:  # the real one where the degree is odd
+                negative = self.is_real(a) and a < 0 and self.is_real(b) and b % 2 == 1
+                exponent = self._step("div", [Fraction(1), b])
+                value = -self._power(-a, exponent) if negative else self._power(a, exponent)
             case "degree", [a]:
                 value = a * self.mp.pi / 180
             case (("floor" | "ceil"), [a]):
@@ -172,24 +182,22 @@ class Calculator:
 
     def _checked(self, value: Any, parts: list[Any]) -> Any:
         """Return the value of a step if it is within the bounds; note a complex value of real parts."""
-        if value is None:
-            return None
         if isinstance(value, Fraction):
             if bits(value) > MAX_BITS:
                 raise RefusedError("an exact value of more than 20000 bits")
             return value
         if not self.mp.isfinite(value):
             raise UndefinedError("not finite")
-        if self.mp.im(value) == 0:
+        if self.is_real(value):
             return self.mp.re(value)
-        if all(isinstance(part, Fraction) or self.mp.im(part) == 0 for part in parts):
+        if all(map(self.is_real, parts)):
             self.left_the_reals = True
         return value
 
     def _power(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, Fraction):
             exact = power(base, exponent)
-            if exact is not None or self.mp is None:
+            if exact is not None:
                 return exact
             base, exponent = self.number(base), self.number(exponent)
         if self.vanishes(base):
@@ -201,61 +209,51 @@ class Calculator:
             raise RefusedError("a power beyond 2^20000")
         return self.mp.power(base, exponent)
 
-    def _root(self, base: Any, degree: Any) -> Any:
-        """Return the real root of a negative number where the degree is odd, else the principal root."""
-        if isinstance(base, Fraction):
-            if degree == 0:
-                raise UndefinedError("zeroth root")
-            exact = power(base, 1 / degree, real_root=True)
-            if exact is not None or self.mp is None:
-                return exact
-            base, degree = self.number(base), self.number(degree)
-        if self.mp.im(base) == 0 and base < 0 and degree == int(self.mp.re(degree)) and int(self.mp.re(degree)) % 2:
-            return -self._power(-base, 1 / degree)
-        return self._power(base, 1 / degree)
-
     def _to_whole(self, op: str, value: Any) -> Any:
         if isinstance(value, Fraction):
             return Fraction(math.floor(value) if op == "floor" else math.ceil(value))
-        if self.mp.im(value) != 0:
+        if not self.is_real(value):
             raise UndefinedError(op)
         near = self.mp.nint(value)
         if abs(value - near) < self.mp.ldexp(max(1, abs(value)), -self.bits // 2):
             return near
         return self.mp.floor(value) if op == "floor" else self.mp.ceil(value)
 
-    def _call(self, node: Node) -> Any:
-        mp, name, argument = self.mp, node.name, self.approximate(node.args[0])
+    def _call(self, name: str, argument: Any, base: Any = None) -> Any:
+        mp = self.mp
+        if name in ("ln", "log", "log10") and self.vanishes(argument):
+            raise UndefinedError("the logarithm of zero")
+        self.largest = max(self.largest, mp.one)  # functions lose digits near their zeros, as sums do
         if name in ("ln", "log", "log10"):
-            return self._logarithm(node, argument)
-        function = getattr(mp, _LIBRARY.get(name) or _RECIPROCAL.get(name, name))
+            value = self._checked(mp.log(argument), [argument])
+            if name == "ln":
+                return value
+            if base is None:
+                base = self.number(Fraction(10) if name == "log10" else UNKNOWN_BASE)
+            divisor = mp.log(base) if base != 0 else mp.zero
+            if self.vanishes(divisor):
+                raise UndefinedError("a logarithm to this base")
+            return value / divisor
         if abs(argument) > 2**64 or (name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)):
             raise RefusedError("an argument of a function beyond the limits")
-        value = function(argument)
-        self.largest = max(self.largest, mp.one)  # these lose digits near their zeros, as sums do
+        value = getattr(mp, _RECIPROCAL.get(name, name))(argument)
         if (name in _RECIPROCAL and self.vanishes(value)) or (name == "tan" and self.vanishes(mp.cos(argument))):
             raise UndefinedError("a pole")
         return self._checked(1 / value if name in _RECIPROCAL else value, [argument])
 
-    def _logarithm(self, node: Node, argument: Any) -> Any:
-        if self.vanishes(argument):
-            raise UndefinedError("the logarithm of zero")
-        self.largest = max(self.largest, self.mp.one)
-        value = self._checked(self.mp.log(argument), [argument])
-        if node.name == "ln":
-            return value
-        base = self.mp.mpf(10) if node.name == "log10" else self.number(UNKNOWN_BASE)
-        if len(node.args) == 2:
-            base = self.approximate(node.args[1])
-        divisor = self.mp.log(base) if base != 0 else self.mp.zero
-        if self.vanishes(divisor):
-            raise UndefinedError("a logarithm to this base")
-        return value / divisor
+
+_local = threading.local()
 
 
-def precision(*nodes: Node) -> int:
-    """Return the bits that distinguish any two values written with numbers of this length."""
-    return 256 + 2 * sum(map(_written_bits, nodes))
+def exact(node: Node, at: Point = NOWHERE) -> Fraction | None:
+    """Return the value as a fraction, with the symbols' values `at`; None when it is irrational, or has none."""
+    (value,) = Calculator(at, 256).values(node)
+    return value if isinstance(value, Fraction) else None
+
+
+def calculator(*nodes: Node, at: Point = NOWHERE, times: int = 1) -> Calculator:
+    """Return one whose precision, `times` what is needed, distinguishes any two values written with these numbers."""
+    return Calculator(at, times * (256 + 2 * sum(map(_written_bits, nodes))))
 
 
 def _written_bits(node: Node) -> int:
@@ -264,24 +262,130 @@ def _written_bits(node: Node) -> int:
         return bits(node.value or Fraction(0))
     own = sum(map(_written_bits, node.args))
     if node.op in ("pow", "fact", "binom"):
-        try:
-            value = exact(node)
-        except UndefinedError:
-            return own
+        value = exact(node)
         return own if value is None else max(own, bits(value))
     return own
 
 
-_local = threading.local()
+POINTS = 7
+NEEDED = 2  # points at which both sides must have a value
 
 
-def context(bits: int) -> Any:
-    """Return this thread's mpmath context with `bits` of precision; the library's shared one is not thread-safe."""
-    if bits > MAX_PRECISION:
-        raise RefusedError("irrational values that need more than 8192 bits to tell apart")
-    if not hasattr(_local, "context"):
-        import mpmath
+def same(first: Node, second: Node, rel_tol: float) -> bool:
+    """Whether two expressions are equal, or one is a decimal to which the other, without finite decimals, rounds."""
+    names = sorted(symbols(first) | symbols(second))
+    if not names:
+        return same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
+    whole = counts(first) or counts(second)
+    for real in (True, False):
+        agreed = 0
+        for point in points(names, whole):
+            equal = same_at(first, second, point, real, partial=whole)
+            if equal is False:
+                return False
+            agreed += equal is True
+        if agreed >= NEEDED:
+            return True
+    return False
 
-        _local.context = mpmath.MPContext()
-    _local.context.prec = bits
-    return _local.context
+
+def counts(node: Node) -> bool:
+    """Whether a factorial or binomial of symbols needs whole numbers."""
+    return (node.op in ("fact", "binom") and bool(symbols(node))) or any(map(counts, node.args))
+
+
+def same_constant(first: Node, second: Node) -> bool:
+    """Whether two expressions without symbols have the same value, infinities included."""
+    infinite = infinity(first), infinity(second)
+    return infinite[0] == infinite[1] if any(infinite) else same_at(first, second, NOWHERE, real=False) is True
+
+
+def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool = False) -> bool | None:
+    """Whether two expressions agree at a point; None where neither has a value. With `real`, a side whose
+    computation needs complex numbers (the root of a negative number, but not a written `i`) has none there: `ln(x^2)`
+    is `2 ln x` where both exist. With `partial`, a value on one side only is no difference: `n!/(n-k)!` has none
+    where k > n.
+    """
+    for times in (1, 3):
+        evaluator = calculator(first, second, at=point, times=times)
+        a, b = evaluator.values(first, second)
+        if (real and evaluator.left_the_reals) or (a is None and b is None):
+            return None
+        if a is None or b is None:
+            return None if partial else False
+        if isinstance(a, Fraction):
+            return bool(a == b)
+        near = abs(a - b) <= evaluator.mp.ldexp(max(abs(a), abs(b)), -evaluator.bits // 2)
+        if not near and not (evaluator.vanishes(a) and evaluator.vanishes(b)):
+            return False
+    return True
+
+
+def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
+    """Return fixed evaluation points for these names: fractions of both signs, none special; or whole numbers."""
+    source = random.Random(20260101)
+    values = []
+    for index in range(POINTS):
+        signs = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))[index]
+        if whole:
+            values.append({name: Fraction(source.randrange(5, 60)) for name in names})
+            continue
+        sizes = [Fraction(source.randrange(10**6, 10**7), source.randrange(10**6, 10**7)) for _ in names]
+        values.append({name: size * source.choice(signs) for name, size in zip(names, sizes, strict=True)})
+    return values
+
+
+def ratio(first: Node, second: Node) -> int:
+    """Return the sign of the constant k with first = k * second at every point, or 0 when there is none."""
+    ratios: list[Any] = []
+    for point in points(sorted(symbols(first) | symbols(second))):
+        evaluator = calculator(first, second, at=point)
+        a, b = evaluator.values(first, second)
+        if a is None or b is None:
+            continue
+        if evaluator.vanishes(a) or evaluator.vanishes(b):
+            return 0
+        ratios.append(evaluator.number(a / b))
+    if len(ratios) < NEEDED or not evaluator.is_real(ratios[0]):
+        return 0
+    tolerance = evaluator.mp.ldexp(abs(ratios[0]), -100)
+    if any(abs(other - ratios[0]) > tolerance for other in ratios):
+        return 0
+    return 1 if ratios[0] > 0 else -1
+
+
+def near(first: Node, second: Node, share: float) -> bool:
+    """Whether two constants differ by at most this share of the second."""
+    if symbols(first) or symbols(second):
+        return False
+    a, b = calculator(first, second).values(first, second)
+    return a is not None and b is not None and bool(abs(a - b) <= share * abs(b))
+
+
+def decimal_of(node: Node) -> tuple[Fraction, int] | None:
+    """Return value and number of places of a number written as a decimal, with or without a sign."""
+    if node.op in ("neg", "group"):
+        inner = decimal_of(node.args[0])
+        return inner if inner is None or node.op == "group" else (-inner[0], inner[1])
+    if node.op != "number" or node.places is None or node.value is None:
+        return None
+    return node.value, node.places
+
+
+def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
+    """Whether `decimal` is `other`, which needs more places, rounded or cut."""
+    written = decimal_of(decimal)
+    if written is None or decimal_of(other) is not None or written[1] <= 0 or not rel_tol:
+        return False
+    value, places = written
+    evaluator = calculator(decimal, other)
+    target = evaluator.number(evaluator.values(other)[0])
+    if target is None or not evaluator.is_real(target):
+        return False
+    scaled = abs(target) * 10**places
+    if scaled == evaluator.mp.nint(scaled):
+        return False
+    near = {int(evaluator.mp.floor(scaled)), int(evaluator.mp.nint(scaled))}
+    right_sign = (value < 0) == bool(target < 0)
+    error = abs(evaluator.number(value) - target)
+    return right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))

@@ -2,11 +2,17 @@
 
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from rlreason.grading.answers.vocabulary import words
+from rlreason.grading.formats import boxed
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set."""
+    return frozenset(text.split())
 
 
 class RefusedError(Exception):
@@ -52,6 +58,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_RAISED_DEGREE = re.compile(r"\^ ?(\{ ?)?\\(?:circ|degree)(?![a-zA-Z])(?(1) ?\})")
 _SIGN_OF_TEXT = {"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}
 _SIGN_OF_COMMAND = {
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "leq": "\\le", "leqslant": "\\le", "geq": "\\ge",
@@ -61,7 +68,8 @@ _SIGN_OF_COMMAND = {
     "ne": "\\ne", "pm": "\\pm", "mp": "\\mp", "cup": "\\cup", "cap": "\\cap", "in": "\\in", "{": "\\{",
     "}": "\\}", "\\": "\\\\", "setminus": "\\setminus", "backslash": "\\setminus",
     "approx": "\\approx", "sim": "\\approx", "$": "$", "&": "&",
-    "land": "and", "wedge": "and", "lor": "or", "vee": "or", "circ": "°", "degree": "°",
+    "land": "and", "wedge": "and", "lor": "or", "vee": "or", "circ": "°", "degree": "°", "langle": "\\langle",
+    "rangle": "\\rangle",
 }  # fmt: skip
 
 
@@ -73,6 +81,7 @@ def tokens(text: str) -> list[Token]:
     """
     if len(text) > MAX_CHARS:
         raise RefusedError("longer than 400 characters")
+    text = _RAISED_DEGREE.sub(r"\\degree ", text)
     tokens_read: list[Token] = []
     spaced, depth = False, 0
     position = 0
@@ -131,7 +140,54 @@ def _number(match: re.Match[str], spaced: bool) -> Token:
     return Token("number", text, spaced, value, len(decimals) - power if plain_decimal else None)
 
 
+OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "\\langle": "\\rangle"}
 MAX_DEPTH = 25
+
+
+def opens(token: Token) -> bool:
+    """Whether the token opens a bracket or an environment."""
+    return token.kind == "begin" or (token.kind == "sign" and token.text in OPENING)
+
+
+def closes(token: Token) -> bool:
+    """Whether the token closes a bracket or an environment."""
+    return token.kind == "end" or (token.kind == "sign" and token.text in OPENING.values())
+
+
+def depths(tokens: Sequence[Token]) -> list[int]:
+    """Return how many brackets are open at each token; a bracket itself stands outside of its pair."""
+    found, depth = list[int](), 0
+    for token in tokens:
+        depth -= closes(token)
+        found.append(depth)
+        depth += opens(token)
+    return found
+
+
+def is_enclosed(tokens: Sequence[Token]) -> bool:
+    """Whether one pair of brackets stands around everything."""
+    if len(tokens) < 2 or not opens(tokens[0]) or not closes(tokens[-1]):
+        return False
+    *inner, last = depths(tokens)[1:]
+    return last == 0 and min(inner, default=1) > 0
+
+
+def split(tokens: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
+    """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
+    levels = depths(tokens)
+    if levels and (min(levels) < 0 or levels[-1] + opens(tokens[-1]) != 0):
+        raise UnreadableError("brackets")
+    pieces: list[list[Token]] = [[]]
+    marks: list[Token] = []
+    for token, level in zip(tokens, levels, strict=True):
+        if not level and not opens(token) and not closes(token) and at(token):
+            marks.append(token)
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return pieces, marks
+
+
 MAX_EXPONENT = 100
 MAX_RANGE = 1_000
 
@@ -297,7 +353,7 @@ def _unwrap(text: str) -> str:
         text = _undollar(text)
         if _CLOSING_STOP.search(text):
             text = text[:-1].rstrip()
-        if text.startswith("\\boxed{") and text.endswith("}") and _closes_last(text, 6):
+        if text == f"\\boxed{{{boxed(text)}}}":
             text = text[7:-1].strip()
     return text
 
@@ -316,14 +372,3 @@ def _undollar(text: str) -> str:
         if outside.isalnum() or closing == opening + 1:
             return text
     return re.sub(r"(?<!\\)\$", "", text).strip()
-
-
-def _closes_last(text: str, opening: int) -> bool:
-    """Whether the brace at `opening` is closed by the last character."""
-    depth = 0
-    for position in range(opening, len(text)):
-        if text[position] in "{}" and text[position - 1] != "\\":
-            depth += 1 if text[position] == "{" else -1
-            if depth == 0:
-                return position == len(text) - 1
-    return False

@@ -4,8 +4,25 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError
-from rlreason.grading.answers.vocabulary import ACCENTS, APPLIED, CLOSING, CONSTANTS, FUNCTIONS, GREEK
+from rlreason.grading.answers.lexer import MAX_DEPTH, RefusedError, Token, UnreadableError, words
+
+FUNCTIONS = words(
+    """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc
+    arsinh arcosh artanh ln log lg exp"""
+)
+CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "Infinity": "oo", "inf": "oo", "oo": "oo"}
+GREEK = words(
+    """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
+    tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"""
+)
+#: Accents and alphabets are part of a letter's name.
+ACCENTS = words(
+    "dot ddot hat bar tilde vec overline widehat mathbf boldsymbol bm mathcal mathbb mathfrak mathscr mathsf"
+)
+#: Letters that name a function when a bracket follows.
+APPLIED = words("f g F G P")
+#: Commands that end a factor instead of beginning one.
+CLOSING = words("rfloor rceil choose over mod bmod pmod to")
 
 
 class Node(NamedTuple):
@@ -43,13 +60,15 @@ def infinity(node: Node) -> int:
     return int(node == Node("constant", name="oo"))
 
 
-MAX_DEPTH = 25
 _SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "|": "|"}
 _FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
 _BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
-_SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
-_DEGREE = Node("symbol", name="°")
+#: Functions that the library calls otherwise.
+_LIBRARY = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
+    "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "lg": "log10",
+}  # fmt: skip
 _INVERSE = Node("neg", (number(1),))
 
 
@@ -70,8 +89,8 @@ class ExpressionParser:
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.at = tokens, 0
-        self.bars = 0  # 1 inside |...|, where the next bar closes
         self.depth = 0
+        self.bars = 0  # 1 inside |...|, where the next bar closes
 
     def peek(self, ahead: int = 0) -> Token:
         """Return the next token, or the one `ahead` of it; after the last, a token of kind `end`."""
@@ -98,7 +117,7 @@ class ExpressionParser:
         """Terms joined by `+`, `-` or both at once."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise RefusedError("nested deeper than 25")
+            raise RefusedError("nested too deep")
         node = self.term(self.sign(*_SIGNS))
         while sign := self.sign(*_SIGNS):
             node = Node("add", (node, self.term(sign)))
@@ -142,7 +161,7 @@ class ExpressionParser:
                     raise UnreadableError("'")
                 node = node._replace(name=node.name + "'")
             elif self.sign("^", "**"):
-                node = self.power(node)
+                node = Node("pow", (node, self.exponent()))
             else:
                 return node
 
@@ -155,23 +174,13 @@ class ExpressionParser:
             return token.text.strip() in FUNCTIONS or len(token.text.strip()) == 1
         return token.kind in ("letter", "word", "command") and token.text not in CLOSING
 
-    def power(self, base: Node) -> Node:
-        """The base with the exponent that follows, or in degrees."""
-        exponent = self.exponent()
-        return Node("degree", (base,)) if exponent == _DEGREE else Node("pow", (base, exponent))
-
     def exponent(self) -> Node:
-        """What stands behind `^`: `°`, or one number or atom with its sign and the tower above it."""
-        if [self.peek(ahead).text for ahead in range(3)] == ["{", "°", "}"]:
-            self.at += 3
-            return _DEGREE
-        if self.sign("°"):
-            return _DEGREE
+        """What stands behind `^`: one number or atom with its sign and the tower above it."""
         negative = self.sign("-")
         self.sign("+")
         node = self.single_number() or self.atom()
         if self.sign("^", "**"):  # towers lean right
-            node = self.power(node)
+            node = Node("pow", (node, self.exponent()))
         return Node("neg", (node,)) if negative else node
 
     def group(self) -> Node:
@@ -322,7 +331,7 @@ class ExpressionParser:
 
     def function(self, name: str) -> Node:
         r"""A function with its base or power, applied to a bracket or to the factors that follow: `\sin 2x`."""
-        name, base, power = _SAME.get(name, name), None, None
+        name, base, power = _LIBRARY.get(name, name), None, None
         if name == "log" and self.sign("_"):
             base = self.group() if self.peek().text == "{" else self.log_base()
         if self.sign("^"):
@@ -336,7 +345,7 @@ class ExpressionParser:
             while self.begins_factor() and self.peek().text not in FUNCTIONS and self.peek().text not in ("(", "["):
                 argument = Node("mul", (argument, self.factor()))
         if power in (_INVERSE, Node("group", (_INVERSE,))):
-            name, power = "arc" + name, None
+            name, power = "a" + name, None
         node = Node("call", (argument, base) if base else (argument,), name=name)
         return Node("pow", (node, power)) if power else node
 

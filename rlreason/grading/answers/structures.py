@@ -1,22 +1,32 @@
 """Read a cleaned answer as a value: lists, sets, tuples, relations, matrices, times, bases and letters."""
 
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from itertools import pairwise
 
-from rlreason.grading.answers import equality
-from rlreason.grading.answers.equality import near, same
-from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError, plain, tokens, whole_text
+from rlreason.grading.answers.evaluate import near, same
+from rlreason.grading.answers.lexer import (
+    MAX_DEPTH,
+    RefusedError,
+    Token,
+    UnreadableError,
+    depths,
+    is_enclosed,
+    plain,
+    split,
+    tokens,
+    whole_text,
+)
 from rlreason.grading.answers.parser import Node, number, parse, symbols
+from rlreason.grading.answers.quantities import family, is_constant, is_product, name_of, occurs_in, read_quantity
 from rlreason.grading.answers.values import (
+    EVERYTHING,
     Based,
     Collection,
     Equation,
     Inequality,
-    Inequation,
     Matrix,
     Quantity,
     Ratio,
@@ -24,56 +34,141 @@ from rlreason.grading.answers.values import (
     TimeOfDay,
     Value,
     Words,
-    family,
-    is_constant,
-    is_product,
-    name_of,
-    occurs_in,
-    read_quantity,
+    as_reals,
+    complement,
+    intersection,
+    minus,
+    union,
 )
-from rlreason.grading.answers.vocabulary import SYNONYMS
 
-Inner = Callable[[Sequence[Token]], Value]
+MAX_ITEMS = 60
+MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "array", "smallmatrix")
+RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
+SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
+_ALL_REALS = ("all real numbers", "all reals", "all real numbers x", "the set of all real numbers", "all real x")
+Pieces = Sequence[Sequence[Token]]
 
 
-def read_relation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
-    """Read pieces joined by these relation signs; `inner` reads the value of a piece.
+def read(text: str) -> Value:
+    """Read the value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
+    text = whole_text(text) or text
+    if special := notation(text):
+        return special
+    found = tokens(text)
+    if max(depths(found), default=0) > MAX_DEPTH:
+        raise RefusedError(f"nested deeper than {MAX_DEPTH}")
+    return read_tokens(found)
 
-    Raises `UnreadableError` for signs that form no relation.
+
+def read_tokens(tokens: Sequence[Token]) -> Value:
+    """Read the value of these tokens: plain language, a structure, or one quantity."""
+    if not tokens:
+        raise UnreadableError("nothing")
+    for attempt in (_words, _separated, _related, _set_algebra, _enclosed, _grid, _ratio):
+        value = attempt(tokens)
+        if value is not None:
+            return value
+    return read_quantity(tokens)
+
+
+def _words(tokens: Sequence[Token]) -> Words | Reals | None:
+    """Read only words and single letters, with at least one word that names no quantity."""
+    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in tokens):
+        return None
+    text = plain(" ".join(token.text for token in tokens)).casefold()
+    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or is_constant(text) or re.search(r"\d", text))
+    if lone or is_product(tokens):
+        return None
+    if text in _ALL_REALS:
+        return EVERYTHING
+    text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
+    return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
+
+
+def joiner(token: Token) -> str:
+    """Return `,` for a separator, `or` or `and` for those words, else nothing."""
+    if token.kind == "sign" and token.text in (",", ";"):
+        return ","
+    word = token.text.strip(" ,").casefold()
+    return word if word in ("or", "and") else ""
+
+
+def _separated(tokens: Sequence[Token]) -> Value | None:
+    pieces, marks = split(tokens, lambda token: bool(joiner(token)))
+    if not marks:
+        return None
+    between = [(joiner(before), joiner(after)) for before, after in pairwise(marks)]
+    oxford = {n for n, (before, after) in enumerate(between, 1) if before == "," and after != ","}  # the gap in `, and`
+    kept = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
+    if len(kept) > MAX_ITEMS:
+        raise UnreadableError(",")
+    items = tuple(map(read_tokens, kept))
+    return joined(items, set(map(joiner, marks))) or unlabelled(items)
+
+
+def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
+    r"""Combine inequalities joined by `or` (a union) or by `and` (an intersection) into one set of reals.
+
+    A comma is an `and` where something is excluded: `x > 2, x \ne 3`.
     """
+    excludes = any(isinstance(item, Inequality) and item.links[0][1] == "\\ne" for item in items)
+    connectives = kinds - {","} or ({"and"} if excludes else set())
+    sets = [as_reals(item) for item in items if isinstance(item, Inequality | Reals)]
+    reals = [part for part in sets if part is not None]
+    if len(connectives) != 1 or len(reals) != len(items) or len({part.name for part in reals}) != 1:
+        return None
+    return reduce(union if connectives == {"or"} else intersection, reals)
+
+
+def unlabelled(items: tuple[Value, ...]) -> Collection:
+    """Read `x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` as values of x; `x = 1, y = 2` stays a list."""
+    named = [isinstance(item, Equation) for item in items]
+    names = {family(item.label) for item in items if isinstance(item, Equation)}
+    values = [item.value if isinstance(item, Equation) else item for item in items]
+    stripped = tuple(value for value in values if value is not None)
+    if len(names) != 1 or "" in names or (any(named[1:]) and not all(named)) or len(stripped) < len(items):
+        return Collection("list", items)
+    return Collection("list", stripped, names.pop())
+
+
+def _related(tokens: Sequence[Token]) -> Value | None:
+    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in RELATIONS)
+    return read_relation(pieces, [mark.text for mark in marks]) if marks else None
+
+
+def read_relation(pieces: Pieces, signs: Sequence[str]) -> Value:
+    """Read pieces joined by these relation signs. Raises `UnreadableError` for signs that form no relation."""
     if "\\approx" in signs:
-        return approximation(pieces, signs, inner)
+        return approximation(pieces, signs)
     if set(signs) == {"="}:
-        return equation(pieces, inner)
+        return equation(pieces)
     if "\\in" in signs:
-        return membership(pieces, signs, inner)
+        return membership(pieces, signs)
     nodes = [parse(piece) for piece in pieces]
-    if len(signs) == 1 and signs[0] == "\\ne":
-        return Inequation(minus(nodes[0], nodes[1]))
-    gaps = []
+    turned = {">": "<", "\\ge": "\\le"}
+    links = []
     for left, sign, right in zip(nodes, signs, nodes[1:], strict=False):
-        if sign not in ("<", ">", "\\le", "\\ge"):
+        if sign == "=" or (sign == "\\ne" and len(signs) > 1):
             raise UnreadableError(sign)
-        rising = sign in ("<", "\\le")
-        gaps.append((minus(left, right) if rising else minus(right, left), sign in ("\\le", "\\ge")))
-    return Inequality(tuple(gaps))
+        links.append((right, turned[sign], left) if sign in turned else (left, sign, right))
+    return Inequality(tuple(links))
 
 
-def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
+def equation(pieces: Pieces) -> Value:
     """`name = value`, `value = name`, a chain of equal values, or any other equation in symbols."""
     if not pieces[0]:  # "= 38" states 38
-        return inner(pieces[1]) if len(pieces) == 2 else equation(pieces[1:], inner)
+        return read_tokens(pieces[1]) if len(pieces) == 2 else equation(pieces[1:])
     at = 0 if name_of(pieces[0]) or len(pieces) != 2 else 1
     if label := name_of(pieces[at]):
         rest = pieces[1:] if at == 0 else pieces[:1]
-        values = [inner(piece) for piece in rest]
+        values = [read_tokens(piece) for piece in rest]
         if not occurs_in(pieces[at], values[-1]):
             check_chain(values)
             gap = None
             with suppress(UnreadableError):
                 gap = minus(parse(pieces[at]), parse(rest[-1])) if len(pieces) == 2 else None
             return Equation(label, values[-1], gap)
-    values = [inner(piece) for piece in pieces]
+    values = [read_tokens(piece) for piece in pieces]
     if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
         check_chain(values)
         return values[-1]
@@ -82,17 +177,17 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
     return Equation("", None, minus(parse(pieces[0]), parse(pieces[1])))
 
 
-def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+def approximation(pieces: Pieces, signs: Sequence[str]) -> Value:
     r"""`\approx 38` and `x \approx 38` state 38; in `\sqrt2 \approx 1.41` the exact side is the answer."""
-    at = list(signs).index("\\approx")
     if len(signs) == 1 and (not pieces[0] or name_of(pieces[0])):
-        return equation(pieces, inner)
-    if "\\approx" in signs[at + 1 :] or len(signs) > at + 1:
+        return equation(pieces)
+    at = len(signs) - 1
+    if list(signs).index("\\approx") != at:
         raise UnreadableError("more than one approximation")
-    exact, rough = inner(pieces[at]), inner(pieces[at + 1])
+    exact, rough = read_tokens(pieces[at]), read_tokens(pieces[at + 1])
     if not (isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)):
         raise UnreadableError("an approximation that is not near")
-    return read_relation(pieces[: at + 1], signs[:at], inner) if at else exact
+    return read_relation(pieces[:-1], signs[:-1]) if at else exact
 
 
 def check_chain(values: Sequence[Value]) -> None:
@@ -103,66 +198,102 @@ def check_chain(values: Sequence[Value]) -> None:
             raise UnreadableError("a chain of values that are not equal")
 
 
-def minus(left: Node, right: Node) -> Node:
-    """Return the tree of `left - right`."""
-    return Node("add", (left, Node("neg", (right,))))
-
-
-def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+def membership(pieces: Pieces, signs: Sequence[str]) -> Value:
     r"""Read `x \in A`: the set of reals for x where A is one, else an equation of x with the value A."""
     name = name_of(pieces[0])
-    if list(signs) != ["\\in"] or not name:
+    if len(signs) > 1 or not name:
         raise UnreadableError("\\in")
-    value = inner(pieces[1])
-    numbers = equality.as_reals(value)
+    value = read_tokens(pieces[1])
+    numbers = as_reals(value)
     if numbers is not None and not (isinstance(value, Collection) and value.kind == "set"):
         return numbers._replace(name=name)
     return Equation(name, value, None)
 
 
-def builder(content: Sequence[Token], inner: Inner) -> Value | None:
+def _set_algebra(tokens: Sequence[Token]) -> Value | None:
+    """Evaluate unions, intersections and differences of sets of reals, from left to right."""
+    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
+    if not marks:
+        texts = [token.text for token in tokens]
+        if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
+            return EVERYTHING
+        return Collection("set", ()) if texts in (["emptyset"], ["varnothing"]) else None
+    value = read_tokens(pieces[0])
+    for mark, piece in zip(marks, pieces[1:], strict=True):
+        left, right = as_reals(value), as_reals(read_tokens(piece))
+        if left is None or right is None:
+            raise UnreadableError(mark.text)
+        if mark.text == "\\cup":
+            value = union(left, right)._replace(name="")
+        else:
+            value = intersection(left, right if mark.text == "\\cap" else complement(right))
+    return value
+
+
+def _enclosed(tokens: Sequence[Token]) -> Value | None:
+    """Read one pair of brackets around everything: a set, a tuple or an interval."""
+    brackets = tokens[0].text + tokens[-1].text
+    if brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "\\langle\\rangle") or not is_enclosed(tokens):
+        return None
+    content, is_set = tokens[1:-1], "{" in brackets
+    built = builder(content) if is_set else None
+    if built is not None:
+        return built
+    pieces, marks = split(content, lambda token: joiner(token) == ",")
+    if len(pieces) > MAX_ITEMS:
+        raise RefusedError("more than 60 items")
+    if brackets == "\\{\\}" or (is_set and marks):
+        return Collection("set", tuple(map(read_tokens, pieces)) if content else ())
+    if marks:
+        return Collection(brackets, tuple(map(read_tokens, pieces)))
+    # more than an expression, as in `(x = 3)` or `(\text{A})`
+    structured = any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
+    return read_tokens(content) if brackets == "()" and structured else None
+
+
+def builder(content: Sequence[Token]) -> Value | None:
     r"""Read `x \mid x > 2` inside set braces; None when the braces contain something else."""
     marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
     if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
         return None
-    if not name_of(content[:1]) or (marks[0] > 1 and content[1].text != "\\in"):
+    name = name_of(content[:1])
+    if not name or (marks[0] > 1 and content[1].text != "\\in"):
         return None
-    value = equality.as_reals(inner(content[marks[0] + 1 :]))
-    if value is None or value.name != name_of(content[:1]):
+    value = as_reals(read_tokens(content[marks[0] + 1 :]))
+    if value is None or value.name != name:
         raise UnreadableError("a set by its property")
     return value._replace(name="")
 
 
-def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
-    """Combine inequalities joined by `or` (a union) or by `and` (an intersection) into one set of reals.
-
-    A comma is an `and` where something is excluded: `x > 2, x \\ne 3`.
-    """
-    connectives = kinds - {","} or ({"and"} if any(isinstance(item, Inequation) for item in items) else set())
-    if len(connectives) != 1 or not all(isinstance(item, Inequality | Inequation | Reals) for item in items):
+def _grid(tokens: Sequence[Token]) -> Value | None:
+    if tokens[0].kind != "begin" or tokens[-1].kind != "end" or tokens[0].text != tokens[-1].text:
         return None
-    sets = [equality.as_reals(item) for item in items]
-    reals = [part for part in sets if part is not None]
-    if len(reals) != len(items) or len({part.name for part in reals}) != 1:
+    name = tokens[0].text.rstrip("*")
+    rows, _ = split(tokens[1:-1], lambda token: token.text == "\\\\")
+    if not rows[-1]:
+        rows.pop()
+    cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
+    if name not in (*MATRICES, "vmatrix") or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
+        raise UnreadableError("matrix")
+    rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
+    return Matrix(name == "vmatrix", Collection("[]", rows_read))
+
+
+def _ratio(tokens: Sequence[Token]) -> Value | None:
+    pieces, marks = split(tokens, lambda token: token.text.strip() in (":", "to") and token.kind != "command")
+    if not marks:
         return None
-    keep = operator.or_ if connectives == {"or"} else operator.and_
-    return reduce(partial(equality.combined, keep=keep), reals)
-
-
-def unlabelled(items: tuple[Value, ...]) -> Collection:
-    """Read `x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` as values of x; `x = 1, y = 2` stays a list."""
-    names = {family(item.label) for item in items if isinstance(item, Equation)}
-    bare_tail = all(not isinstance(item, Equation) for item in items[1:])
-    all_named = all(isinstance(item, Equation) for item in items)
-    values = [item.value if isinstance(item, Equation) else item for item in items]
-    stripped = tuple(value for value in values if value is not None)
-    if len(names) != 1 or "" in names or not (bare_tail or all_named) or len(stripped) < len(items):
-        return Collection("list", items)
-    return Collection("list", stripped, names.pop())
+    parts = [read_tokens(piece) for piece in pieces]
+    nodes = tuple(part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent)
+    if len(nodes) < len(parts):
+        raise UnreadableError(":")
+    return Ratio(nodes)
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I)
+_CLOCK = re.compile(
+    r"(?=.*[:m])(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I
+)
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
@@ -173,28 +304,22 @@ _BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS 
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 
-def date(text: str) -> Words | None:
-    """Read a date, which is no difference and no quotient: `2024-01-02`, `1/2/2024`."""
-    return Words(text) if _DATE.fullmatch(text) else None
-
-
-def choice(text: str) -> Quantity | None:
-    """Read a multiple choice: `C`, `(C)`, `C.`, `C)` or `Option C`."""
-    match = _CHOICE.fullmatch(text)
-    return Quantity(Node("symbol", name=match.group(1))) if match else None
-
-
-def number_word(text: str) -> Quantity | None:
-    """Read a number word, `zero` to `ninety-nine`."""
+def notation(text: str) -> Value | None:
+    """Read what is no expression: a date, a multiple choice, a time of day, digits in a base, or a number word."""
+    if _DATE.fullmatch(text):
+        return Words(text)
+    if match := _CHOICE.fullmatch(text):
+        return Quantity(Node("symbol", name=match.group(1)))
+    if match := _CLOCK.fullmatch(text):
+        return clock(match)
+    if match := _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text):
+        return based(*match.groups())
     word = text.casefold().replace(" ", "-")
     return Quantity(number(_BELOW_100.index(word))) if word in _BELOW_100 else None
 
 
-def clock(text: str) -> TimeOfDay | None:
+def clock(match: re.Match[str]) -> TimeOfDay | None:
     """Read a time of day: `9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
-    match = _CLOCK.fullmatch(text)
-    if match is None or not (match.group(2) or match.group(4)):
-        return None
     hour, minute, second = (int(part or 0) for part in match.groups()[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None
@@ -206,195 +331,9 @@ def clock(text: str) -> TimeOfDay | None:
     return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
 
 
-def based(text: str) -> Based | None:
+def based(digits: str, base: str) -> Based | None:
     """Read a number in a given base: `101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
-    match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
-    if match is None:
-        return None
-    digits, base = match.groups()
     size = int(base) if base.isdigit() else (_BELOW_100.index(base) if base in _BELOW_100 else 0)
     if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
         return None
     return Based(digits.upper().lstrip("0") or "0", size)
-
-
-MAX_ITEMS = 60
-OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
-RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
-_ALL_REALS = ("all real numbers", "all reals", "all real numbers x", "the set of all real numbers", "all real x")
-
-
-def read(text: str) -> Value:
-    """Read the value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
-    inner = whole_text(text)
-    if inner:
-        text = inner
-    for notation in (date, choice, clock, based, number_word):
-        if special := notation(text):
-            return special
-    return read_tokens(tokens(text), 0)
-
-
-def read_tokens(tokens: Sequence[Token], depth: int) -> Value:
-    """Read the value of these tokens, which are nested `depth` structures deep."""
-    if depth > 8:
-        raise RefusedError("structures nested deeper than 8")
-    if not tokens:
-        raise UnreadableError("nothing")
-    if words := _words(tokens):
-        return words
-    for attempt in (_separated, _related, _set_algebra, _enclosed, _grid, _ratio):
-        value = attempt(tokens, lambda part: read_tokens(part, depth + 1))
-        if value is not None:
-            return value
-    return read_quantity(tokens)
-
-
-def _words(tokens: Sequence[Token]) -> Words | Reals | None:
-    """Read plain language: only words and single letters, with at least one word that names no quantity."""
-    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in tokens):
-        return None
-    if is_product(tokens):
-        return None
-    text = plain(" ".join(token.text for token in tokens)).casefold()
-    if len(tokens) == 1 and (tokens[0].kind == "letter" or is_constant(text) or re.search(r"\d", text)):
-        return None
-    if text in _ALL_REALS:
-        return equality.EVERYTHING
-    text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
-    return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
-
-
-def split(tokens: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
-    """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
-    pieces: list[list[Token]] = [[]]
-    marks: list[Token] = []
-    closers: list[str] = []
-    for token in tokens:
-        if (
-            token.kind == "begin"
-            or (token.kind == "sign" and token.text in OPENING)
-            or token[:2] == ("command", "langle")
-        ):
-            closers.append(token.text)
-        elif (
-            token.kind == "end"
-            or (token.kind == "sign" and token.text in OPENING.values())
-            or token[:2] == ("command", "rangle")
-        ):
-            if not closers:
-                raise UnreadableError(token.text)
-            closers.pop()
-        elif not closers and at(token):
-            marks.append(token)
-            pieces.append([])
-            continue
-        pieces[-1].append(token)
-    if closers:
-        raise UnreadableError(closers[-1])
-    return pieces, marks
-
-
-def joiner(token: Token) -> str:
-    """Return `,` for a separator, `or` or `and` for those words, else nothing."""
-    if token.kind == "sign" and token.text in (",", ";"):
-        return ","
-    word = token.text.strip(" ,").casefold()
-    return word if word in ("or", "and") else ""
-
-
-def _separated(tokens: Sequence[Token], inner: Inner) -> Value | None:
-    pieces, marks = split(tokens, lambda token: bool(joiner(token)))
-    if not marks:
-        return None
-    kinds = {joiner(mark) for mark in marks}
-    between = [(joiner(before), joiner(after)) for before, after in pairwise(marks)]
-    oxford = {n for n, (before, after) in enumerate(between, 1) if before == "," and after != ","}  # the gap in `, and`
-    items_read = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
-    if not all(items_read) or len(items_read) > MAX_ITEMS:
-        raise UnreadableError(",")
-    items = tuple(inner(piece) for piece in items_read)
-    return joined(items, kinds) or unlabelled(items)
-
-
-def _related(tokens: Sequence[Token], inner: Inner) -> Value | None:
-    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in RELATIONS)
-    return read_relation(pieces, [mark.text for mark in marks], inner) if marks else None
-
-
-def _set_algebra(tokens: Sequence[Token], inner: Inner) -> Value | None:
-    """Evaluate unions, intersections and differences of sets of reals, from left to right."""
-    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
-    if not marks:
-        texts = [token.text for token in tokens]
-        if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
-            return equality.EVERYTHING
-        return Collection("set", ()) if texts in (["emptyset"], ["varnothing"]) else None
-    value = inner(pieces[0])
-    for mark, piece in zip(marks, pieces[1:], strict=True):
-        left, right = equality.as_reals(value), equality.as_reals(inner(piece))
-        if left is None or right is None:
-            raise UnreadableError(mark.text)
-        right = equality.complement(right) if mark.text == "\\setminus" else right
-        value = equality.combined(left, right, operator.or_ if mark.text == "\\cup" else operator.and_)
-        value = value._replace(name="") if mark.text == "\\cup" else value
-    return value
-
-
-def _enclosed(tokens: Sequence[Token], inner: Inner) -> Value | None:
-    """Read one pair of brackets around everything: a set, a tuple or an interval."""
-    first, last = tokens[0], tokens[-1]
-    if first[:2] == ("command", "langle") and last[:2] == ("command", "rangle"):
-        first, last = first._replace(kind="sign", text="<"), last._replace(kind="sign", text=">")
-    brackets = first.text + last.text
-    if first.kind != "sign" or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>") or not _one_pair(tokens):
-        return None
-    content = tokens[1:-1]
-    if "{" in brackets:
-        built = builder(content, inner)
-        if built is not None:
-            return built
-    pieces, marks = split(content, lambda token: joiner(token) == ",")
-    if "{" in brackets and (brackets != "{}" or marks):
-        return Collection("set", tuple(inner(piece) for piece in pieces) if content else ())
-    if not marks:
-        # more than an expression, as in `(x = 3)` or `(\text{A})`
-        structured = any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
-        return inner(content) if brackets == "()" and structured else None
-    if len(pieces) > MAX_ITEMS:
-        raise RefusedError("more than 60 items")
-    return Collection(brackets, tuple(inner(piece) for piece in pieces))
-
-
-def _one_pair(tokens: Sequence[Token]) -> bool:
-    try:
-        split(tokens[1:-1], lambda token: False)
-    except UnreadableError:
-        return False
-    return len(tokens) > 1
-
-
-def _grid(tokens: Sequence[Token], inner: Inner) -> Value | None:
-    if tokens[0].kind != "begin" or tokens[-1].kind != "end" or tokens[0].text != tokens[-1].text:
-        return None
-    name = tokens[0].text.rstrip("*")
-    if name not in ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "array", "smallmatrix"):
-        raise UnreadableError(name)
-    rows, _ = split(tokens[1:-1], lambda token: token.text == "\\\\")
-    if not rows[-1]:
-        rows.pop()
-    cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
-    if not cells or len({len(row) for row in cells}) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
-        raise UnreadableError("matrix")
-    kind = "determinant" if name == "vmatrix" else "matrix"
-    return Matrix(kind, tuple(tuple(inner(cell) for cell in row) for row in cells))
-
-
-def _ratio(tokens: Sequence[Token], inner: Inner) -> Value | None:
-    pieces, marks = split(tokens, lambda token: token.text.strip() in (":", "to") and token.kind != "command")
-    if not marks:
-        return None
-    parts = [inner(piece) for piece in pieces]
-    if any(not isinstance(part, Quantity) or part.unit or part.percent for part in parts):
-        raise UnreadableError(":")
-    return Ratio(tuple(part.node for part in parts if isinstance(part, Quantity)))

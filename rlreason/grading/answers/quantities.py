@@ -1,0 +1,355 @@
+"""Read one quantity with its unit, currency or percent sign; units with their sizes; names of quantities."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, words
+from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
+from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
+
+#: Words that form one quantity with the operand that follows.
+OPERATORS = words("det dim rank deg gcd lcm hcf max min var cov tr area perimeter volume")
+#: Words that change the meaning of a number, or reject it: never part of a unit.
+MEANING = words(
+    """more less fewer am pm or not no nor isn't than least most many much few is are was were be it and but
+    if maybe perhaps about approximately around roughly nearly almost over under above below between to from
+    half halves quarter third thirds fourth fifth tenth tenths hundredth hundredths thousandth
+    thousandths double twice triple times negative minus plus factorial squared cubed wrong incorrect false
+    true yes none never
+    except without remainder r mod modulo out ratio first ago before after later earlier
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety wait actually sorry
+    correction equal equals divided multiplied unknown undefined infinite
+    infinity root else otherwise instead"""
+)
+#: Words before an equals sign that negate what follows.
+DENIALS = words("not no never isn't wrong incorrect false unequal")
+
+#: English words of two letters; any other two lower-case letters are a product of variables.
+SHORT_WORDS = words(
+    "ad ah am an as at be by do go he hi if ii in is it iv me my no of oh ok on or ox pi pm so to up us vi we xi"
+)
+
+SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+PERCENT = words("% percent pct percents")
+CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent"}
+CURRENCIES |= {"textdollar": "usd", "texteuro": "eur", "usd": "usd", "eur": "eur", "gbp": "gbp"}
+
+#: Units, each with its short name and then its other spellings.
+UNITS = """
+    usd dollar dollars bucks us$; cent cents ¢; eur euro euros; m meter meters metre metres; cm centimeter
+    centimeters centimetre centimetres; mm millimeter millimeters millimetre millimetres; km kilometer kilometers
+    kilometre kilometres; nm nanometer nanometers; in inch inches; ft foot feet; yd yard yards; mi mile miles; g
+    gram grams; kg kilogram kilograms kgs kilo kilos; mg milligram milligrams; lb lbs pound pounds; oz ounce ounces;
+    ton tons tonne tonnes; l liter liters litre litres; ml milliliter milliliters millilitre millilitres; gal gallon
+    gallons; cup cups; pt pint pints; qt quart quarts; s sec secs second seconds; ms millisecond milliseconds; min
+    mins minute minutes; h hr hrs hour hours; day days; week weeks wk wks; month months; year years yr yrs; deg
+    degree degrees °; rad radian radians; mi/h mph; km/h kph kmph kmh; j joule joules; kj kilojoule kilojoules; ev;
+    erg ergs; n newton newtons; w watt watts; kw kilowatt kilowatts; v volt volts; a ampere amperes amp amps; hz
+    hertz; pa pascal pascals; k kelvin; mol mole moles; au; pc parsec parsecs; acre acres; ha hectare hectares; unit
+    units; person people; child children; man men; woman women; mouse mice; goose geese; penny pennies pence
+"""
+UNIT_NAMES = {spelling: unit.split()[0] for unit in UNITS.split(";") for spelling in unit.split()}
+#: Sizes of units that measure the same, as fractions of one of them.
+SIZES = {
+    unit: (size, kind)
+    for kind, sizes in {
+        "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
+        "metric length": {"mm": 1, "cm": 10, "m": 1000, "km": 1000000},
+        "length": {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
+        "mass": {"mg": 1, "g": 1000, "kg": 1000000},
+        "weight": {"oz": 1, "lb": 16},
+        "volume": {"ml": 1, "l": 1000},
+        "money": {"cent": 1, "usd": 100},
+    }.items()
+    for unit, size in sizes.items()
+}
+LETTER_UNITS = words("m g s h l L N J W V A K C F")
+
+
+MAX_WORDS = 5  # a longer text is a sentence
+
+
+def is_word(text: str) -> bool:
+    """Whether letters after a number are a word rather than a product of variables.
+
+    >>> [is_word(text) for text in ("clips", "cm", "xy", "abc", "more")]
+    [True, True, False, False, False]
+    """
+    lower = text.casefold()
+    if lower in MEANING:
+        return False
+    if lower in ("sq", "cu") or lower in UNIT_NAMES or lower in SCALES or lower in PERCENT or lower in CURRENCIES:
+        return len(text) > 1
+    return len(text) > 3 or (len(text) == 3 and any(char in "aeiou" for char in text[1:]) and text.islower())
+
+
+def canonical(text: str) -> str | None:
+    """Return a unit in one spelling, or None when a word in it is more than a unit.
+
+    >>> canonical("square centimeters"), canonical("miles per hour"), canonical("more apples")
+    ('cm^2', 'mi/h', None)
+    """
+    text = re.sub(r"\s+", " ", text.casefold().replace(".", "").replace("\\", " ")).strip()
+    text = re.sub(r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°", text)
+    text = re.sub(r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1", text)
+    text = re.sub(r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/", text)
+    text = re.sub(r"\s*\b([a-z]+)\^-(\d)", lambda unit: "/" + unit[1] + (f"^{unit[2]}" if unit[2] > "1" else ""), text)
+    text = re.sub(r"\b(?:degrees? |deg )?(celsius|fahrenheit)\b", lambda scale: "°" + scale[1][0], text)
+    parts = re.split(r"([ /*()])", text)
+    if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
+        return None
+    text = "".join(map(_name, parts)).strip()
+    text = re.sub(r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2", text)
+    return re.sub(r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3", text)
+
+
+def _name(part: str) -> str:
+    """Return the short name of a known unit, and the singular of any other word."""
+    stem, caret, power = part.partition("^")
+    name = UNIT_NAMES.get(stem, stem)
+    if name == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
+        name = stem[:-3] + "y" if stem.endswith("ies") and len(stem) > 4 else stem[:-1]
+        name = name[:-1] if name.endswith(("xe", "she", "che")) else name
+    return name + caret + power
+
+
+def agree(first: str, second: str) -> bool:
+    """Whether two units agree: either may be missing, and `square units` is any area."""
+    if not first or not second or first == second:
+        return True
+    (stem, _, power), (other, _, power_of_other) = first.partition("^"), second.partition("^")
+    return power == power_of_other and "unit" in (stem, other)
+
+
+def conversion(first: str, second: str) -> Fraction | None:
+    """Return the number of second units in one first unit, or None where it is not known.
+
+    >>> conversion("h", "min"), conversion("cm", "kg")
+    (Fraction(60, 1), None)
+    """
+    (size, kind), (other, kind_of_other) = SIZES.get(first, (0, "")), SIZES.get(second, (0, "?"))
+    return Fraction(size) / Fraction(other) if kind == kind_of_other else None
+
+
+def is_constant(text: str) -> bool:
+    """Whether a word names a constant, a function or a Greek letter."""
+    return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
+
+
+def is_product(tokens: Sequence[Token]) -> bool:
+    """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
+    if len(tokens) > 1:
+        return all(token.kind == "letter" and token.text.islower() for token in tokens)
+    text = tokens[0].text
+    return tokens[0].kind == "word" and bool(
+        re.fullmatch("[b-df-hj-np-tv-z]{2,3}", text) or (re.fullmatch("[a-z]{2}", text) and text not in SHORT_WORDS)
+    )
+
+
+def read_quantity(tokens: Sequence[Token]) -> Quantity:
+    """Read all tokens as one quantity. Raises `UnreadableError` where words that are no unit follow it."""
+    tokens, currency = _without_currency(tokens)
+    levels = depths(tokens)
+    starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at))
+    end = next((at for at in starts if _is_unit(tokens[at:])), len(tokens))
+    scale, percent, written = 1, False, ""
+    for token in tokens[end:]:
+        word = token.text.strip().casefold()
+        if word in SCALES and not written:
+            scale *= SCALES[word]
+        elif word in PERCENT and not written:
+            percent = True
+        else:
+            written += (" " if written and token.spaced else "") + token.text
+    unit = canonical(written)
+    if unit is None or (percent and currency):
+        raise UnreadableError("words that are no unit")
+    if currency and unit not in ("", currency, "usd"):
+        unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
+    node = parse(tokens[:end])
+    return Quantity(node if scale == 1 else Node("mul", (node, number(scale))), unit or currency, percent)
+
+
+def _without_currency(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:
+    r"""Remove the signs or codes of one currency, and return it: `$5`, `-$5`, `5 $`, `\text{USD }5`, `$7 - $2`."""
+    found = [CURRENCIES.get(token.text.strip().removeprefix("\\").casefold(), "") for token in tokens]
+    middle = zip(found[1:-1], tokens[2:], strict=True)
+    if len(set(found) - {""}) != 1 or any(sign and after.kind != "number" for sign, after in middle):
+        return tokens, ""
+    return [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
+
+
+def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
+    token, before = tokens[index], tokens[index - 1]
+    if before.kind == "sign" and before.text in ("+", "-", "*", "/", "^", "_", "("):
+        return False
+    name = token.text.strip()
+    if token.kind == "text":
+        return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
+    if token.kind == "sign":  # degrees follow no function: sin 45° is a number
+        return name == "%" or (name == "°" and not any(token.text in FUNCTIONS for token in tokens[:index]))
+    if token.kind == "word":
+        return not is_constant(name.casefold()) and is_word(name)
+    return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
+
+
+def _is_unit(tail: Sequence[Token]) -> bool:
+    """Whether only words, letters of units, their signs and exponents follow; `2 m g` is a product."""
+    spoken = tail[0].kind != "letter" or any(token.kind in ("text", "word") for token in tail)
+    is_quotient = any(token.text in ("/", "-") for token in tail) or sum(token.kind == "letter" for token in tail) == 1
+    nothing = Token("", "")
+    for before, token, after in zip([nothing, *tail], tail, [*tail[1:], nothing], strict=False):
+        match token.kind:
+            case "text" | "word":
+                continue
+            case "letter" if spoken or (is_quotient and token.text in LETTER_UNITS):  # 9.8 m s^{-2}
+                continue
+            case "number" if before.text in ("^", "{", "-"):
+                continue
+            case "sign" if token.text in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "."):
+                continue
+            case "sign" if token.text == "-" and (before.text in ("^", "{") or after.kind in ("word", "text")):
+                continue
+        return False
+    return True
+
+
+LONGEST = 80  # characters of a name, signs and braces included
+_GREEK = "|".join(sorted(GREEK))
+_LETTER = rf"(?:[a-zA-Z]|{_GREEK})"
+_SIMPLE = re.compile(
+    rf"{_LETTER}(?:_(?:\w|\{{\w+\}}))?'*(?:\^\{{-1\}})?(?:\({_LETTER}(?:,{_LETTER})*\))?"  # x, x_1, f'(x)
+    rf"|(?:hat|bar|vec|dot)\{{?{_LETTER}\}}?"
+    rf"|\({_LETTER}(?:,{_LETTER})+\)"  # (x,y)
+    rf"|frac\{{d\w?\}}\{{d\w\}}|m?angle[A-Z]{{1,3}}"
+)
+_NUMBERED = re.compile(rf"({_LETTER})_(?:\d|\{{\d+\}})")
+
+#: Points side by side, as `AB`, `AB'` or `A_1B_1`. Other capitals with an index, such as V_1V_2, are products.
+_POINTS = r"(?:[A-Z]'{0,2}|[A-FM-Q]_\{?\w\}?'?){2,6}"
+_VECTOR = rf"(?:vec|overrightarrow|mathbf|boldsymbol)(?:\{{(?:{_POINTS}|[a-zA-Z])\}}|[a-zA-Z])"
+_SET = r"[A-W](?:\\c[au]p[A-W]){0,4}"  # or a matrix in bars
+_MEASURE = (
+    rf"(?:{_POINTS}|\|(?:{_POINTS}|{_VECTOR}|{_SET})\||(?:overline|overrightarrow|widehat|wideparen)\{{{_POINTS}\}}"
+    rf"|\[{_POINTS}\]|triangle[A-Z]{{3}}|[A-Z]_(?:\w|\{{\w{{1,20}}\}}))"
+)
+_TERM = rf"(?:{_MEASURE}|[a-z])"
+_RATIO = rf"frac\{{{_MEASURE}\}}\{{{_MEASURE}\}}|{_MEASURE}/{_MEASURE}|{_TERM}(?::{_TERM}){{1,5}}"
+_OF_AN_ANGLE = rf"(?:sin|cos|tan|cot|sec|csc)\(?(?:m?angle)?(?:[A-Z]{{1,3}}|{_GREEK})\)?"
+_COMPOUND = re.compile(f"{_MEASURE}|{_RATIO}|{_OF_AN_ANGLE}")
+#: A length is one quantity whether it is written `|AB|`, `\overline{AB}` or `AB`.
+_LENGTH = re.compile(rf"\|({_POINTS})\||overline\{{({_POINTS})\}}")
+
+_FUNCTION = re.compile(
+    r"(?:[fghpqFGHPQ]|phi|varphi|psi|Phi|Psi|Gamma|zeta|sigma|tau)(?:_(?:\w|\{\w+\}))?'*(?:\^\{-1\})?"
+)
+_SHAPES = words("triangle angle")
+_PROBABILITY = words("P Pr mathbb{P}")
+_EXPECTATION = words("E mathbb{E}")
+_OF_EVENTS = words("| = < > \\le \\ge \\ne \\in \\cup \\cap and or")
+_OF_NUMBERS = words("+ - * / ^ { } ( ) , . ° frac sqrt pi e i")
+
+
+def name_of(piece: Sequence[Token]) -> str:
+    """Return a piece's name in one spelling, else nothing: `x`, `x_1`, `f(x)`, `(x, y)`, a derivative, words, or one
+    quantity of several signs, such as `AB`, `V_1/V_2` or `f(2)`.
+    """
+    text = _joined(piece)
+    if name := _simple(piece):
+        return name
+    if not text or len(text) > LONGEST:
+        return ""
+    if not _COMPOUND.fullmatch(text):
+        return text if _is_applied(piece) or _is_operator(piece) else ""
+    text = _LENGTH.sub(lambda length: length[1] or length[2], text)
+    if fraction := re.fullmatch(r"frac\{(.*)\}\{(.*)\}", text):
+        return "/".join(fraction.groups())
+    return text.casefold() if re.fullmatch("[A-Z]+", text) else text.replace(":", "/")
+
+
+def family(name: str) -> str:
+    """Return the common name of `x_1` and `x_2`; other names, such as `A_1B_1` and `S_{ABC}`, are their own."""
+    numbered = _NUMBERED.fullmatch(name)
+    return numbered[1] if numbered else name
+
+
+def occurs_in(piece: Sequence[Token], value: Value) -> bool:
+    """Whether the named quantity occurs in the value too: then it is an equation to solve, `x = 2 - x`."""
+    if simple := _simple(piece):
+        return simple.replace("{", "").replace("}", "") in _symbols(value)
+    own = {char for token in piece if token.kind in ("letter", "word") for char in token.text}
+    own |= {token.text for token in piece if token.text in GREEK}
+    return bool(own & {name.split("_")[0].rstrip("'") for name in _symbols(value)})
+
+
+def _symbols(value: Value) -> frozenset[str]:
+    match value:
+        case Quantity():
+            return symbols(value.node)
+        case Ratio():
+            return frozenset().union(*map(symbols, value.parts))
+        case Collection():
+            return frozenset().union(*map(_symbols, value.items))
+    return frozenset()
+
+
+def _joined(piece: Sequence[Token]) -> str:
+    return "".join(token.text.strip() for token in piece)
+
+
+def _simple(piece: Sequence[Token]) -> str:
+    text = _joined(piece)
+    if len(piece) == 1 and text in ("e", "i"):
+        return ""
+    if _SIMPLE.fullmatch(text) and (len(piece) > 1 or piece[0].kind == "letter" or text in GREEK):
+        return text
+    drawn = len(piece) > 2 and piece[0].kind == "text"  # \text{Area of } \triangle ABC
+    spoken = [token for token in piece if not (drawn and token.text in _SHAPES)]
+    is_language = {token.kind for token in spoken} <= {"word", "text", "letter"} and not is_constant(text)
+    if spoken and is_language and not is_product(spoken) and len(spoken[-1].text.strip()) > 1:
+        language = " ".join(token.text.strip().casefold() for token in piece)
+        return "" if DENIALS.intersection(language.split()) else language
+    return ""
+
+
+def _is_applied(piece: Sequence[Token]) -> bool:
+    """Whether it is a function at a point or of an event: `f(2)`, `f(g(2))`, `P(X = 2)`, `E[X]`; not `k(k+1)`."""
+    at = next((index for index, token in enumerate(piece) if token.kind == "sign" and token.text in ("(", "[")), 0)
+    if not at or not is_enclosed(piece[at:]):
+        return False
+    head, inner = _joined(piece[:at]), piece[at + 1 : -1]
+    capitals = bool(inner) and all(token.kind in ("letter", "word") and token.text.isupper() for token in inner)
+    if head in _EXPECTATION and (piece[at].text == "[" or capitals):
+        return True
+    if head in _PROBABILITY and (capitals or any(map(_is_event, inner))):
+        return True
+    following = [token.text for token in inner[1:]] + [""]
+    is_numeric = all(
+        token.kind == "number" or token.text in _OF_NUMBERS or (_FUNCTION.fullmatch(token.text) and after == "(")
+        for token, after in zip(inner, following, strict=False)
+    )
+    return bool(_FUNCTION.fullmatch(head)) and piece[at].text == "(" and bool(inner) and is_numeric
+
+
+def _is_event(token: Token) -> bool:
+    spoken = token.kind == "word" and (len(token.text) > 3 or is_word(token.text))
+    return spoken or token.kind == "text" or token.text in _OF_EVENTS
+
+
+def _is_operator(piece: Sequence[Token]) -> bool:
+    r"""Whether it is an operator with one operand, no sum or product: `\gcd(12, 18)`, `\max f`, `Var(X)`."""
+    if len(piece) < 2 or not _operator(piece[0]):
+        return False
+    outside = [at for at, level in enumerate(depths(piece)) if not level and at]
+    for token in (piece[at] for at in outside):
+        if token.text in ("+", "-", "*", "/", "^", "!") or token.kind == "number" or _operator(token):
+            return False
+    ends = [(opening, at) for opening, at in pairwise(outside) if closes(piece[at]) and at < len(piece) - 1]
+    return all(piece[opening - 1].text == "_" for opening, _ in ends)  # else something follows the operand
+
+
+def _operator(token: Token) -> bool:
+    return token.kind != "letter" and token.text.strip().casefold() in OPERATORS
