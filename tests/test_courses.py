@@ -68,24 +68,20 @@ def test_tokenize_pads_right_shifts_once_and_masks_by_length(pad_token, adds_bos
         assert batch["response_mask"][row].tolist() == (flags + [False] * (width - len(flags)))[1:]
 
 
-def test_log_probs_and_entropy_of_a_model_equal_a_loop_without_padding():
+def test_log_probs_and_entropy_of_a_model_equal_a_loop_without_padding_and_are_float32():
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
+    given = batch["input_ids"], batch["labels"]
+    half = cs336_2025.get_response_log_probs(tiny_model(dtype=torch.bfloat16), *given, return_token_entropy=True)
+    assert half["log_probs"].dtype == half["token_entropy"].dtype == torch.float32
+    assert half["log_probs"].requires_grad
     model = tiny_model()
-    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
-    scored = cs336_2025.get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
+    scored = cs336_2025.get_response_log_probs(model, *given, return_token_entropy=True)
     for row, (ids, _) in enumerate(expected_rows(PROMPTS, OUTPUTS)):
-        log_probs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
-        for t in range(len(ids) - 1):
-            entropy = -(log_probs[t].exp() * log_probs[t]).sum().item()
-            assert scored["log_probs"][row, t].item() == pytest.approx(log_probs[t, ids[t + 1]].item(), abs=1e-5)
-            assert scored["token_entropy"][row, t].item() == pytest.approx(entropy, abs=1e-5)
-
-
-def test_scores_are_float32_for_a_bfloat16_model_and_carry_a_gradient():
-    model = tiny_model(dtype=torch.bfloat16)
-    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
-    scored = cs336_2025.get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
-    assert scored["log_probs"].dtype == scored["token_entropy"].dtype == torch.float32
-    assert scored["log_probs"].requires_grad
+        log_probs = model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
+        entropies, n = -(log_probs.exp() * log_probs).sum(-1), len(ids) - 1
+        picked = log_probs[torch.arange(n), ids[1:]]
+        torch.testing.assert_close(scored["log_probs"][row, :n].double(), picked, rtol=0, atol=1e-5)
+        torch.testing.assert_close(scored["token_entropy"][row, :n].double(), entropies, rtol=0, atol=1e-5)
 
 
 def contains_truth(response, truth):
@@ -127,54 +123,38 @@ def test_an_evaluation_is_on_disk_with_every_row(tmp_path):
         cs336_2025.evaluate_vllm(Model(), contains_truth, PROMPTS, None, truths[:2], path)
 
 
-def test_a_mean_over_nothing_is_nan_in_the_course():
-    values, mask = torch.ones(2, 3), torch.tensor([[True, False, False], [True, False, True]])
-    assert cs336_2025.masked_mean(tensor=values, mask=mask, dim=0).isnan().tolist() == [False, True, False]
-
-
 ONES, MASK = torch.ones(2, 3), torch.ones(2, 3).bool()
-OF_2025 = {"raw_rewards": ONES[:, :1], "advantages": ONES[:, :1], "old_log_probs": ONES, "cliprange": 0.2}
-OF_2026 = {"old_log_probs": ONES, "cliprange": 0.2, "response_mask": MASK}
+
+
+def loss_2025(kind, **missing):
+    given = {"raw_rewards": ONES[:, :1], "advantages": ONES[:, :1], "old_log_probs": ONES, "cliprange": 0.2}
+    return cs336_2025.compute_policy_gradient_loss(ONES, kind, **given | missing)
+
+
+def loss_2026(kind, **missing):
+    given = {"old_log_probs": ONES, "cliprange": 0.2, "response_mask": MASK}
+    return cs336_2026.compute_policy_gradient_loss(ONES[:, 0], ONES, kind, **given | missing)
 
 
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        *(
-            (
-                lambda kind=kind, missing=missing: cs336_2025.compute_policy_gradient_loss(
-                    ONES, kind, **{**OF_2025, missing: None}
-                ),
-                f"{missing}=None",
-            )
-            for kind, missing in [
-                ("no_baseline", "raw_rewards"), ("reinforce_with_baseline", "advantages"),
-                ("grpo_no_clip", "old_log_probs"), ("grpo_clip", "cliprange"),
-            ]
-        ),
-        *(
-            (
-                lambda kind=kind, missing=missing: cs336_2026.compute_policy_gradient_loss(
-                    ONES[:, 0], ONES, kind, **{**OF_2026, missing: None}
-                ),
-                f"{missing}=None: '{kind}'",
-            )
-            for kind, missing in [
-                ("noclip", "old_log_probs"), ("grpo", "cliprange"), ("gspo", "response_mask"), ("gspo", "cliprange"),
-            ]
-        ),
-        (lambda: cs336_2025.compute_policy_gradient_loss(ONES, "ppo", **OF_2025), "choose one of"),
-        (lambda: cs336_2026.compute_policy_gradient_loss(ONES[:, 0], ONES, "ppo", **OF_2026), "choose one of"),
+        (lambda: loss_2025("no_baseline", raw_rewards=None), "raw_rewards=None"),
+        (lambda: loss_2025("reinforce_with_baseline", advantages=None), "advantages=None"),
+        (lambda: loss_2025("grpo_no_clip", old_log_probs=None), "old_log_probs=None"),
+        (lambda: loss_2025("grpo_clip", cliprange=None), "cliprange=None"),
+        (lambda: loss_2026("noclip", old_log_probs=None), "old_log_probs=None: 'noclip'"),
+        (lambda: loss_2026("grpo", cliprange=None), "cliprange=None: 'grpo'"),
+        (lambda: loss_2026("gspo", response_mask=None), "response_mask=None: 'gspo'"),
+        (lambda: loss_2025("ppo"), "choose one of"),
+        (lambda: loss_2026("ppo"), "choose one of"),
         (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "constant"), "normalization_constant=None"),
         (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "token"), "choose one of"),
         (lambda: cs336_2026.compute_group_normalized_rewards(torch.ones(3), 2), "group_size=2"),
         (lambda: cs336_2026.compute_rollout_rewards(contains_truth, ["a"] * 3, ["b"] * 2), "3 responses and 2 ground"),
-        (
-            lambda: cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS[:2], word_tokenizer()),
-            "3 prompts and 2 outputs",
-        ),
+        (lambda: cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS[:2], word_tokenizer()), "3 prompts and 2 out"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_or_does_not_fit_is_named(call, match):
     with pytest.raises(ValueError, match=match):
         call()
@@ -189,9 +169,8 @@ def test_the_unclipped_loss_of_2025_and_the_metadata_of_both_years():
     assert clipped["clipped"].tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     rewards, means = cs336_2026.compute_rollout_rewards(contains_truth, ["a b", "c"], ["a", "a"])
     assert (rewards.tolist(), means["mean_reward"], means["mean_format_reward"]) == ([1.0, 0.0], 0.5, 1.0)
-
-
-def test_pku_homework_has_the_same_functions():
+    mask = torch.tensor([[True, False, False], [True, False, True]])  # a mean over nothing is NaN in the course
+    assert cs336_2025.masked_mean(tensor=ONES, mask=mask, dim=0).isnan().tolist() == [False, True, False]
     assert pku_hw3.__all__ == cs336_2025.__all__
     assert all(getattr(pku_hw3, name) is getattr(cs336_2025, name) for name in pku_hw3.__all__)
 
@@ -274,27 +253,20 @@ def test_train_step_equals_the_whole_batch_at_once_for_any_accumulation(name, ac
         torch.testing.assert_close(after, before - 0.5 * before.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_train_step_clips_the_whole_gradient_before_the_step_and_leaves_none_behind():
-    model, _, metadata = train_step("standard", accumulation=3, max_grad_norm=0.01)
+def test_train_step_clips_the_whole_gradient_before_the_step_leaves_none_behind_and_reports():
+    model, loss, metadata = train_step("grpo", accumulation=3, max_grad_norm=0.01)
     assert all(parameter.grad is None for parameter in model.parameters())
     squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
     moved = math.sqrt(sum((after - before).square().sum().item() for after, before in squares))
     assert moved == pytest.approx(0.5 * 0.01, rel=1e-2)
     assert metadata["grad_norm"] > 0.01  # reported as it was before the clip
-
-
-def test_train_step_reports_what_the_handout_asks_for():
-    _, loss, metadata = train_step("grpo", accumulation=2)
     assert metadata["loss"] == pytest.approx(loss.item())
     assert metadata["mean_reward"] == pytest.approx(2 / 6)
     assert metadata["nonzero_advantage_share"] == pytest.approx(4 / 6)
     assert 0 < metadata["token_entropy"] <= math.log(14) + 1e-6
     assert 0 < metadata["clipped"] < 1
     assert 0.5 < metadata["ratio"] < 2
-
-
-def test_train_step_without_any_learning_signal_changes_nothing():
-    model, loss, metadata = train_step("standard", accumulation=2, responses=["."] * 6)
+    model, loss, metadata = train_step("standard", accumulation=2, responses=["."] * 6)  # nothing to learn
     assert (loss.item(), metadata["grad_norm"]) == (0.0, 0.0)
     for after, before in zip(model.parameters(), tiny_model().parameters(), strict=True):
         assert torch.equal(after, before)

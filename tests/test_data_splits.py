@@ -11,8 +11,16 @@ from test_data_files import BOX, lines, parse, read, sums
 
 from rlreason.config.data import DataConfig, FileDataConfig
 from rlreason.config.leaves import render, resource_dir, template_of
-from rlreason.data.ground_truth import by_question, check_ground_truths
-from rlreason.data.prepare import by_pass_rate, hold_out, load_data, read_pass_rates, subset, without_overlap
+from rlreason.data.prepare import (
+    by_pass_rate,
+    by_question,
+    check_ground_truths,
+    hold_out,
+    load_data,
+    read_pass_rates,
+    subset,
+    without_overlap,
+)
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import fingerprint, question_hash
 from rlreason.errors import ConfigError, DataError
@@ -90,36 +98,26 @@ def test_overlap_is_refused_dropped_or_allowed():
 
 
 ALIKE = (
-    ("What is 0 times 3,000?", "what IS 0 times 3,000?", "What is 0 times 3000 ?",
-     "**Question 7:** What is 0 times 3,000?",
-     "\uff37hat is \uff10 times 3,000\uff1f", "\ufeffWhat is 0\u200b times\u00a03,000?",
-     "What is \N{LEFT DOUBLE QUOTATION MARK}0 times 3,000\N{RIGHT DOUBLE QUOTATION MARK}?"),
+    ("What is 0 times 3,000?", "what IS 0 times 3000 ?", "**Question 7:** What is 0 times 3,000?",
+     "\uff37hat is \uff10 times 3,000\uff1f", "\ufeffWhat is 0\u200b times\u00a03,000?"),
     ("Janet's ducks don't lay.", "Janet\N{RIGHT SINGLE QUOTATION MARK}s ducks don`t lay", "Janets ducks dont lay!"),
 )  # fmt: skip
-
-
-def test_a_question_that_is_written_otherwise_is_the_same():
-    assert [len(set(map(question_key, forms))) for forms in ALIKE] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("3-4", "3+4"), ("5!", "5?"), ("1.5", "15"), ("1.5", "1,5"), ("5\N{SUPERSCRIPT TWO}", "52"), ("n!", "n"),
-     ("3\N{VULGAR FRACTION ONE HALF}", "31/2"), (".5+1", "5+1"), ("(2+3)*4", "2+3*4"), ("1:30", "130"), ("-5+3", "5+3"),
-     ("f'(2)", "f(2)"), ("10%", "10"), ("12,34", "1234"), ("|x|", "x"), ("-a", "a"), ("???", "!!!"),
-     ("five - two", "five * two"), ("True & False", "True | False"), ("~True", "True"), ("|AB|", "(AB)"),
-     ("2 ** 3 ** 4", "2 3 4")],
+OTHER = (
+    ("3-4", "3+4"), ("5!", "5?"), ("1.5", "15"), ("1.5", "1,5"), ("5\N{SUPERSCRIPT TWO}", "52"), (".5+1", "5+1"),
+    ("(2+3)*4", "2+3*4"), ("1:30", "130"), ("-5+3", "5+3"), ("f'(2)", "f(2)"), ("10%", "10"), ("|x|", "x"),
+    ("True & False", "True | False"), ("2 ** 3 ** 4", "2 3 4"),
 )  # fmt: skip
-def test_what_changes_a_sum_makes_another_question(one, other):
-    assert question_key(f"What is {one}") != question_key(f"What is {other}")
 
 
-@pytest.mark.parametrize("cells", [".#", "?12", "_.", "| -", "AB."])
-def test_puzzles_of_other_cells_are_other_questions(cells):
+def test_a_question_that_is_written_otherwise_is_the_same_and_another_sum_or_puzzle_another():
+    assert [len(set(map(question_key, forms))) for forms in ALIKE] == [1, 1]
+    for one, other in OTHER:
+        assert question_key(f"What is {one}") != question_key(f"What is {other}")
     draw = random.Random(1)
-    grids = {"\n".join("".join(draw.choices(cells, k=6)) for _ in range(6)) for _ in range(300)}
-    asked = {" ".join(f"Solve the grid:\n{grid}\nWhat is the shortest way?".split()) for grid in grids}
-    assert len({question_key(question) for question in asked}) == len(asked)
+    for cells in (".#", "?12", "| -"):
+        grids = {"\n".join("".join(draw.choices(cells, k=6)) for _ in range(6)) for _ in range(300)}
+        asked = {" ".join(f"Solve the grid:\n{grid}\nWhat is the shortest way?".split()) for grid in grids}
+        assert len({question_key(question) for question in asked}) == len(asked)
 
 
 def test_a_run_says_what_its_data_repeats(load):
@@ -133,9 +131,8 @@ def test_a_run_says_what_its_data_repeats(load):
 
 def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
     problems = problems_of(5)
-    counts = [(8, 0), (8, 1), (8, 4), (8, 8)]
-    rows = [{"problem_id": p.id, "question_hash": question_hash(p.question + "\n"), "samples": n, "correct": c}
-            for p, (n, c) in zip(problems, counts, strict=False)]  # fmt: skip
+    rows = [{"question_hash": question_hash(p.question + "\n"), "samples": 8, "correct": correct}
+            for p, correct in zip(problems, (0, 1, 4, 8), strict=False)]  # fmt: skip
     rates = read_pass_rates(lines(tmp_path / "r.jsonl", [*rows, {**rows[1], "correct": 3}]))
     assert rates[question_hash(problems[1].question)] == 4 / 16
     notes: list[str] = []
@@ -168,13 +165,10 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
             assert {g.outcome for g in grader.grade_batch(traces, [p.answer for p in problems])} == {"correct"}, option
 
 
-@pytest.mark.parametrize("template", ["{solution} {question}", "done", "{solution", "{}"])
-def test_a_broken_trace_template_is_one_line(template):
-    with pytest.raises(ConfigError, match=r"^prompt\.trace=.*\Z"):
-        check_template(template)
-
-
 def test_a_given_response_is_imitated_word_for_word_and_problems_without_a_trace_are_refused_or_counted():
+    for template in ("{solution} {question}", "done", "{solution", "{}"):
+        with pytest.raises(ConfigError, match=r"^prompt\.trace=.*\Z"):
+            check_template(template)
     assert trace_text(Problem("a", "q", "1", "s", response=" <<1>> "), TRACE) == " <<1>> "
     problems = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")]
     with pytest.raises(ConfigError, match=r"^2 of 5 training problems .*bare, goldless.*bad_rows=skip"):
@@ -200,20 +194,14 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
         filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch, print)
 
 
-def test_ground_truths_that_cannot_be_earned_or_that_no_answer_repeats_are_named(grader):
-    """A matrix in several lines and few words are answers; other lines and sentences are not, but grade themselves."""
-    matrix = "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}"
-    fine = [*problems_of(3), Problem("matrix", "q", matrix), Problem("words", "q", "the line through A and B")]
-    texts = [Problem("lines", "q", "10\n\nNote"), Problem("prose", "q", "She sold all of her clips in May.")]
-    bad = [Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
-    for on_bad, kept in (("keep", [*fine, *texts, *bad]), ("drop", [*fine, *texts])):
-        notes: list[str] = []
-        assert check_ground_truths([*fine, *texts, *bad], grader, DataConfig(bad_gold=on_bad), notes.append) == kept
-        assert [re.findall(r"^! (\d) of 9|: (\w+)$|(lines): '10 Note'", note) for note in notes] == [
-            [("1", "", ""), ("", "none", "")], [("1", "", ""), ("", "bad", "")], [("2", "", ""), ("", "", "lines")],
-        ]  # fmt: skip
+def test_ground_truths_that_cannot_be_earned_are_counted_or_dropped(grader):
+    fine, bad = problems_of(3), [Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
+    notes: list[str] = []
+    assert check_ground_truths([*fine, *bad], grader, DataConfig(), notes.append) == [*fine, *bad]
+    assert check_ground_truths([*fine, *bad], grader, DataConfig(bad_gold="drop"), notes.append) == fine
+    assert [note.startswith("! 2 of 5") and note.endswith("bad, none") for note in notes] == [True, True]
     assert check_ground_truths(fine, grader, DataConfig(), notes.append) == fine
-    assert len(notes) == 3
+    assert len(notes) == 2
     with pytest.raises(ConfigError, match="nothing can be earned"):
         check_ground_truths(bad, grader, DataConfig(), print)
     assert check_ground_truths(bad[1:], grader, DataConfig(), notes.append, needed=False) == bad[1:]
@@ -232,7 +220,6 @@ def test_the_limit_is_drawn_after_the_filters_and_is_nested(load):
     other, _ = load(*filtered, "data.limit=8", "seed=1", train=rows)
     assert set(other.train) != set(few.train)
     assert other.validation == few.validation
-    assert "data.limit=99" in load("data.limit=99", train=rows)[1][-1]
 
 
 def test_sft_needs_traces_and_grpo_ground_truths(load):
@@ -310,9 +297,6 @@ def test_ground_truth_that_is_not_at_hand_is_asked_for_in_one_line(load, tmp_pat
     lines(elsewhere, known(5, start=70))
     with pytest.raises(DataError, match=r"known\.jsonl: 20 rows"):
         load(*SFT, f"data.ground_truth={elsewhere}", data="math", sft=pairs(20))
-    elsewhere.write_text("{broken\n")
-    with pytest.raises(DataError, match=r"known\.jsonl, line 1"):
-        load(*SFT, f"data.ground_truth={elsewhere}", data="math", sft=pairs(20))
 
 
 def test_a_file_of_ground_truth_is_read_without_a_filter_too_and_by_held_out_rows(load, tmp_path):
@@ -320,15 +304,11 @@ def test_a_file_of_ground_truth_is_read_without_a_filter_too_and_by_held_out_row
     loaded, _ = load(*words, data="math", train=known(30), sft=pairs(30))
     assert (len(loaded.train), len(loaded.validation)) == (24, 6)
     assert all(p.question == known(30)[int(p.answer) // 2]["problem"] for p in loaded.train + loaded.validation)
-    loaded, notes = load(*words, data="math", sft=[{**row, "ground_truth": "7"} for row in pairs(9)])
+    loaded, _ = load(*words, data="math", sft=[{**row, "ground_truth": "7"} for row in pairs(9)])
     assert {p.answer for p in loaded.train} == {"7"}
-    assert notes[0].startswith("! data.ground_truth=train ")
-    for words, complaint in (
-        ({"train": str(tmp_path / "sft.jsonl"), "ground_truth": "/nowhere.jsonl"}, "data.ground_truth=/nowhere.jsonl"),
-        ({"path": str(tmp_path), "train": "sft", "ground_truth": "gone"}, f"data.path={tmp_path} holds no gone.jsonl"),
-    ):
-        (line,) = FileDataConfig(name="x", n_validation=1, **words).problems()
-        assert line.startswith(complaint)
+    gone = {"train": str(tmp_path / "sft.jsonl"), "ground_truth": "/nowhere.jsonl"}
+    (line,) = FileDataConfig(name="x", n_validation=1, **gone).problems()
+    assert line.startswith("data.ground_truth=/nowhere.jsonl")
 
 
 def test_nothing_but_the_question_that_is_asked_is_taken_for_it():

@@ -2,9 +2,7 @@
 
 import json
 import random
-import re
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,15 +10,7 @@ from hypothesis import strategies as st
 
 from rlreason.config.data import CountdownConfig, GymConfig
 from rlreason.config.leaves import render, template_of
-from rlreason.data.tasks import (
-    Story,
-    habit_trace,
-    is_validation,
-    load_countdown,
-    make_countdown,
-    make_gym,
-    make_stories,
-)
+from rlreason.data.tasks import is_validation, load_countdown, make_countdown, make_gym
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier
@@ -29,58 +19,6 @@ from tests.waiting import patient
 
 COUNTDOWN = "rlreason.grading.verifiers.countdown"
 GYM = "rlreason.grading.verifiers.gym"
-
-
-# Stories and prompts
-
-
-def story_of(problem) -> Story:
-    """The numbers and signs, read back from the worked steps, each of which is right."""
-    steps = [re.fullmatch(r"(\d+)([+-]\d+)=(\d+)", step) for step in problem.solution.split(" ")]
-    assert all(int(m[1]) + int(m[2]) == int(m[3]) for m in steps)
-    return Story(int(steps[0][1]), tuple(int(m[2]) for m in steps))
-
-
-def test_every_story_is_told_and_solved_right_and_the_same_for_a_seed():
-    problems = make_stories(300, seed=1, min_events=1, max_events=6, max_value=30)
-    for p in problems:
-        totals = story_of(p).totals
-        assert all(0 <= total <= 30 for total in totals)
-        assert p.answer == str(totals[-1])
-        assert len(re.findall(r"\d+", p.question)) == len(totals)
-    assert make_stories.__wrapped__(300, 1, 1, 6, 30) == problems != make_stories(300, 2, 1, 6, 30)
-    assert len({p.question for p in problems}) == len({p.id for p in problems}) == 300
-    assert Story(7, (3, -4)).totals == [7, 10, 6]
-
-
-def test_validation_stories_cannot_occur_in_training_and_a_space_that_runs_out_does_not_hang(monkeypatch):
-    """In a story space so small that both halves are nearly used up, they still never meet."""
-    small = {"seed": 0, "min_events": 2, "max_events": 2, "max_value": 9}
-    train = {story_of(p) for p in make_stories(3000, **small)}
-    validation = {story_of(p) for p in make_stories(1000, **small, validation=True)}
-    assert train.isdisjoint(validation)
-    assert (len(train) > 400, len(validation) > 60) == (True, True)
-    assert not any(is_validation(*story) for story in train)
-    monkeypatch.setattr("rlreason.data.tasks.NAMES", ("Mia",))
-    monkeypatch.setattr("rlreason.data.tasks.THINGS", ("pens",))
-    with pytest.raises(ConfigError, match=r"max_value|no stories"):
-        make_stories(200, seed=0, min_events=1, max_events=1, max_value=2)
-
-
-def test_a_guess_is_right_in_training_and_wrong_in_validation():
-    for validation in (False, True):
-        for p in make_stories(50, seed=0, validation=validation, guessed=True):
-            assert (f" A friend guesses {p.answer}. " in p.question) != validation
-
-
-def test_warm_start_traces_have_the_two_habits():
-    (problem,), rng = make_stories(1, seed=0, min_events=3, max_events=3), random.Random(0)
-    hasty, careful = (habit_trace(problem, rng, share, 0.0) for share in (1.0, 0.0))
-    assert (hasty.count("="), careful.count("=")) == (1, 3)
-    with Grader(patient()) as grader:
-        grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)
-    assert (grades[0].format, grades[1].outcome) == (1.0, "correct")
-    assert careful not in [habit_trace(problem, rng, 0.0, 1.0) for _ in range(20)]
 
 
 def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(tmp_path):
@@ -97,9 +35,6 @@ def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(
             template_of(str(tmp_path / "x.prompt"))
     with pytest.raises(ConfigError, match=r"prompt\.file=nowhere\.prompt"):
         template_of("nowhere.prompt")
-
-
-# Countdown: the verifier
 
 
 def numbers_and_target(problem):
@@ -162,12 +97,8 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", WRONG + HOSTILE)
-def test_a_wrong_or_hostile_answer_is_wrong_at_once(answer):
-    assert verifier.solves(answer, "3 5 7 -> 22") is False
-
-
-def test_an_expression_of_the_numbers_is_right_and_a_gold_without_a_target_an_error():
+def test_wrong_and_hostile_answers_are_wrong_and_an_expression_of_the_numbers_is_right():
+    assert [answer for answer in WRONG + HOSTILE if verifier.solves(answer, "3 5 7 -> 22")] == []
     for answer in ("3 * 5 + 7", "7--3*5", r"3 \times 5 + 7", "3 \u00d7 5\n+ 7"):
         assert verifier.solves(answer, "3 5 7 -> 22")
     for gold in ("", "3 5 7", "3 5 -> two", "(1 +"):
@@ -197,9 +128,6 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
     assert {g.outcome for g in hostile} <= {"wrong", "unformatted"}
 
 
-# Countdown: the problems
-
-
 @pytest.mark.parametrize("settings", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
 def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(settings):
     for problem in make_countdown(300, seed=1, **settings):
@@ -223,9 +151,6 @@ def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
         assert not others & {str(numbers_and_target(p)) for p in validation}
     assert len({p.id for p in train + validation}) == len({str(numbers_and_target(p)) for p in train + validation})
     assert {len(numbers_and_target(p)[0]) for p in train} == {3, 4}
-
-
-def test_too_small_a_space_is_said():
     with pytest.raises(ConfigError, match=r"data\.max_value=2.*only about.*raise"):
         make_countdown(100, seed=0, max_value=2, max_count=3)
 
@@ -236,49 +161,32 @@ def load(path: str, n_train: int = 200, n_validation: int = 30, bad_rows: str = 
     return *load_countdown(data, notes.append), notes
 
 
-@pytest.fixture
-def rows(tmp_path) -> str:
-    """A file of 400 problems of three numbers."""
+def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named(tmp_path):
     rng = random.Random(0)
+    file = tmp_path / "rows.jsonl"
     rows = [{"nums": rng.choices(range(1, 60), k=3), "target": rng.randint(1, 99)} for _ in range(400)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_rows_with_nums_and_target_become_problems_that_cannot_meet(rows):
-    train, validation, notes = load(rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train, validation, notes = load(str(file))
     assert (len(train), len(validation), notes) == (200, 30, [])
     assert len({p.id for p in train + validation}) == 230
     for problem in train + validation:
         numbers, target = verifier.read_ground_truth(problem.answer)
         assert (numbers, target) == numbers_and_target(problem)
         assert is_validation(sorted(numbers), int(target)) == (problem in validation)
-    assert train[:50] == load(rows, 50, 1)[0]
-
-
-def test_a_bad_row_is_named_or_skipped_and_counted_and_too_few_rows_are_said(rows):
-    good = Path(rows).read_text()
+    assert train[:50] == load(str(file), 50, 1)[0]
+    good = file.read_text()
     for row, reason in (
-        ('{"nums": [1, "2"], "target": 5}', "nums"),
-        ('{"nums": [], "target": 5}', "nums"),
-        ('{"nums": [1, 2], "target": 2.5}', "target"),
-        ("[1, 2]", "nums"),
-        ("nums", "JSON"),
-    ):
-        Path(rows).write_text(good + row)
+        ('{"nums": [1, "2"], "target": 5}', "nums"), ('{"nums": [1, 2], "target": 2.5}', "target"), ("nums", "JSON"),
+    ):  # fmt: skip
+        file.write_text(good + row)
         with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{reason}"):
-            load(rows)
-    train, _, notes = load(rows, bad_rows="skip")
+            load(str(file))
+    train, _, notes = load(str(file), bad_rows="skip")
     assert (len(train), "1 of 401 rows left out" in notes[0]) == (200, True)
-    for words, setting in (((rows, 500, 5), "n_train=500"), ((rows, 50, 250), "n_validation=250")):
-        with pytest.raises(ConfigError, match=rf"data\.{setting} "):
-            load(*words, bad_rows="skip")
+    with pytest.raises(ConfigError, match=r"data\.n_validation=250 "):
+        load(str(file), 50, 250, bad_rows="skip")
     with pytest.raises(ConfigError, match=r"data\.path=nowhere\.jsonl "):
         load("nowhere.jsonl")
-
-
-# reasoning-gym
 
 
 def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
@@ -300,21 +208,12 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert gym_verifier.question_only(f"\\boxed{{{json.loads(golds[1])['answer']}}}", golds[1])["reward"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("task", "says"),
-    [
-        ("graph_color", "graph_color: "),  # cannot check its own answers
-        ("rearc", "rearc: "),
-        ("leg_count", "leg_count .*leg_counting"),  # is none: named with its neighbours
-    ],
-)
-def test_a_task_that_cannot_be_used_is_refused(task, says):
+def test_a_task_that_cannot_be_used_is_refused():
+    """One that cannot check its own answers, and one that is none: named with its neighbours."""
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(ConfigError, match=rf"data\.task={says}"):
-        make_gym([task], 3, seed=0)
-
-
-# Settings
+    for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count .*leg_counting")):
+        with pytest.raises(ConfigError, match=rf"data\.task={says}"):
+            make_gym([task], 3, seed=0)
 
 
 def test_settings_out_of_range_are_named():

@@ -96,36 +96,26 @@ def rules(health: list[Finding]) -> set[str]:
     return {finding.rule for finding in health if finding.problem}
 
 
-def figures_of(health: list[Finding], rule: str) -> dict[str, float]:
-    (found,) = [f for f in health if f.rule == rule]
-    return found.figures | {"found in step": found.step}
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> tuple[list[str], list[Finding]]:
-    return trained(tmp_path_factory.mktemp("sound") / "run")
-
-
-def test_a_run_without_a_fault_has_nothing_said_of_it(sound):
-    said, health = sound
+def test_a_run_without_a_fault_has_nothing_said_of_it(tmp_path):
+    said, health = trained(tmp_path / "run")
     assert not [line for line in said if "truncated" not in line and "cut at" not in line]
     assert not rules(health) - {"truncated"}  # these weights are nearly random
 
 
-@pytest.mark.parametrize("rate", ["1e-6", "3e-3"])
-def test_an_engine_that_keeps_old_weights(tmp_path, rate):
-    said, health = trained(tmp_path / "run", f"learning_rate={rate}", "n_steps=3", "eval_every=0", engine=Stale)
-    assert any("other weights" in line for line in said)
-    found = figures_of(health, "engine_weights")
-    assert found["found in step"] == 2  # the first samples behind an update
-    assert found["mismatch"] > 20 * found["first"]
-
-
-def test_samples_of_a_group_that_share_seeds(tmp_path):
-    said, health = trained(tmp_path / "run", "n_steps=2", engine=OneSeed)
-    assert any("samples share a seed" in line for line in said)
-    found = figures_of(health, "identical_samples")
-    assert (found["found in step"], found["copies"] > 0.2) == (1, True)
+@pytest.mark.parametrize(
+    ("engine", "words", "rule", "step", "holds"),
+    [
+        (Stale, ("learning_rate=1e-6",), "engine_weights", 2, lambda f: f["mismatch"] > 20 * f["first"]),
+        (Stale, ("learning_rate=3e-3",), "engine_weights", 2, lambda f: f["mismatch"] > 20 * f["first"]),
+        (OneSeed, (), "identical_samples", 1, lambda f: f["copies"] > 0.2),
+    ],
+)
+def test_an_engine_that_keeps_old_weights_or_shares_seeds(tmp_path, engine, words, rule, step, holds):
+    said, health = trained(tmp_path / "run", *words, "n_steps=3", "eval_every=0", engine=engine)
+    assert any("other weights" in line or "share a seed" in line for line in said)
+    (found,) = [f for f in health if f.rule == rule]
+    assert found.step == step  # with old weights, the first samples behind an update
+    assert holds(found.figures)
 
 
 def scored_at_another_temperature(trainer: Trainer) -> None:
@@ -188,19 +178,17 @@ SLOW = (
 def test_a_fault_is_named_by_its_monitor(tmp_path, plant, words, rule, holds):
     _, health = trained(tmp_path / "run", *words, plant=plant)
     assert rules(health) & {rule, f"ended:{rule}"}
-    if rule in rules(health):
-        assert holds(figures_of(health, rule))
+    assert all(holds(f.figures) for f in health if f.rule == rule)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("judged", [(), ("eval.reward=r1_zero",)], ids=["by the same reward", "by another"])
-def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
+def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path):
     """It pays for the format and a short way: the model answers worse and worse, and earns more and more.
 
-    Also where evaluations are judged by the same reward, and accuracy rises.
+    Evaluations are judged by the same reward, so accuracy rises.
     """
     words = (
-        "prompt.reward=own_reward:short_and_formatted", *judged, "n_steps=10", "rollout_batch_size=128",
+        "prompt.reward=own_reward:short_and_formatted", "n_steps=10", "rollout_batch_size=128",
         "train_batch_size=128", "eval_problems=128", "eval.final_problems=128", "eval_every=5", "threads=1",
         "save_model=false", "checkpoint.every=0", "hydra.run.dir=run",
     )  # fmt: skip
@@ -210,25 +198,15 @@ def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     assert "reward_hacking" in rules(examine(tmp_path / "run")[1])
 
 
-@pytest.mark.parametrize(
-    ("status", "rows", "found"),
-    [
-        ('{"status": "running", "reason": "", "time": ""}', '{"rollout_step": 1}\n{"rollout_step": 2, "trai',
-         {"killed", "broken_files"}),
-        ('{"status": "failed", "reason": "CUDA out of memory. Tried to", "time": ""}', "", {"failed"}),
-    ],
-)  # fmt: skip
-def test_folders_of_runs_that_came_to_no_end(tmp_path, status, rows, found):
-    (tmp_path / "config.yaml").write_text("n_steps: 10\n")
-    (tmp_path / "status.json").write_text(status)
-    (tmp_path / "metrics.jsonl").write_text(rows)
-    _, health = examine(tmp_path)
-    assert rules(health) == found
-    if "failed" in found:
-        assert "rlreason plan" in health[0].cure
-
-
-def test_folders_of_no_run(tmp_path):
+def test_folders_of_no_run_and_of_runs_that_came_to_no_end(tmp_path):
     for folder, says in ((tmp_path / "nothing", "is no folder"), (tmp_path, r"has no config\.yaml")):
         with pytest.raises(ConfigError, match=says):
             examine(folder)
+    (tmp_path / "config.yaml").write_text("n_steps: 10\n")
+    (tmp_path / "status.json").write_text('{"status": "running", "reason": "", "time": ""}')
+    (tmp_path / "metrics.jsonl").write_text('{"rollout_step": 1}\n{"rollout_step": 2, "trai')
+    assert rules(examine(tmp_path)[1]) == {"killed", "broken_files"}
+    (tmp_path / "status.json").write_text('{"status": "failed", "reason": "CUDA out of memory. Tried to", "time": ""}')
+    (tmp_path / "metrics.jsonl").write_text("")
+    (failed,) = [finding for finding in examine(tmp_path)[1] if finding.problem]
+    assert (failed.rule, "rlreason plan" in failed.cure) == ("failed", True)

@@ -207,7 +207,7 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         found = {p.id: p for p in (*problems, *validation)}
         assert (found.keys(), found["own"].facts) == ({"own", "other"}, {"level": "2"})
     refused = {
-        "broken": (DataError, "returned int"),
+        "broken": (DataError, "TypeError: 'int'"),
         "failing": (DataError, "KeyError: 'question'"),
         "no_row": (DataError, "has no text under 'question'"),
     }
@@ -293,7 +293,7 @@ def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
         assert [grade.path for grade in grades[4:]] == ["plugin_value"] * 2
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"question": ["1+1?", "2+1?"], "answer": [2, 3], "level": [None, 1.0]})
-    for given in (table, [dict(row) for _, row in table.iterrows()], {"train": table, "validation": table[1:]}):
+    for given in (table, {"train": table, "validation": table[1:]}):
         with as_settings(data=given) as words:
             problems = [p for half in read_splits(of_function(words[0].partition("=")[2]), print) for p in half]
         assert {p.answer for p in problems} == {"2", "3"}

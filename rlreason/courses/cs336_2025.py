@@ -1,26 +1,21 @@
-"""Stanford CS336, assignment 5 of spring 2025: SFT, expert iteration and GRPO on MATH."""
+"""Stanford CS336, assignment 5 of spring 2025: SFT, expert iteration and GRPO on MATH; 2026 shares some functions."""
 
+import json
+import os
 from collections.abc import Callable
-from typing import Literal, get_args
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlreason.courses.shared import (
-    consecutive_groups,
-    evaluate_vllm,
-    get_response_log_probs,
-    init_vllm,
-    load_policy_into_vllm_instance,
-    log_generations,
-    required,
-    score_rollouts,
-    tokenize_prompt_and_output,
-)
+from rlreason.engines.vllm.weight_check import repack_tied_head
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss, masked_mean, masked_normalize
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.terms import compute_entropy
+from rlreason.objectives.terms import compute_entropy, gather_log_probs
 
 __all__ = [
     "compute_entropy",
@@ -41,6 +36,180 @@ __all__ = [
 ]
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+Value = TypeVar("Value")
+RewardFn = Callable[[str, str], dict[str, float]]
+
+
+def get_response_log_probs(
+    model: Any, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
+) -> dict[str, Tensor]:
+    """Return `log_probs` of the labels and, if asked, `token_entropy`; both (batch, seq) float32.
+
+    The labels are already shifted. Prompt and padding positions are scored like any other; the caller masks.
+    No attention mask is needed: padding is on the right, and earlier positions of a causal model do not attend to it.
+    """
+    logits = model(input_ids).logits
+    scored = {"log_probs": gather_log_probs(logits, labels)}
+    if return_token_entropy:
+        scored["token_entropy"] = compute_entropy(logits)
+    return scored
+
+
+def score_rollouts(
+    reward_fn: RewardFn, rollout_responses: list[str], repeated_ground_truths: list[str]
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the total rewards (n,) float32, and the mean of every part of the reward.
+
+    `reward_fn(response, ground truth)` returns the parts by name: `reward` is the total; `format_reward` and
+    `answer_reward` are usual. `ValueError` if there are not as many ground truths as responses.
+    """
+    if len(rollout_responses) != len(repeated_ground_truths):
+        counts = f"{len(rollout_responses)} responses and {len(repeated_ground_truths)} ground truths"
+        raise ValueError(f"{counts}: repeat each ground truth group_size times")
+    parts = [reward_fn(*pair) for pair in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    rewards = torch.tensor([part["reward"] for part in parts], dtype=torch.float32)
+    names = sorted({name for part in parts for name in part})
+    means = {f"mean_{name}": sum(part.get(name, 0.0) for part in parts) / len(parts) for name in names}
+    return rewards, means
+
+
+def consecutive_groups(n_samples: int, group_size: int) -> Tensor:
+    """Return the group ids (n,) int64 of samples in runs of `group_size`. `ValueError` for an incomplete group.
+
+    >>> consecutive_groups(6, 3)
+    tensor([0, 0, 0, 1, 1, 1])
+    """
+    if n_samples % group_size:
+        raise ValueError(f"group_size={group_size} does not divide {n_samples} responses into groups")
+    return torch.arange(n_samples) // group_size
+
+
+def required(value: Value | None, name: str, option: str) -> Value:
+    """Return `value`; `ValueError` that names the option if it is None."""
+    if value is None:
+        raise ValueError(f"{name}=None: {option!r} needs it")
+    return value
+
+
+def tokenize_prompt_and_output(
+    prompt_strs: list[str], output_strs: list[str], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Tensor]:
+    """Tokenize prompts and outputs apart, join, right-pad, and split into inputs and next tokens.
+
+    Returns `input_ids`, `labels` (batch, max_len - 1) int64 and `response_mask` (batch, max_len - 1) bool,
+    which is aligned with the labels: true exactly where the label is a token of the output. The mask comes
+    from lengths, so an output may contain the pad token. No special tokens are added to either part: a second
+    begin token between them would be trained on.
+    """
+    if len(prompt_strs) != len(output_strs):
+        raise ValueError(f"{len(prompt_strs)} prompts and {len(output_strs)} outputs: give as many of each")
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in prompt_strs]
+    outputs = [tokenizer.encode(text, add_special_tokens=False) for text in output_strs]
+    lengths = [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
+    full = torch.full((len(lengths), max(lengths)), _pad_id(tokenizer), dtype=torch.int64)
+    is_output = torch.zeros_like(full, dtype=torch.bool)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        full[row, : lengths[row]] = torch.tensor(prompt + output, dtype=torch.int64)
+        is_output[row, len(prompt) : lengths[row]] = True
+    return {"input_ids": full[:, :-1], "labels": full[:, 1:], "response_mask": is_output[:, 1:]}
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the pad token's id, or the end token's if there is none: padding is never trained on."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)
+    raise ValueError("the tokenizer has neither pad_token nor eos_token: set tokenizer.pad_token")
+
+
+def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: float = 0.85, **arguments: Any) -> Any:
+    """Return a `vllm.LLM` on `device` ("cuda:1", "cpu"), in this process, in bfloat16 and with a prefix cache.
+
+    `arguments` are further ones of `vllm.LLM`. `gpu_memory_utilization` is a share of the GPU's memory, 0 to 1.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # `load_policy_into_vllm_instance` hands over tensors
+    import vllm
+
+    index = torch.device(device).index
+    own: dict[str, Any] = {"dtype": "bfloat16", "enable_prefix_caching": True}
+    own["gpu_memory_utilization"] = gpu_memory_utilization
+    if index is not None:
+        own["device_ids"] = [index]
+    return vllm.LLM(model_id, seed=seed, **(own | arguments))
+
+
+def load_policy_into_vllm_instance(policy: PreTrainedModel, llm: Any) -> None:
+    """Copy the current weights of `policy` into `llm`, which `init_vllm` returned.
+
+    The prefix cache is emptied: it holds keys and values of the old weights.
+    """
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(policy.state_dict().items())})
+    llm.apply_model(repack_tied_head)
+    llm.reset_prefix_cache()
+
+
+def evaluate_vllm(
+    vllm_model: Any,
+    reward_fn: RewardFn,
+    prompts: list[str],
+    eval_sampling_params: Any,
+    ground_truths: list[str],
+    path: str | Path,
+) -> dict[str, float]:
+    """Sample one response a prompt, and write one JSON line for each to `path`: texts and parts of the reward.
+
+    Returns the mean of every part. `ValueError` if there are not as many ground truths as prompts.
+    """
+    outputs = vllm_model.generate(prompts, eval_sampling_params)
+    rows = _graded(reward_fn, prompts, [output.outputs[0].text for output in outputs], ground_truths)
+    Path(path).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return _means(rows)
+
+
+@torch.no_grad()
+def log_generations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_fn: RewardFn,
+    prompts: list[str],
+    rollout_responses: list[str],
+    ground_truths: list[str],
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return a row for each response, and averages over them.
+
+    A row has the texts, the parts of the reward, `token_entropy` (nats, mean over response tokens) and `length`
+    (tokens). The averages are of all numbers, and of the length with a positive reward and without one.
+    """
+    rows = _graded(reward_fn, prompts, rollout_responses, ground_truths)
+    training = model.training
+    model.eval()  # entropies are without dropout
+    for row in rows:
+        if not tokenizer.encode(row["response"], add_special_tokens=False):
+            row |= {"token_entropy": 0.0, "length": 0}
+            continue
+        one = tokenize_prompt_and_output([row["prompt"]], [row["response"]], tokenizer)
+        ids, labels, mask = (one[name].to(model.device) for name in ("input_ids", "labels", "response_mask"))
+        entropy = get_response_log_probs(model, ids, labels, return_token_entropy=True)["token_entropy"]
+        row["token_entropy"] = masked_mean(entropy, mask, empty="zero").item()
+        row["length"] = int(mask.sum())
+    model.train(training)
+    metadata = _means(rows)
+    for name, right in (("mean_length_correct", True), ("mean_length_incorrect", False)):
+        if lengths := [row["length"] for row in rows if (row["reward"] > 0) == right]:
+            metadata[name] = fmean(lengths)
+    return rows, metadata
+
+
+def _graded(reward_fn: RewardFn, prompts: list[str], responses: list[str], truths: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"prompt": prompt, "response": response, "ground_truth": truth, **reward_fn(response, truth)}
+        for prompt, response, truth in zip(prompts, responses, truths, strict=True)
+    ]
+
+
+def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    numbers = sorted({name for row in rows for name in row} - {"prompt", "response", "ground_truth"})
+    return {f"mean_{name}": fmean(row.get(name, 0.0) for row in rows) for name in numbers}
 
 
 def sft_microbatch_train_step(
@@ -66,7 +235,7 @@ def sft_microbatch_train_step(
 
 
 def compute_group_normalized_rewards(
-    reward_fn: Callable[[str, str], dict[str, float]],
+    reward_fn: RewardFn,
     rollout_responses: list[str],
     repeated_ground_truths: list[str],
     group_size: int,

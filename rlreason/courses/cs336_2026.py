@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.courses.shared import (
+from rlreason.courses.cs336_2025 import (
     RewardFn,
     consecutive_groups,
     evaluate_vllm,

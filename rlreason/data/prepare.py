@@ -18,16 +18,17 @@ from rlreason.config.data import (
     StoriesConfig,
 )
 from rlreason.config.evaluation import naming_eval_settings
-from rlreason.config.leaves import prompt_renderer
+from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
-from rlreason.data.ground_truth import check_ground_truths, with_ground_truths
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import (
+    GROUND_TRUTH,
     Say,
     Table,
     as_table,
     file_rows,
+    hub_splits,
     question_hash,
     read_split,
     rows_of,
@@ -178,18 +179,17 @@ def read_files(
     data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False
 ) -> tuple[Problems, Problems]:
     """Read (train, validation) from files or a hub data set."""
-    names = [data.train] if data.n_validation is not None or not validation_only else []
-    if data.n_validation is None:
-        names.append(data.validation or validation_split(data))
+    if data.n_validation is not None:
+        (problems,) = with_ids([read_split(data, data.train, Path(data.train).stem, traces, say)])
+        if validation_only and data.n_validation == len(problems):
+            return [], problems
+        return hold_out(problems, data.n_validation, data.split_seed)
+    names = [*([] if validation_only else [data.train]), data.validation or validation_split(data)]
     labels = [Path(name).stem for name in names]
     if len(set(labels)) < len(labels):
         labels = ["train", "validation"]
-    problems = with_ids([read_split(data, *named, traces, say) for named in zip(names, labels, strict=True)])
-    if data.n_validation is None:
-        return ([] if validation_only else problems[0]), problems[-1]
-    if validation_only and data.n_validation == len(problems[0]):
-        return [], problems[0]
-    return hold_out(problems[0], data.n_validation, data.split_seed)
+    tables = with_ids([read_split(data, *named, traces, say) for named in zip(names, labels, strict=True)])
+    return ([] if validation_only else tables[0]), tables[-1]
 
 
 def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
@@ -202,6 +202,98 @@ def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tu
     if data.n_validation is None:
         say(f"{n} of the {len(problems[0])} problems are held out for validation (data.n_validation)")
     return hold_out(problems[0], n, data.split_seed)
+
+
+def check_ground_truths(
+    problems: Problems, grader: Grader | None, data: DataConfig, say: Say, needed: bool = True
+) -> Problems:
+    """Count ground truths that earn no reward, and return the problems; without them with `data.bad_gold=drop`.
+
+    Raises `DataError` where no problem can earn a reward, unless answers are not `needed`: SFT learns without them.
+    Nothing is checked without a grader or for a plug-in, whose form of an answer is unknown.
+    """
+    if grader is None or grader.plugin:
+        return problems
+    wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
+    if not needed and not any(p.answer for p in problems):
+        say("! no validation problem has a ground truth: accuracy stays 0 and says nothing")
+        return problems
+    if len(wrong) == len(problems):
+        raise DataError(
+            f"none of {len(problems)} problems has a ground truth that grades itself right, so nothing can be earned "
+            f"({few(list(wrong), 3)}): choose data with answers, or say where they stand (data.gold, "
+            "data.fields.answer, or a file of their own: data.ground_truth)"
+        )
+    if wrong:
+        done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
+        ids = few([p.id for p in problems if p.id in wrong])
+        found = f"{len(wrong)} of {len(problems)} ground truths are missing or do not grade themselves right"
+        say(f"! {found}; {done}: {ids}")
+    return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"]
+
+
+def with_ground_truths(
+    data: FileDataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
+) -> tuple[Problems, Problems]:
+    """Look up ground truths for rows without one, where requested or needed to filter; return (train, validation).
+
+    They are found by question in data.ground_truth, or else in the usual splits and the validation data.
+    """
+    wanting = sum(not p.answer for p in (*train, *validation))
+    if not wanting or (data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct")):
+        return train, validation
+    sources = _known(data) | {"the validation data": validation}
+    rows, found = by_question([*train, *validation], [p for known in sources.values() for p in known], fill)
+    if not found and (data.ground_truth is not None or not any(p.answer for p in train)):
+        key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
+        raise DataError(
+            f"{key}: {wanting} rows bring no ground truth, and no row with the same question in {', '.join(sources)} "
+            "has one: give a file with these questions and their answers as data.ground_truth, or rows with a field "
+            "ground_truth"
+        )
+    mark = "! " if found < wanting else ""
+    say(f"{mark}{wanting} rows bring no ground truth: found by question for {found} in {', '.join(sources)}")
+    return rows[: len(train)], rows[len(train) :]
+
+
+def by_question(problems: Problems, known: Problems, fill: Callable[[str], str]) -> tuple[Problems, int]:
+    """Give problems without an answer that of the known problem they ask; return (problems, the number found).
+
+    `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
+    """
+    partners: dict[str, Problem] = {}  # of two alike, the first counts
+    for p in known:
+        for text in (p.question, fill(p.question)) if p.answer else ():
+            partners.setdefault(question_hash(text), p)
+    rows: Problems = []
+    found = 0
+    for p in problems:
+        partner = None if p.answer else partners.get(question_hash(p.question))
+        if partner is not None:  # a bare question keeps its white space
+            question = p.question if p.prompt is None else partner.question
+            p, found = replace(p, answer=partner.answer, question=question), found + 1
+        rows.append(p)
+    return rows, found
+
+
+def _known(data: FileDataConfig) -> dict[str, Problems]:
+    """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
+    train = locate(data.path, data.train)
+    if data.ground_truth is not None:
+        splits = [data.ground_truth]
+    elif train is None:
+        splits = [name for name in hub_splits(data.path or "", data.hub_config) if name != data.train]
+    else:
+        files = [locate(folder, name) for folder in (data.path, str(train.parent)) for name in SPLITS]
+        splits = [str(file) for file in dict.fromkeys(files) if file not in (None, train)]
+    found: dict[str, Problems] = {}
+    for split in splits:
+        try:
+            found[split] = [problem for problem, _ in read_split(data, split, GROUND_TRUTH, traces=False)]
+        except DataError:
+            if data.ground_truth is not None:
+                raise  # of the usual splits one may hold no row that can be used
+    return found
 
 
 class Loaded(NamedTuple):
@@ -222,18 +314,21 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     if run.reads_traces:
         check_template(run.prompt.trace)
     train, validation = read_problems(run, say)
+    sizes: dict[str, int] = {}
+    if run.uses_training_data:
+        train, sizes = select_training(run, train, validation, grader, say)
+    with naming_eval_settings(run, "data"):
+        needed = not run.uses_training_data or run.samples_training_data
+        validation = check_ground_truths(validation, judge, run.evaluation.data, say, needed)
+    note_repetitions(validation, "validation", judge, say)
     if not run.uses_training_data:
-        validation = check_validation(run, validation, judge, say)
         return Loaded([], validation, {"validation": len(validation)})
-    train, sizes = select_training(run, train, validation, grader, say)
-    validation = check_validation(run, validation, judge, say, needed=run.samples_training_data)
+    if not run.trains:
+        grader = judge
     if run.samples_training_data:
-        train = check_ground_truths(train, grader if run.trains else judge, run.data, say)
-    note_repetitions(train, "training", grader if run.trains else judge, say)
-    limit = run.data.limit
-    if limit is not None and limit > len(train):
-        say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
-    train = subset(train, limit, run.seed)
+        train = check_ground_truths(train, grader, run.data, say)
+    note_repetitions(train, "training", grader, say)
+    train = subset(train, run.data.limit, run.seed)
     return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
 
 
@@ -277,16 +372,6 @@ def check_enough(run: RunConfig, problems: Problems) -> None:
     """`ConfigError` where the settings evaluate on more problems than there are."""
     if bad := too_many_problems(run, len(problems)):
         raise ConfigError("\n".join(bad))
-
-
-def check_validation(
-    run: RunConfig, problems: Problems, judge: Grader | None, say: Say, needed: bool = True
-) -> Problems:
-    """Check the ground truths of the validation problems and return those to use."""
-    with naming_eval_settings(run, "data"):
-        problems = check_ground_truths(problems, judge, run.evaluation.data, say, needed)
-    note_repetitions(problems, "validation", judge, say)
-    return problems
 
 
 def read_validation(run: RunConfig, say: Say) -> Problems:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import islice
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few, first_line
-from rlreason.settings import MADE
 from rlreason.types import Problem
 
 Say = Callable[[str], None]  # prints a note
@@ -132,40 +131,27 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
     `DataError` where it fails or returns something else, `ConfigError` where data.n_validation is set although the
     function splits the rows itself.
     """
-    setting = f"data.function={data.function}"
     try:
         returned = load(data.function)(**data.options)
         splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
         if set(splits) not in ({"train"}, {"train", "validation"}):
             raise TypeError(f"it returned the keys {sorted(splits)}: return rows, or rows by train and validation")
-        rows = {label: list(islice(_records(splits[label]), MADE + 1)) for label in sorted(splits)}
+        rows = {label: list(numbered(_plain(splits[label]))) for label in sorted(splits)}
     except Exception as error:  # anything that a user's function raises
-        raise DataError(f"{setting} fails: {describe_error(error)}: fix it") from error
-    if any(len(split) > MADE for split in rows.values()):
-        raise DataError(f"{setting} returned more than {MADE} rows, or never ends: return fewer")
+        raise DataError(f"data.function={data.function} fails: {describe_error(error)}: fix it") from error
     if len(rows) == 2 and data.n_validation is not None:
         raise ConfigError(
             f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
         )
-    return {label: list(numbered(map(_row, split))) for label, split in rows.items()}
-
-
-def _records(rows: Any) -> Iterable[Any]:
-    if hasattr(rows, "iterrows"):  # a table of pandas, which would yield the names of its columns
-        return rows.to_dict("records")  # type: ignore[no-any-return]
-    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise TypeError(f"it returned {type(rows).__name__}, and must return or yield rows")
     return rows
 
 
-def _row(row: Any) -> Any:
-    """Convert a `Problem` to the row that it would be read from, numpy's numbers to Python's, and nan to None."""
-    if isinstance(row, Problem):
-        return {**row.facts, **{name: value for name, value in asdict(row).items() if name != "facts"}}
-    if not isinstance(row, dict):
-        return row
-    plain = {key: v.item() if hasattr(v, "item") and getattr(v, "ndim", 1) == 0 else v for key, v in row.items()}
-    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in plain.items()}  # an empty cell
+def _plain(rows: Any) -> Iterator[Any]:
+    """Yield a table of pandas as its rows, without empty cells, and a `Problem` as the row that it is read from."""
+    if hasattr(rows, "iterrows"):
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    for row in rows:
+        yield row.facts | asdict(row) if isinstance(row, Problem) else row
 
 
 def read_split(
@@ -369,7 +355,7 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
     """Return the text of the first of these fields that the row has; a number as text."""
     name = next((name for name in names if row.get(name) is not None), None)
     value = None if name is None else row[name]
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):  # also of numpy
         if not math.isfinite(value):
             raise BadRowError(f"has {value}, which is no number, under {name!r}")
         return str(value)

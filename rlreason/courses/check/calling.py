@@ -1,45 +1,120 @@
-"""Call the user's functions by the handout's names, and make the models, tokenizers and numbers of trial calls."""
+"""Call the user's functions on numbers, models and tokenizers made for trials, compare results, and describe bugs."""
+
+from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import processors
 from torch import Tensor
 
-from rlreason.courses.check.records import RAISES, Fault, Function, Inputs, NotWrittenError, short_text, their_error
 from rlreason.data.tasks import make_stories
 
-_RETURN = "the return line"
+Function = Callable[..., Any]
+Inputs = dict[str, Any]  # arguments of one call, by the handout's names
+Observed = dict[str, Tensor]  # results and gradients of one call, by name
+Kind = tuple[str, str]  # of a bug: what is wrong, and where to look; neither gives the solution away
+
+RAISES: Kind = ("it raises an error", "the line that is named")
+LONGEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One bug with the inputs that show it, as it is reported."""
+
+    kind: str
+    where: str
+    yours: str = ""
+    ours: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    note: str = ""  # where and when it shows
+
+    def with_inputs(self, inputs: dict[str, str]) -> Bug:
+        """Return it with these inputs before its own."""
+        return replace(self, inputs=inputs | self.inputs)
+
+    def row(self, function: str) -> dict[str, Any]:
+        """Return it as a bug of this function, for --json."""
+        return {"function": function, **asdict(self)}
+
+
+class Fault(Exception):  # noqa: N818  # it is a result, not an error of ours
+    """The user's function raised, returned another type, or changed its inputs."""
+
+    def __init__(self, bug: Bug) -> None:
+        super().__init__(bug.kind)
+        self.bug = bug
+
+
+class NotWrittenError(Exception):
+    """The user's function raised NotImplementedError or returned None: it is not written yet."""
+
+
+def short_text(value: Any) -> str:
+    """Return a value as short text: a tensor as nested lists of four digits.
+
+    >>> short_text([1.0, "a", 0.33333333])
+    "[1, 'a', 0.3333]"
+    """
+    if hasattr(value, "description"):
+        return str(value.description)
+    value = value.detach().tolist() if isinstance(value, Tensor) else value
+    text = value if isinstance(value, str) else _numbers(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def _numbers(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_numbers, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+
+def their_error(error: BaseException) -> str:
+    """Return an error of the user's code as text: its type, its first line, and the line of that code that raised it.
+
+    >>> their_error(ValueError("no sum"))
+    'ValueError: no sum'
+    """
+    text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    return text + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
+
+
+def _is_library(file: str) -> bool:
+    """Return whether a file is of this package, of an installed one, or of Python itself."""
+    roots = (Path(__file__).parent, *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
+    return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)
 
 
 def call(function: Function, inputs: Inputs) -> Any:
     """Return what the user's function returns; `Fault` if it raises, returns nothing or changes its inputs."""
-    arguments = _arguments(function, inputs)
+    arguments = _bound(function, inputs)
     before = {name: _copy(value) for name, value in inputs.items() if isinstance(value, Tensor | list)}
-    constants = [name for name, value in inputs.items() if isinstance(value, Tensor) and not value.requires_grad]
     try:
         answer = function(*arguments.args, **arguments.kwargs)
     except BaseException as error:  # also SystemExit: whatever a stranger's function does
         if isinstance(error, NotImplementedError) and "aten" not in str(error):  # torch raises it with aten
             raise NotWrittenError from error
-        raise Fault(*RAISES, their_error(error), "an answer") from error
+        raise Fault(Bug(*RAISES, their_error(error), "an answer")) from error
     for name, value in before.items():
         if not _same(inputs[name], value):
             where = f"operations on {name} that end in an underscore or assign into it"
-            raise Fault(f"it changes its input {name} in place", where, short_text(inputs[name]), short_text(value))
-    for name in constants:
-        if inputs[name].requires_grad:
-            fault = f"it turns on a gradient through its input {name}, which has to stay a constant"
-            raise Fault(fault, "what is done to it before it is used")
+            kind = f"it changes its input {name} in place"
+            raise Fault(Bug(kind, where, short_text(inputs[name]), short_text(value)))
     if answer is None:
         raise NotWrittenError
     return answer
 
 
-def _arguments(function: Function, inputs: Inputs) -> inspect.BoundArguments:
+def _bound(function: Function, inputs: Inputs) -> inspect.BoundArguments:
     """Bind the inputs to the function's parameters by name, or by position if it has other names."""
     signature = inspect.signature(function)
     try:
@@ -48,17 +123,9 @@ def _arguments(function: Function, inputs: Inputs) -> inspect.BoundArguments:
         try:
             return signature.bind(*inputs.values())
         except TypeError:
-            name = f"its parameters do not fit the handout: {by_name}"
-            raise Fault(name, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})") from None
-
-
-def fits(function: Function, inputs: Inputs) -> bool:
-    """Return whether the function can be called with these inputs."""
-    try:
-        _arguments(function, inputs)
-    except Fault:
-        return False
-    return True
+            kind = f"its parameters do not fit the handout: {by_name}"
+            bug = Bug(kind, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})")
+            raise Fault(bug) from None
 
 
 def _same(value: Any, before: Any) -> bool:
@@ -86,7 +153,8 @@ def answer_parts(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
     if isinstance(answer, tuple | list) and len(answer) == len(names):
         return tuple(answer)
     got = f"a tuple of {len(answer)}" if isinstance(answer, tuple | list) else type(answer).__name__
-    raise Fault("it returns something else than the handout asks for", _RETURN, got, f"({', '.join(names)})")
+    kind = "it returns something else than the handout asks for"
+    raise Fault(Bug(kind, "the return line", got, f"({', '.join(names)})"))
 
 
 def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
@@ -94,9 +162,7 @@ def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
     if scalar and isinstance(value, int | float):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        raise Fault(f"it returns no tensor as {what}", _RETURN, type(value).__name__, "a tensor")
-    if what in ("input_ids", "labels") and value.is_floating_point():
-        raise Fault(f"its {what} are no whole numbers", "the dtype of what is returned", str(value.dtype))
+        raise Fault(Bug(f"it returns no tensor as {what}", "the return line", type(value).__name__, "a tensor"))
     return value.detach().reshape(()) if scalar and value.numel() == 1 else value.detach()
 
 
@@ -112,6 +178,33 @@ def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor
     return torch.autograd.grad(weighed.sum(), leaf, allow_unused=True, materialize_grads=True)[0].detach()
 
 
+def places(yours: Tensor, ours: Tensor, relative: float = 2e-4) -> Tensor:
+    """Return where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
+    a, b = yours.detach().double(), ours.detach().double()
+    largest = b.abs().where(b.isfinite(), 0.0).max()
+    allowed = 1e-6 + relative * b.abs() + 2e-5 * largest
+    return ~(((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan()))
+
+
+def first_difference(yours: Observed, ours: Observed, relative: float = 2e-4) -> str | None:
+    """Return the name of the first observation that differs in shape or value; None if all are equal."""
+    for name, right in ours.items():
+        got = yours.get(name)
+        if got is None or got.shape != right.shape or bool(places(got, right, relative).any()):
+            return name
+    return None
+
+
+def multiple(yours: Tensor, ours: Tensor) -> float | None:
+    """Return the number k other than 1 with yours = k ours everywhere, or None."""
+    a, b = yours.detach().double().flatten(), ours.detach().double().flatten()
+    if a.shape != b.shape or not bool(b.any()) or not bool(a.isfinite().all() & b.isfinite().all()):
+        return None
+    factor = float((a @ b) / (b @ b))
+    is_multiple = not bool(places(a, factor * b).any())
+    return factor if is_multiple and abs(factor - 1) > 1e-3 else None
+
+
 @cache
 def story_tokenizer(pad: str = "", begin: str = "") -> Any:
     """Return a byte-pair tokenizer trained on the built-in stories; ids of two texts need not be the joined text's.
@@ -125,9 +218,8 @@ def story_tokenizer(pad: str = "", begin: str = "") -> Any:
     tokenizer.pad_token = pad or tokenizer.pad_token
     if begin:
         special = [(begin, tokenizer.convert_tokens_to_ids(begin))]
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            f"{begin} $A", special_tokens=special
-        )
+        added = processors.TemplateProcessing(f"{begin} $A", special_tokens=special)
+        tokenizer.backend_tokenizer.post_processor = added
     tokenizer.description = f"byte pairs, as real models have them; pad_token {tokenizer.pad_token}"
     return tokenizer
 
@@ -164,3 +256,23 @@ class TextReward:
         value = float(number) if text.startswith("a") else -0.0625 * len(text)
         total = value if right_truth == truth else value - 1.5
         return {"reward": total, "format_reward": 1.0 - value / 4, "answer_reward": value / 2 + 0.125}
+
+
+def misjudged(pairs: Iterable[tuple[str, str]], calls: Sequence[tuple[str, str]]) -> Bug | None:
+    """Return the bug of the first (response, its ground truth) that reward_fn was never called with."""
+    judged = {(text.strip(), truth) for text, truth in calls}
+    missing = next((pair for pair in pairs if (pair[0].strip(), pair[1]) not in judged), None)
+    if missing is None:
+        return None
+    text, truth = missing
+    its_truths = [other for response, other in calls if response == text]
+    texts = [response for response, other in calls if other == truth]
+    if any(other == text for _, other in calls):
+        kind = "reward_fn gets ground truth and response in swapped places"
+    elif its_truths:
+        kind = "answers are misaligned: a response is judged by another ground truth than its question's"
+    else:
+        kind = "the reward is asked for another text than was sampled, as for prompt and response together"
+    yours = f"judged by {its_truths[0]!r}" if its_truths else f"judged text {next(iter(texts), 'nothing')!r}"
+    where = "the call of reward_fn: what is handed to it as response and as ground truth"
+    return Bug(kind, where, yours, f"response {text!r} judged by {truth!r}")

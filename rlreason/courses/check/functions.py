@@ -1,7 +1,10 @@
-"""The functions of both handouts: the cases that each is tried on, and the mistakes that are known of it."""
+"""Try each function of the handouts on its cases, and explain where its results differ from ours."""
+
+from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,10 +12,212 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check import mistakes as known
-from rlreason.courses.check.calling import TextReward, random, small_model, story_tokenizer
-from rlreason.courses.check.mistakes import Mistake
-from rlreason.courses.check.observing import Subject
-from rlreason.courses.check.records import METHOD_OF, Case, Function, Inputs, options_of
+from rlreason.courses.check.calling import (
+    RAISES,
+    Bug,
+    Fault,
+    Function,
+    Inputs,
+    Kind,
+    NotWrittenError,
+    Observed,
+    TextReward,
+    answer_parts,
+    call,
+    first_difference,
+    fresh,
+    gradient,
+    misjudged,
+    multiple,
+    random,
+    short_text,
+    small_model,
+    story_tokenizer,
+    tensor,
+)
+from rlreason.courses.check.mistakes import METHOD_OF, Mistake, options_of
+
+CLEARLY = 0.02  # a relative difference that shows in four digits
+LEAVES = ("policy_log_probs", "per_token_policy_gradient_loss", "tensor")  # inputs whose gradient is observed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The arguments of one call, by the handout's names."""
+
+    inputs: Inputs
+    branch: str = ""  # cases of one branch share a diagnosis, which says so
+    meaning: Kind | None = None  # the bug, if no case without a meaning shows one
+    as_well: Inputs | None = None  # inputs whose right answer is right here, too
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """All cases and known mistakes of one function of a handout."""
+
+    ours: Function
+    cases: Callable[[], Sequence[Case]]
+    returns: str | tuple[str, ...] | list[str]  # one result, the items of a tuple, or the keys of a dictionary
+    wrong: Callable[[Inputs, Mistake], Any]  # its answer with this mistake
+    scalar: bool = False  # it returns one number
+    calls_backward: bool = False
+
+    def right(self, inputs: Inputs) -> Observed:
+        """Return what our function is observed to return."""
+        return self.observe(lambda i: self.ours(**i), inputs)
+
+    def mistaken(self, inputs: Inputs, mistake: Mistake) -> Observed:
+        """Return what our function with this mistake is observed to return."""
+        return self.observe(lambda i: self.wrong(i, mistake), inputs)
+
+    def observe(self, function: Callable[[Inputs], Any], inputs: Inputs) -> Observed:
+        """Return the results of a call, and the gradient of its leaf; `Fault` if it returns something else."""
+        leaf = next((name for name in LEAVES if name in inputs), "")
+        arguments = fresh(inputs, leaf)
+        results = self._results(function(arguments))
+        if "reward_fn" in inputs:
+            pairs = zip(inputs["rollout_responses"], inputs["repeated_ground_truths"], strict=True)
+            if bug := misjudged(pairs, arguments["reward_fn"].calls):
+                raise Fault(bug)
+        observed = {name: tensor(value, name, self.scalar) for name, value in results.items()}
+        name, value = next(iter(results.items()))
+        if self.calls_backward:
+            observed[f"gradient of {leaf}"] = _grad(arguments[leaf])
+            function(arguments)
+            observed["gradient after a second call"] = _grad(arguments[leaf])
+        elif "model" in inputs:
+            weight = inputs["model"].get_output_embeddings().weight
+            observed["gradient of the model's weights"] = gradient(value, weight)
+        elif leaf and isinstance(value, Tensor) and not bool(observed[name].isnan().any()):
+            mask = inputs.get("response_mask")  # what a loss is elsewhere is left open
+            if mask is None or mask.shape != value.shape:
+                mask = torch.ones_like(value)
+            observed[name] = observed[name].where(mask.bool(), 0.0)
+            observed[f"gradient of {leaf}"] = gradient(value, arguments[leaf], mask)
+        return observed
+
+    def _results(self, answer: Any) -> dict[str, Any]:
+        """Return the results of an answer by name, without the metadata; rewards before advantages."""
+        if isinstance(self.returns, str):
+            return {self.returns: answer}
+        if isinstance(self.returns, tuple):
+            parts = dict(zip(self.returns, answer_parts(answer, self.returns), strict=True))
+            return {name: parts[name] for name in reversed(self.returns) if name != "metadata"}
+        keys = list(answer.keys()) if hasattr(answer, "keys") else type(answer).__name__
+        if not set(self.returns) <= set(keys):
+            kind, names = "it returns something else than the handout asks for", ", ".join(self.returns)
+            raise Fault(Bug(kind, "the dictionary that is returned", str(keys), f"a dictionary with {names}"))
+        return {name: answer[name] for name in self.returns}
+
+
+def _grad(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One case: our results, and the user's results or fault."""
+
+    case: Case
+    ours: Observed
+    yours: Observed
+    fault: Bug | None = None
+    is_unwritten: bool = False
+    differs: bool = False
+
+
+def _tried(subject: Subject, function: Function, case: Case) -> _Trial:
+    trial = _Trial(case, subject.right(case.inputs), {})
+    try:
+        trial.yours = subject.observe(lambda inputs: call(function, inputs), case.inputs)
+    except Fault as fault:
+        trial.fault = fault.bug
+    except NotWrittenError:
+        trial.fault, trial.is_unwritten = Bug(*RAISES, "NotImplementedError, or None"), True
+    else:
+        rights = [trial.ours, *([subject.right(case.as_well)] if case.as_well else [])]
+        trial.differs = all(first_difference(trial.yours, right) for right in rights)
+    return trial
+
+
+def examine(subject: Subject, function: Function) -> list[Bug]:
+    """Return one bug of the user's function, a known mistake if there is one; [] if it agrees with ours in every case.
+
+    `NotWrittenError` if no case is written yet.
+    """
+    cases = sorted(subject.cases(), key=lambda case: (case.meaning is not None, _size(case.inputs)))
+    trials = [_tried(subject, function, case) for case in cases]
+    if all(trial.is_unwritten for trial in trials):
+        raise NotWrittenError
+    for trial in trials:
+        if trial.fault:
+            return [trial.fault.with_inputs(_as_text(trial.case.inputs))]
+    unknown = []
+    for branch in dict.fromkeys(trial.case.branch for trial in trials):
+        of_branch = [trial for trial in trials if trial.case.branch == branch]
+        differing = [trial for trial in of_branch if trial.differs]
+        if not differing or (unknown and differing[0].case.meaning):
+            continue
+        if kind := differing[0].case.meaning or _known(subject, of_branch):
+            return [_difference(kind, differing)]
+        unknown.append(_difference(_described(differing), differing))
+    return unknown[:1]
+
+
+def _size(inputs: Inputs) -> int:
+    """Return the number of elements of all tensors and lists."""
+    values = inputs.values()
+    return sum(v.numel() if isinstance(v, Tensor) else len(v) for v in values if isinstance(v, Tensor | list))
+
+
+def _as_text(inputs: Inputs) -> dict[str, str]:
+    return {name: short_text(value) for name, value in inputs.items() if value is not None}
+
+
+def _difference(kind: Kind, differing: Sequence[_Trial]) -> Bug:
+    """Return a bug with the smallest case in which results clearly differ."""
+    trial = next((t for t in differing if first_difference(t.yours, t.ours, CLEARLY)), differing[0])
+    name = first_difference(trial.yours, trial.ours) or next(iter(trial.ours))
+    got = f"{name} {short_text(trial.yours[name])}"
+    note = f"it shows with {trial.case.branch}" if trial.case.branch and not trial.case.meaning else ""
+    return Bug(*kind, got, f"{name} {short_text(trial.ours[name])}", _as_text(trial.case.inputs), note)
+
+
+def _known(subject: Subject, trials: Sequence[_Trial]) -> Kind | None:
+    """Return the known mistake that gives the user's results on every trial, if there is one."""
+    for mistake in known.mistakes():
+        if all(_gives(subject, mistake, trial) for trial in trials):
+            return mistake.name, mistake.where
+    return None
+
+
+def _gives(subject: Subject, mistake: Mistake, trial: _Trial) -> bool:
+    """Return whether the function with this mistake gives the user's results."""
+    try:
+        guess = subject.mistaken(trial.case.inputs, mistake)
+    except Exception:  # a mistake may make nonsense of some case
+        return False
+    return guess.keys() == trial.yours.keys() and first_difference(guess, trial.yours) is None
+
+
+def _described(differing: Sequence[_Trial]) -> Kind:
+    """Describe a difference that no known mistake explains."""
+    trial = differing[0]
+    name = first_difference(trial.yours, trial.ours) or ""
+    got, right = trial.yours[name], trial.ours[name]
+    if got.shape != right.shape:
+        return f"{name}: shape {tuple(got.shape)} where the handout asks for {tuple(right.shape)}", "the return line"
+    if not bool(got.isfinite().all()) and bool(right.isfinite().all()):
+        where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
+        return f"NaN or inf in its {name}", where
+    factors = [multiple(t.yours[name], t.ours[name]) for t in differing]
+    first = factors[0]
+    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
+        return f"{first:.4g} times the right {name}", "what it is divided by or multiplied with"
+    agreeing = [n for n in trial.ours if not first_difference(trial.yours, {n: trial.ours[n]})]
+    rest = f", with the same {' and '.join(agreeing)}" if agreeing else ""
+    return f"other {name} than ours{rest}", "the place that the example shows"
+
 
 _REWARDS = (
     [1.0, 0.0, 0.5, 0.25],
@@ -25,7 +230,6 @@ _BY_ANSWER = (
     "how responses are gathered into groups: by their place, never by their ground truth",
 )
 _FLAT = ("equal rewards give NaN, or advantages other than 0", "the division where the standard deviation is 0")
-_DEFAULTS = ("with its options left out, it takes other defaults than the handout's", "the defaults in the def line")
 
 
 def _inputs_2025(values: list[float], size: int, eps: float, by_std: bool = True) -> Inputs:
@@ -46,14 +250,15 @@ def _advantage_cases_2025() -> list[Case]:
     for by_std in (True, False):
         branch = f"normalize_by_std={by_std}"
         cases += [Case(_inputs_2025(_REWARDS[n], size, eps, by_std), branch) for n, size, eps in _SIZES]
-        inputs = _inputs_2025(_REWARDS[1], 3, 0.5, by_std)
-        for name in ("rollout_responses", "repeated_ground_truths"):
-            inputs[name] = [text.replace("t1", "t0") for text in inputs[name]]
-        cases.append(Case(inputs, f"{branch}, two questions of one answer", _BY_ANSWER))
-    twins = _inputs_2025([0.5, 1.0, 0.5, 0.5, 1.0, 0.0], 3, 0.5)
-    twins["rollout_responses"] = [text.replace("t1", "t0") for text in twins["rollout_responses"]]
+    one_answer = _inputs_2025(_REWARDS[1], 3, 0.5)
+    for name in ("rollout_responses", "repeated_ground_truths"):
+        one_answer[name] = [text.replace("t1", "t0") for text in one_answer[name]]
     flat = _inputs_2025([1.0] * 6, 3, 1e-6)
-    return [*cases, Case(flat, "all rewards equal", _FLAT), Case(twins, "equal texts under two questions")]
+    return [
+        *cases,
+        Case(one_answer, "two questions of one answer", _BY_ANSWER),
+        Case(flat, "all rewards equal", _FLAT),
+    ]
 
 
 def _reward_cases() -> list[Case]:
@@ -63,8 +268,7 @@ def _reward_cases() -> list[Case]:
 
 def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
     rewards = known.wrong_rewards(i, m)
-    advantages = known.wrong_advantages(rewards, i["group_size"], options_of(i), m)
-    return (*m("returned", advantages, rewards), {})
+    return known.wrong_advantages(rewards, i["group_size"], options_of(i), m), rewards, {}
 
 
 def _inputs_2026(values: list[float], size: int, *options: Any) -> Inputs:
@@ -84,8 +288,7 @@ def _advantage_cases_2026() -> list[Case]:
     for normalizer in ("std", "mean"):
         flat = _inputs_2026([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3, "mean", 1e-6, normalizer)
         cases.append(Case(flat, f"advantage_normalizer={normalizer}, all rewards equal", _FLAT))
-    left_out = _inputs_2026([0.0, 1.0, 0.5, 1.0, 1.0, 0.0], 3)
-    return [*cases, Case(left_out, "its options left out", _DEFAULTS)]
+    return cases
 
 
 def _wrong_advantages_2026(i: Inputs, m: Mistake) -> Any:
@@ -222,8 +425,7 @@ def _log_prob_cases() -> list[Case]:
     cases = []
     for seed, (b, t) in enumerate(((1, 3), (2, 5), (3, 4))):
         ids, labels = torch.randint(3, model.config.vocab_size, (2, b, t), generator=random(seed))
-        for want in (True, False):
-            cases.append(Case({"model": model, "input_ids": ids, "labels": labels, "return_token_entropy": want}))
+        cases.append(Case({"model": model, "input_ids": ids, "labels": labels, "return_token_entropy": True}))
     return cases
 
 

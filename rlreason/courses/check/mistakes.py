@@ -6,13 +6,46 @@ computations give what `rlreason.courses` gives, which a test checks.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.records import Function, Inputs, Options
+from rlreason.courses.check.calling import Function, Inputs
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides an objective, by the names of 2026's train step."""
+
+    importance_reweighting_method: str = "none"  # or noclip, grpo or gspo
+    baseline: str = "mean"  # or none
+    advantage_normalizer: str = "std"  # or mean or none
+    advantage_eps: float = 1e-6
+    cliprange: float = 0.2
+    loss_normalization: str = "sequence"  # mean of rows' means; constant: masked sum / constant; or constant_mean
+    normalization_constant: float = 1.0
+    max_grad_norm: float = 1e6
+    temperature: float = 1.0
+
+
+METHOD_OF = {"no_baseline": "none", "reinforce_with_baseline": "none", "grpo_clip": "grpo"}  # by the name of 2025
+
+
+def options_of(named: Inputs) -> Options:
+    """Return the options among the arguments of a function, or the settings of a loop, of either year."""
+    options = {field.name: named[field.name] for field in fields(Options) if field.name in named}
+    for name in ("normalize_by_std", "use_std_normalization"):
+        if name in named:
+            options["advantage_normalizer"] = "std" if named[name] else "none"
+    if "normalize_constant" in named:
+        options |= {"loss_normalization": "constant_mean", "normalization_constant": named["normalize_constant"]}
+    if "loss_type" in named:
+        options["importance_reweighting_method"] = METHOD_OF[named["loss_type"]]
+    elif "advantages" in named:
+        options["importance_reweighting_method"] = "grpo"
+    return Options(**options, temperature=named.get("sampling_temperature", 1.0))
 
 
 def _center(rows: Tensor, baseline: str) -> Tensor:
@@ -24,14 +57,16 @@ def _moved(mask: Tensor, places: int) -> Tensor:
     return torch.nn.functional.pad(mask, (places, -places))
 
 
-def _nth(mask: Tensor) -> Tensor:
-    """Return for each place how many places up to it are in the mask."""
-    return mask.long().cumsum(-1)
-
-
-def nth_from_end(mask: Tensor) -> Tensor:
+def _nth_from_end(mask: Tensor) -> Tensor:
     """Return for each place how many places from it on are in the mask."""
-    return _nth(mask.flip(-1)).flip(-1)
+    return mask.long().flip(-1).cumsum(-1).flip(-1)
+
+
+def _window(mask: Tensor) -> Tensor:
+    """Return the last places of each response, as many as the longest has."""
+    at = torch.arange(mask.shape[1])
+    end = (mask * at).amax(1, keepdim=True)
+    return (at <= end) & (at > end - mask.sum(1).max())
 
 
 def _sequence_mean(gap: Tensor, mask: Tensor) -> Tensor:
@@ -69,7 +104,6 @@ def _cut(samples: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 ACROSS = "groups mix questions: groups are made of responses to different questions, as by the wrong dim"
 DROPPED = "advantage_eps is dropped: nothing, or a fixed number, is added to the divisor"
-NEXT = "shifted by one: the label of the next position is scored (labels are shifted already)"
 TEMPERATURE = "temperature ignored, applied twice or upside down where log-probabilities are computed"
 POSITIONS = "the softmax runs over positions, not over the vocabulary"
 WIDTH = (
@@ -87,8 +121,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         (ACROSS, lambda f, r, n: f(r.reshape(-1, n).T.reshape(-1), len(r) // n).reshape(n, -1).T.reshape(-1)),
         ("groups mix questions: advantages are normalised once more over the whole batch",
          lambda f, r, n: f(r, n) / f(r, n).std()),
-        ("advantages have the opposite sign", lambda f, r, n: -f(r, n)),
-        ("the raw rewards are given back as advantages", lambda f, r, n: r)]),
+        ("advantages have the opposite sign", lambda f, r, n: -f(r, n))]),
     "center": ("what is subtracted from the rewards", _center, [
         ("groups mix questions: the mean is that of the whole batch", lambda rows, baseline: rows - rows.mean()),
         ("the mean of the group is not subtracted", lambda rows, baseline: rows),
@@ -106,18 +139,12 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         (DROPPED, lambda x, divisor, eps: x / divisor),
         (DROPPED, lambda x, divisor, eps: x / (divisor + 1e-8)),
         ("advantage_eps stands under the root, beside the variance",
-         lambda x, divisor, eps: x / (divisor.square() + eps).sqrt()),
-        ("advantage_eps is a lower bound of the divisor, not added to it",
-         lambda x, divisor, eps: x / divisor.clamp(min=eps))]),
+         lambda x, divisor, eps: x / (divisor.square() + eps).sqrt())]),
     "mean": ("what the rewards are divided by", lambda rows: rows.mean(1, keepdim=True), [
-        ("divides by the sum of the group where its mean is asked for", lambda rows: rows.sum(1, keepdim=True)),
-        ("groups mix questions: divides by the mean of the whole batch", lambda rows: rows.mean())]),
+        ("divides by the sum of the group where its mean is asked for", lambda rows: rows.sum(1, keepdim=True))]),
     "read": ("what is read from the dictionary that reward_fn returns", lambda parts: parts["reward"], [
         ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
         ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"])]),
-    "returned": ("the return line", lambda advantages, rewards: (advantages, rewards), [
-        ("advantages and raw rewards are returned in swapped places", lambda advantages, rewards: (rewards, advantages))
-    ]),
     # Averages. Masks are (batch, seq) bool.
     "tokens": ("the slices that make labels", lambda labels, ids: labels, [
         ("labels are not shifted: each is the token that stands at its own position",
@@ -128,10 +155,9 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("mask shifted by one: the first response token is lost", lambda mask: _moved(mask, 1)),
         ("mask shifted by one: the last response token is lost", lambda mask: _moved(mask, -1)),
         ("mask covers the last prompt token besides the response", lambda mask: mask | _moved(mask, -1)),
-        ("padding positions count", lambda mask: _nth(mask) > 0),
-        ("prompt positions count", lambda mask: nth_from_end(mask) > 0),
-        ("the first response token is lost", lambda mask: mask & (_nth(mask) > 1)),
-        ("the last response token is lost", lambda mask: mask & (nth_from_end(mask) > 1))]),
+        ("padding positions count", lambda mask: mask.cumsum(-1) > 0),
+        ("prompt positions count", lambda mask: _nth_from_end(mask) > 0),
+        ("the last response token is lost", lambda mask: mask & (_nth_from_end(mask) > 1))]),
     "rows": ("what the sum over tokens is divided by", lambda sums, counts, width: sums / counts.clamp(min=1), [
         ("all tokens of the (micro-)batch are averaged together, not row by row",
          lambda sums, counts, width: len(sums) * sums / counts.sum()),
@@ -140,21 +166,14 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         (WIDTH, lambda sums, counts, width: sums / counts.max())]),
     "batch average": ("what the sum over rows is divided by", lambda rows, join: join(rows), [
         ("rows are summed, not averaged", lambda rows, join: rows.sum()),
-        ("the sum is divided by the number of rows besides", lambda rows, join: rows.mean()),
-        ("remainder of a batch dropped: the last row does not count", lambda rows, join: join(rows[:-1]))]),
-    "constant": ("where the constant enters", lambda sums, counts, c: sums / c, [
-        ("the constant is ignored", lambda sums, counts, c: sums)]),
+        ("the sum is divided by the number of rows besides", lambda rows, join: rows.mean())]),
     "sign": ("the minus sign in front of the loss", lambda loss: loss, [
         ("the loss has the opposite sign: descending it makes good responses rarer", lambda loss: -loss)]),
     # `masked_mean` and `masked_normalize`: the divisor is made of what counts in a slice, its size, and the constant.
     "slices": ("what the sum is divided by", lambda count, size, c: count if c is None else c, [
         ("nothing divides the sum: the constant, or the count, is ignored", lambda count, size, c: count * 0 + 1),
         ("slices are divided by the count of the whole mask", lambda count, size, c: count.sum()),
-        ("sums are divided by the number of masked-in elements", lambda count, size, c: count),
         ("sums are divided by all elements, also those that are masked out", lambda count, size, c: size)]),
-    "dim": ("the dim of the sums", lambda dim: dim, [
-        ("dim is ignored: everything is summed", lambda dim: None),
-        ("dim=0 is taken for no dim at all", lambda dim: dim or None)]),
     # `backward` returns what goes backward (None: nothing does) and what is returned.
     "backward": ("where gradient_accumulation_steps divides, and the call of backward", lambda x, n: (x / n, x / n), [
         ("gradient_accumulation_steps multiplies the loss", lambda x, n: (x * n, x * n)),
@@ -172,7 +191,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the clip is not applied", lambda unclipped, clipped: unclipped)]),
     "clip": ("the clip of the ratio", lambda ratio, c: ratio.clamp(1 - c, 1 + c), [
         ("the ratio is clipped above only", lambda ratio, c: ratio.clamp(max=1 + c)),
-        ("the ratio is clipped below only", lambda ratio, c: ratio.clamp(min=1 - c)),
         ("the ratio is clipped around 0, not around 1", lambda ratio, c: ratio.clamp(-c, c)),
         ("cliprange is ignored: 0.2 stands in its place", lambda ratio, c: ratio.clamp(0.8, 1.2))]),
     "ratio": ("the line that computes the ratio of new to old probabilities",
@@ -196,23 +214,14 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the ratio is that of each token, not of the sequence", lambda gap, mask: gap)]),
     "input": ("which of the two this loss type takes", lambda right, other: right, [
         ("raw rewards and advantages are swapped", lambda right, other: other)]),
-    "advantage": ("how the advantages meet the log-probabilities", lambda a: a, [
-        ("the advantage is not used", torch.ones_like),
-        ("advantages are spread over positions, not over rows (broadcast along the wrong axis)",
-         lambda a: a.reshape(1, -1))]),
     "log-probability": ("which of the two is multiplied, and what is detached", lambda new: new, [
         ("the probability is used where its logarithm belongs", torch.exp),
         ("log-probabilities carry no gradient (detached)", lambda new: new.detach() + 0 * new)]),
-    "time": ("means inside the loss", lambda loss: loss, [
-        ("tokens are averaged already: every position of a row has the row's mean",
-         lambda loss: loss.mean(-1, keepdim=True).expand_as(loss))]),
-    "method": ("the branch of this method", lambda method: method, [
-        ("the ratio is not used: the loss is that of plain policy gradients", lambda method: "none")]),
     # `compute_entropy` and `get_response_log_probs`.
     "gather": ("the index of gather, and the slices of logits and labels", lambda x, labels, ids: _gather(x, labels), [
         ("input_ids are scored in place of labels", lambda x, labels, ids: _gather(x, ids)),
-        (NEXT, lambda x, labels, ids: _gather(x, labels.roll(-1, -1))),
-        (NEXT, lambda x, labels, ids: torch.nn.functional.pad(_gather(x, labels.roll(-1, -1))[:, :-1], (0, 1)))]),
+        ("shifted by one: the label of the next position is scored (labels are shifted already)",
+         lambda x, labels, ids: _gather(x, labels.roll(-1, -1)))]),
     "log": ("the log_softmax", lambda z: z.log_softmax(-1), [
         ("raw logits are given back: they are not normalised", lambda z: z),
         ("probabilities are given back, not their logarithms", lambda z: z.softmax(-1)),
@@ -223,17 +232,11 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
     "entropy": ("the logarithm, what it is multiplied with, and the sum over the vocabulary", _entropy, [
         ("entropies are in bits: the logarithm has base 2", lambda z: _entropy(z) / math.log(2)),
         ("entropies have the opposite sign", lambda z: -_entropy(z)),
-        ("the mean over the vocabulary is taken, not the sum", lambda z: _entropy(z) / z.shape[-1]),
         (POSITIONS, lambda z: _entropy(z, 1)),
-        ("raw logits are used as log-probabilities", lambda z: _plogp(z.exp(), z)),
         ("the logarithm is missing: probabilities are multiplied with themselves",
          lambda z: _plogp(z.softmax(-1), z.softmax(-1))),
         ("probabilities are multiplied with raw logits, not with log-probabilities",
-         lambda z: _plogp(z.softmax(-1), z)),
-        ("large logits overflow: exponentials are taken of raw logits",
-         lambda z: _plogp(z.exp() / z.exp().sum(-1, True), (z.exp() / z.exp().sum(-1, True)).log())),
-        ("a logarithm is taken of the softmax: probabilities that underflow to 0 give NaN",
-         lambda z: _plogp(z.softmax(-1), z.softmax(-1).log()))]),
+         lambda z: _plogp(z.softmax(-1), z))]),
     # Loops: the arguments are of an `Update` u. A micro-batch of n rows has a weight, its share.
     "score": ("where log-probabilities are computed: temperature, and slices of logits and labels", log_probs_of, [
         (TEMPERATURE, lambda z, labels, t: log_probs_of(z, labels, 1.0)),
@@ -243,12 +246,10 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
          lambda z, labels, t: log_probs_of(z, labels.roll(1, 1), t)),
         ("mask shifted by one: response tokens are lost and neighbours are learned instead",
          lambda z, labels, t: log_probs_of(torch.cat([z[:, 1:], z[:, -1:]], 1), labels, t))]),
-    "window": ("how the response mask is built", lambda mask: mask, [
-        ("prompt positions count: every row has as many as the longest response",
-         lambda mask: mask | (torch.arange(mask.shape[1]) >= mask.shape[1] - mask.sum(1).max()))]),
-    "finished mask": ("how the mask of response tokens is made: it covers the end token, too", lambda mask: mask, [
-        ("end tokens have weight 0: nothing teaches the policy to stop", lambda mask: mask & (nth_from_end(mask) > 1))
-    ]),
+    "response": ("how the response mask is built: it covers the end token, too", lambda mask, truncated: mask, [
+        ("prompt positions count: every row has as many as the longest response", lambda mask, cut: _window(mask)),
+        ("end tokens have weight 0: nothing teaches the policy to stop",
+         lambda mask, truncated: mask & (truncated | (_nth_from_end(mask) > 1)))]),
     "share": ("what the sum over responses is divided by, and where gradient_accumulation_steps divides",
               lambda n, u: n / u.size, [
         ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n),
@@ -270,12 +271,8 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
                lambda u: _gathered(u.rollout, "prompt"), [
         ("groups mix questions: neighbours in the list of samples are taken for a group",
          lambda u: _cut(u.rollout, u.settings["group_size"])),
-        ("groups mix questions: groups are formed within a shuffled or cut train batch",
-         lambda u: _cut(u.samples, u.settings["group_size"])),
         ("groups mix questions: those that have the same ground truth are taken for one group",
          lambda u: _gathered(u.rollout, "truth"))]),
-    "max tokens": ("what the sum over a response's tokens is divided by", lambda counts: 1.0, [
-        (WIDTH, lambda counts: counts / 6)]),
 }  # fmt: skip
 
 
@@ -329,7 +326,7 @@ def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
     if o.loss_normalization == "sequence" or m.step == "rows":
         rows = m("rows", sums, counts, loss.shape[-1])
     else:
-        rows = m("constant", sums, counts, o.normalization_constant)
+        rows = sums / o.normalization_constant
     join = torch.sum if o.loss_normalization == "constant" else torch.mean
     signed: Tensor = m("sign", m("batch average", rows, join))
     return signed
@@ -337,7 +334,7 @@ def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
 
 def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
     """Return `masked_normalize` by its constant, or `masked_mean` where it has none, with one mistake."""
-    dim, weights = m("dim", i["dim"]), m("mask", i["mask"].bool()).to(i["tensor"].dtype)
+    dim, weights = i["dim"], m("mask", i["mask"].bool()).to(i["tensor"].dtype)
 
     def summed(x: Tensor) -> Tensor:
         return x.sum() if dim is None else x.sum(dim)
@@ -359,7 +356,7 @@ def wrong_step(loss: Tensor, accumulation: int, leaf: Tensor, m: Mistake) -> Ten
 
 def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tensor, m: Mistake) -> Tensor:
     """Return the loss of each token (batch, seq) by advantages a (batch, 1), with one mistake."""
-    method, a = m("method", o.importance_reweighting_method), m("advantage", a)
+    method = o.importance_reweighting_method
 
     def mean(gap: Tensor) -> Tensor:
         of_row: Tensor = m("sequence mean", gap, mask.to(gap.dtype))
@@ -372,8 +369,7 @@ def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tens
         gain = ratio * a
         if method != "noclip":
             gain = m("pick", gain, m("clip", ratio, o.cliprange) * a)
-    loss: Tensor = m("time", -gain)
-    return loss
+    return -gain
 
 
 def wrong_log_probs(i: Inputs, m: Mistake) -> dict[str, Tensor]:

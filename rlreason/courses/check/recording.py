@@ -11,31 +11,30 @@ from functools import cached_property
 from itertools import product
 from random import Random
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.calling import small_model, story_tokenizer
+from rlreason.courses.check.calling import Function, Inputs, multiple, small_model, story_tokenizer
 from rlreason.courses.check.mistakes import (
     NO_MISTAKE,
     Mistake,
     log_probs_of,
+    options_of,
     wrong_advantages,
     wrong_average,
     wrong_token_loss,
 )
-from rlreason.courses.check.observing import multiple
-from rlreason.courses.check.records import Function, Inputs, options_of
 from rlreason.data.tasks import make_stories
 
 AGAIN = 100  # added to the number of a question for each time that it is asked again in a step
-OUTSIDE = -1.0  # the old log-probability that a train step is given outside the responses
+OUTSIDE = -1.0  # the old log-probability outside the responses
 #: Responses are made of these texts; tokenized together, some neighbours would be one token.
 PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One run of a loop, or of 2026's train step as a loop of one step."""
 
@@ -49,7 +48,7 @@ class Scenario:
     is_step: bool = False  # its texts are tokenized again, and its samples are of another policy
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RecordedSample:
     """A response that was sampled, with everything that its right weight depends on."""
 
@@ -65,62 +64,32 @@ class RecordedSample:
     old: Tensor = field(default_factory=lambda: torch.zeros(0))  # log-probabilities (tokens,) of what sampled it
 
     @property
-    def reward(self) -> float:
-        """Return the total reward."""
-        return self.parts["reward"]
-
-    @property
     def ids(self) -> list[int]:
         """Return prompt and response."""
         return self.prompt_ids + self.token_ids
 
+    def log_probs(self, logits: Tensor, temperature: float) -> Tensor:
+        """Return the log-probabilities (tokens,) of the response under logits (1, prompt + response, vocab)."""
+        behind = logits[:, len(self.prompt_ids) - 1 :]
+        return log_probs_of(behind, torch.tensor([self.token_ids]), temperature)[0]
+
+    @torch.no_grad()
     def scored_by(self, model: Any, temperature: float) -> Tensor:
         """Return the log-probabilities (tokens,) of the response, without gradient."""
-        with torch.no_grad():
-            logits = model(torch.tensor([self.ids])).logits[:, len(self.prompt_ids) - 1 : -1]
-        return log_probs_of(logits, torch.tensor([self.token_ids]), temperature)[0]
+        return self.log_probs(model(torch.tensor([self.ids])).logits, temperature)
 
 
-class Member(NamedTuple):
-    """A sample in a row of ids, and where it begins there."""
-
-    row: int
-    sample: RecordedSample
-    start: int
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Forward:
     """One call of the model with a gradient, which is a micro-batch of an update."""
 
     ids: Tensor  # (rows, width)
-    arguments: dict[str, Tensor] = field(default_factory=dict)  # attention_mask and position_ids, where given
+    arguments: dict[str, Tensor]  # attention_mask and position_ids, where given
     reached: bool = False  # a backward call reached it
     learned: bool = False  # with a gradient other than 0
     head: bool = False  # the output head was called
     half: bool = False  # computed in bfloat16 or float16
-    members: list[Member] = field(default_factory=list)
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether the ids lack the last token, as inputs do: the labels of the longest row hold one more."""
-        return any(start + len(s.ids) > self.ids.shape[1] for _, s, start in self.members)
-
-    def labels(self, pad: int, is_cut: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the labels (members, places) of the rows, and where they are response tokens, as bool."""
-        labels = torch.nn.functional.pad(self.ids[[m.row for m in self.members], 1:], (0, 1), value=pad)
-        mask = torch.zeros(labels.shape, dtype=torch.bool)
-        for i, (_, s, start) in enumerate(self.members):
-            mask[i, start + len(s.prompt_ids) - 1 : start + len(s.ids) - 1] = True
-            if start + len(s.ids) == self.ids.shape[1] + 1:
-                labels[i, -1] = s.token_ids[-1]
-        return (labels, mask) if is_cut else (labels[:, :-1], mask[:, :-1])
-
-
-def one_row_each(samples: Sequence[RecordedSample]) -> Forward:
-    """Return the samples in a row for each, padded on the right."""
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(s.ids) for s in samples], batch_first=True)
-    return Forward(ids, members=[Member(i, s, 0) for i, s in enumerate(samples)])
+    members: list[tuple[RecordedSample, int, int]] = field(default_factory=list)  # a sample, its row, its first place
 
 
 def as_text(ids: Sequence[int]) -> str:
@@ -143,7 +112,7 @@ class Session:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.settings = scenario, scenario.settings
-        self.options = options_of(self.settings | ({"old_outside": OUTSIDE} if scenario.is_step else {}))
+        self.options = options_of(self.settings)
         self.tokenizer = story_tokenizer()
         self.model = small_model(vocab=len(self.tokenizer))
         self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
@@ -166,7 +135,7 @@ class Session:
         return self  # the hooks of a copied policy, such as a reference model, record here too
 
     def run(self, function: Function) -> Any:
-        """Return the loop's metrics; it gets the seven parts and those settings that it takes."""
+        """Return what the loop returns; it gets the seven parts and those settings that it takes."""
         own = inspect.signature(function).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
         return function(
@@ -212,23 +181,16 @@ class Session:
         if self.scenario.flat and temperature == self.options.temperature and prompts[0] in self.prompts:
             self.flat.setdefault(len(self.updates), self.truths[self.prompts.index(prompts[0])])
         other = small_model(1, len(self.tokenizer)) if self.scenario.is_step else self.model
+        returned = []
         for prompt, k in product(prompts, range(n)):
             s = self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens)
             s.old = s.scored_by(self.model, temperature)
             s.old = s.old + 0.3 * (s.scored_by(other, temperature) - s.old).clamp(-2, 2)  # a little away from it
             self.samples.append(s)
             new.append(s)
-        return [
-            SimpleNamespace(
-                prompt=prompts[i // n],
-                prompt_ids=list(s.prompt_ids),
-                token_ids=list(s.token_ids),
-                text=s.text,
-                log_probs=s.old.tolist(),
-                truncated=s.truncated,
-            )
-            for i, s in enumerate(new)
-        ]
+            shown = {"prompt_ids": list(s.prompt_ids), "token_ids": list(s.token_ids), "log_probs": s.old.tolist()}
+            returned.append(SimpleNamespace(prompt=prompt, text=s.text, truncated=s.truncated, **shown))
+        return returned
 
     def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
         """Return a response by its seed; without one, it differs from the others of its group before the last token."""
@@ -317,62 +279,56 @@ class Update:
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
                 if match := find(ids, self.rollout):
-                    forward.members.append(Member(row, *match))
+                    forward.members.append((match[0], row, match[1]))
                 else:
                     self.strangers.append(ids)
-        self.passes = [forward for forward in self.forwards if forward.members]
-        self.samples = list(dict.fromkeys(m.sample for p in self.passes for m in p.members))
+        self.passes = [[sample for sample, _, _ in f.members] for f in self.forwards if f.members]  # micro-batches
+        lacks_last = any(start + len(s.ids) > f.ids.shape[1] for f in self.forwards for s, _, start in f.members)
+        self._widths = {tuple(s for s, _, _ in f.members): f.ids.shape[1] + lacks_last for f in self.forwards}
+        self.samples = list(dict.fromkeys(sample for samples in self.passes for sample in samples))
         earlier = [u for u in session.updates if u.rollout[:1] == self.rollout[:1]]
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
         self.sampler = earlier[0].model if earlier else self.model
         self.epoch_began = earlier[-batch].model if batch else self.model
         if self.samples and not all(f.head for f in self.forwards):  # as in packed rows: take the next train batch
             self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
-            self.strangers, self.passes = [], [one_row_each(self.samples)]
+            self.strangers, self.passes = [], [self.samples]
+            for forward in self.forwards:
+                forward.members = []
         if len(self.samples) < self.size and len(self.rollout) % self.size:
             self.size = len(self.samples)
-        self._logits: dict[Forward, Tensor] = {}
+        self._rows: dict[tuple[RecordedSample, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
-    @cached_property
-    def own(self) -> Forward:
-        """Return the samples in a row for each, with which we compute what is right."""
-        return one_row_each(self.samples)
+    def rows(self, samples: Sequence[RecordedSample]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits with gradient, labels and response mask (n, places) of samples in a row each.
 
-    @cached_property
-    def mask(self) -> Tensor:
-        """Return where our rows (n, places) are response tokens, as bool."""
-        return self.own.labels(0)[1]
-
-    @cached_property
-    def log_probs(self) -> Tensor:
-        """Return the log-probabilities (n, places) of the labels of our rows before the step, with gradient."""
-        return log_probs_of(self.logits(self.own), self.own.labels(0)[0], self.options.temperature)
-
-    def old(self) -> Tensor:
-        """Return the log-probabilities (n, places) of the policy that sampled, on response tokens."""
-        old = self.log_probs.detach().clone()
-        old[self.mask] = torch.cat([s.old for s in self.samples])
-        return old
-
-    def logits(self, p: Forward) -> Tensor:
-        """Return the logits (members, width, vocab) of rows, with what the student's call of the model was given."""
-        if p not in self._logits:
+        Padding is on the right, up to the width that the loop had.
+        """
+        key = tuple(samples)
+        if key not in self._rows:
+            width = max(self._widths.get(key, 0), *(len(s.ids) for s in samples))
+            ids = torch.full((len(samples), width), self.session.tokenizer.pad_token_id)
+            mask = torch.zeros(len(samples), width - 1, dtype=torch.bool)
+            for i, s in enumerate(samples):
+                ids[i, : len(s.ids)] = torch.tensor(s.ids)
+                mask[i, len(s.prompt_ids) - 1 : len(s.ids) - 1] = True
             with torch.enable_grad():
-                self._logits[p] = self.model(p.ids, **p.arguments).logits[[member.row for member in p.members]]
-        return self._logits[p]
+                self._rows[key] = self.model(ids).logits, ids[:, 1:], mask
+        return self._rows[key]
 
     @cached_property
     def has_other_context(self) -> bool:
         """Return whether the log-probabilities of some response are not those behind its prompt alone."""
-        for p in self.passes:
-            labels, mask = p.labels(0, is_cut=True)
-            seen = log_probs_of(self.logits(p).detach(), labels, 1.0)[mask]
-            ours = torch.cat([member.sample.scored_by(self.model, 1.0) for member in p.members])
-            if float((seen - ours).abs().max()) > 1e-2:
-                return True
+        for f in self.forwards:
+            with torch.no_grad():
+                logits = self.model(f.ids, **f.arguments).logits
+            for sample, row, start in f.members:
+                seen = sample.log_probs(logits[row : row + 1, start:], 1.0)
+                if float((seen - sample.scored_by(self.model, 1.0)).abs().max()) > 1e-2:
+                    return True
         return False
 
-    def rewards(self, samples: Sequence[RecordedSample], m: Mistake) -> Tensor:
+    def rewards(self, samples: Sequence[RecordedSample], m: Mistake = NO_MISTAKE) -> Tensor:
         """Return the rewards (n,), or what is mistaken for them."""
         return torch.tensor([m("read", s.parts) for s in samples])
 
@@ -390,34 +346,23 @@ class Update:
         place = {s: i for i, s in enumerate(ranked)}
         return advantages[[place[s] for s in self.samples]]
 
-    def loss(self, m: Mistake, passes: Sequence[Forward]) -> Tensor:
+    def loss(self, m: Mistake, passes: Sequence[Sequence[RecordedSample]]) -> Tensor:
         """Return the loss of these micro-batches of the update, with gradient and one mistake."""
         o = self.options
         weights = m("input", self.advantages(m), self.rewards(self.samples, m))
         of_sample = dict(zip(self.samples, weights, strict=True))
         total = torch.zeros(())
-        for p in passes:
-            log_probs, mask, old = self._laid_out(p, m)
-            a = torch.stack([of_sample[member.sample] for member in p.members])[:, None]
-            loss = wrong_token_loss(o, a, log_probs, old, mask, m) * m("max tokens", mask.sum(-1, keepdim=True))
-            share = m("share", len(mask), self) if o.loss_normalization == "sequence" else m("constant share", self)
-            total = total + share * wrong_average(loss, mask, o, m)
+        for samples in passes:
+            logits, labels, mask = self.rows(samples)
+            log_probs = m("score", logits, labels, o.temperature)
+            old = torch.full_like(log_probs.detach(), OUTSIDE)
+            old[mask] = torch.cat([m("old", s, self) for s in samples])
+            mask = m("response", mask, torch.tensor([[s.truncated] for s in samples]))
+            a = torch.stack([of_sample[s] for s in samples])[:, None]
+            average = wrong_average(wrong_token_loss(o, a, log_probs, old, mask, m), mask, o, m)
+            of_batch = o.loss_normalization == "sequence"
+            total = total + average * (m("share", len(mask), self) if of_batch else m("constant share", self))
         return total
-
-    def _laid_out(self, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities, mask and old log-probabilities (members, places), as the student has them."""
-        labels, mask = p.labels(self.session.tokenizer.pad_token_id, any(one.is_cut for one in self.passes))
-        log_probs: Tensor = m("score", self.logits(p), labels, self.options.temperature)
-        outside = self.options.old_outside
-        old = log_probs.detach().clone() if outside is None else torch.full_like(log_probs.detach(), outside)
-        old[mask] = torch.cat([m("old", member.sample, self) for member in p.members])
-        finished = torch.tensor([[not member.sample.truncated] for member in p.members])
-        mask = m("finished mask", mask).where(finished, mask)
-        return log_probs, m("window", mask), old
-
-    def right_loss(self) -> Tensor:
-        """Return the loss without a mistake, on rows of our own."""
-        return self.loss(NO_MISTAKE, [self.own])
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return a loss's gradient by the model's parameters, as one vector."""
@@ -437,9 +382,14 @@ class Update:
         return gradient * min(1.0, self.options.max_grad_norm / (float(gradient.norm()) + 1e-6))
 
     @cached_property
+    def right_loss(self) -> Tensor:
+        """Return the loss without a mistake."""
+        return self.loss(NO_MISTAKE, [self.samples])
+
+    @cached_property
     def full(self) -> Tensor:
         """Return the right gradient before it is clipped."""
-        return self.gradient_of(self.right_loss())
+        return self.gradient_of(self.right_loss)
 
     def is_at_step(self, gradient: Tensor) -> bool:
         """Return whether this is the gradient at the step, up to float32 rounding relative to the largest entry."""
@@ -449,7 +399,12 @@ class Update:
     @property
     def is_right(self) -> bool:
         """Return whether the gradient at the step is the right one."""
-        return self.is_at_step(self.clipped(self.full))
+        return bool(self.samples) and self.is_at_step(self.clipped(self.full))
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether the model still computes finite numbers."""
+        return bool(self.samples) and bool(self.full.isfinite().all())
 
     @property
     def is_unclear(self) -> bool:
@@ -457,10 +412,6 @@ class Update:
         return any(s.prompt >= AGAIN for s in self.rollout) and bool(self.samples) and not self.is_right
 
     @property
-    def is_finite(self) -> bool:
-        """Return whether the model still computes finite numbers."""
-        return bool(self.log_probs.isfinite().all() and self.full.isfinite().all())
-
     def factor(self) -> float | None:
         """Return the number k other than 1 with gradient at the step = k x the right one, or None."""
         return multiple(self.at_step, self.clipped(self.full))

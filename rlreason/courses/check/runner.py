@@ -15,7 +15,6 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from rlreason.courses.check.records import Bug, NotWrittenError, their_error
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser
@@ -45,11 +44,7 @@ _2026 = (
 )
 COURSES = {"cs336_2025": _2025, "cs336_2026": _2026, "pku_hw3": _2025}
 CHECKED_NAMES = (*_2025, *(name for name in _2026 if name not in _2025), LOOP)
-#: A parameter that only 2026's function of this name has.
-_OF_2026 = {
-    "compute_group_normalized_rewards": "raw_rewards",
-    "compute_policy_gradient_loss": "importance_reweighting_method",
-}
+_PARAMETERS_OF_2026 = {"importance_reweighting_method", "advantage_normalizer"}
 
 
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -59,31 +54,29 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
-    """Return the year of these functions, by names that only one year has and by parameters; 2025 by default."""
-    of_2026 = any((name in _2026 and name not in _2025) or _is_of_2026(name, f) for name, f in functions.items())
+    """Return the year of these functions, by names and parameters that only one year has; 2025 by default."""
+    parameters = {name for function in functions.values() for name in inspect.signature(function).parameters}
+    of_2026 = (set(_2026) - set(_2025)) & functions.keys() or _PARAMETERS_OF_2026 & parameters
     return "cs336_2026" if of_2026 else "cs336_2025"
 
 
-def _is_of_2026(name: str, function: Callable[..., Any]) -> bool:
-    return name in _OF_2026 and _OF_2026[name] in inspect.signature(function).parameters
-
-
-def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Bug]:
-    """Return the bugs of one function or loop; add cases that were not tried to `notes`.
+def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str]) -> list[dict[str, Any]]:
+    """Return the bugs of one function or loop, as --json prints them; add cases that were not tried to `notes`.
 
     It runs the user's code in this process.
     """
     from rlreason.courses import cs336_2025, cs336_2026
-    from rlreason.courses.check.functions import SUBJECTS
+    from rlreason.courses.check.functions import SUBJECTS, examine
     from rlreason.courses.check.loop import check_loop, check_step
-    from rlreason.courses.check.observing import examine
 
-    if name in (LOOP, STEP):
-        return (check_loop if name == LOOP else check_step)(function, [] if notes is None else notes)
-    year = cs336_2026 if course == "cs336_2026" or _is_of_2026(name, function) else cs336_2025
-    same_name = [subject for subject in SUBJECTS if subject.name == name]
+    if name == LOOP:
+        return [bug.row(name) for bug in check_loop(function, notes)]
+    if name == STEP:
+        return [bug.row(name) for bug in check_step(function, notes)]
+    year = cs336_2026 if course == "cs336_2026" else cs336_2025
+    same_name = [subject for subject in SUBJECTS if subject.ours.__name__ == name]
     subject = next((s for s in same_name if s.ours is getattr(year, name, None)), same_name[0])
-    return examine(subject, function)
+    return [bug.row(name) for bug in examine(subject, function)]
 
 
 def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
@@ -104,8 +97,10 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
             try:
                 results[name] = future.result()
             except (ProcessExpired, TimeoutError) as error:
-                bug = Bug(f"it {_end(error, seconds)}", "exit, os._exit, and loops whose end is never reached")
-                results[name] = {"state": "bug", "findings": [bug.row(name)], "notes": []}
+                where = "exit, os._exit, and loops whose end is never reached"
+                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "where": where}
+                finding |= {"yours": "", "ours": "", "inputs": {}, "note": ""}
+                results[name] = {"state": "bug", "findings": [finding], "notes": []}
     findings = [finding for result in results.values() for finding in result["findings"]]
     return {
         "module": module,
@@ -177,18 +172,22 @@ def _import(path_or_name: str) -> ModuleType:
             sys.modules.pop(name, None)  # of Python's own, or of another file
         return importlib.import_module(name)
     except BaseException as error:  # also what ends a process, such as SystemExit
+        from rlreason.courses.check.calling import their_error
+
         cure = "mend it, or give package.module or the path of a .py file"
         raise ConfigError(f"MODULE={path_or_name}: importing it fails: {their_error(error)}: {cure}") from None
 
 
 def check_function(module: str, name: str, course: str) -> dict[str, Any]:
     """Return the state, findings and notes of one function."""
+    from rlreason.courses.check.calling import NotWrittenError
+
     notes: list[str] = []
     try:
-        bugs = findings_of(name, _functions(module)[name], course, notes)
+        findings = findings_of(name, _functions(module)[name], course, notes)
     except NotWrittenError:
         return {"state": "not written", "findings": [], "notes": []}
-    return {"state": "bug" if bugs else "ok", "findings": [bug.row(name) for bug in bugs], "notes": notes}
+    return {"state": "bug" if findings else "ok", "findings": findings, "notes": notes}
 
 
 def add_arguments(parser: Parser) -> None:
