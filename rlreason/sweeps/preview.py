@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
-from rlreason.model.savings import planned, verdict
-from rlreason.model.shapes import shape_of
+from rlreason.model.memory import shape_of
+from rlreason.model.plan import planned, verdict
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, points, smallest_difference
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.text import decimal_size, duration, few
@@ -44,7 +44,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         memory = verdict(peak)
         if peak.plan and (n := jobs.sharing) > 1:
             memory += f"; {n} runs side by side take {n} times that"
-        unknown = "; without the model's weights, whose size is not known here" * (shape_of(run.model).shape is None)
+        unknown = "; without the model's weights, whose size is not known here" * (shape_of(run.model)[0] is None)
     disk = f"at most about {decimal_size(space * left)} when all have ended: {decimal_size(space)} a run, by its "
     disk += f"settings{unknown}"
     asked = [one.problems for one in ended if one.problems]

@@ -25,10 +25,10 @@ from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES
 from rlreason.model.loading import from_config, materialize, one_layer_of, skeleton_of, with_one_layer
 from rlreason.model.log_probs import use_fast_products
+from rlreason.model.memory import shape_from
 from rlreason.model.packing import PackedBatch
 from rlreason.model.parameters import free_cached_memory, merged_weights
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
-from rlreason.model.shapes import shape_from
 from rlreason.objectives.terms import StepSums, StepValues
 from rlreason.runtime.machine import Place
 from rlreason.runtime.text import first_line
