@@ -14,7 +14,7 @@ from rlreason.config.leaves import prompt_renderer, template_of
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.model.loading import load_tokenizer
+from rlreason.model.parameters import load_tokenizer
 from rlreason.model.policy import Policy
 from rlreason.runtime.text import first_line
 from rlreason.types import Problem
