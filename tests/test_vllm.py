@@ -30,8 +30,7 @@ from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.server import Server
-from rlreason.engines.vllm.weight_check import largest_mismatch
+from rlreason.engines.vllm.server import Server, largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import PAD, build_model
 from rlreason.model.policy import Policy, load_policy

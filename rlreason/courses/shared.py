@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlreason.engines.vllm.weight_check import repack_tied_head
+from rlreason.engines.vllm.server import repack_tied_head
 from rlreason.objectives.aggregation import masked_mean
 from rlreason.objectives.terms import compute_entropy, gather_log_probs
 
