@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from recording import Recording
-from test_engine_stops import LETTERS, check_stopped_texts, likely
+from test_engine import LETTERS, check_stopped_texts, likely
 from test_unread_settings import VLLM_SETTINGS, compare, settings
 from test_vllm_smoke import (
     check,
