@@ -29,8 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from rlreason.config.training import OptimizationConfig  # noqa: E402
 from rlreason.engines.base import Prompt, Sampling  # noqa: E402
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402
-from rlreason.model.loading import NOTHING_RUNS, load_tokenizer  # noqa: E402
-from rlreason.model.parameters import pick_device  # noqa: E402
+from rlreason.model.parameters import NOTHING_RUNS, load_tokenizer, pick_device  # noqa: E402
 from rlreason.model.policy import Policy  # noqa: E402
 from rlreason.objectives.objective import LossConfig, Objective  # noqa: E402
 from rlreason.runtime.clock import ModelSize, Work, flops, group_work, peak_tflops  # noqa: E402

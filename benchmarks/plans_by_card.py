@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 
 from rlreason.config.run import RunConfig  # noqa: E402
 from rlreason.config.store import register, typed  # noqa: E402
-from rlreason.model.savings import Planned, planned  # noqa: E402
+from rlreason.model.plan import Planned, planned  # noqa: E402
 from rlreason.runtime.machine import Device  # noqa: E402
 from rlreason.runtime.text import size  # noqa: E402
 from rlreason.training.preflight import assumed_prompt  # noqa: E402

@@ -13,8 +13,8 @@ import torch
 from fake_cuda import FakeCuda, FakePolicy, load_guard
 from transformers import Olmo2Config, Olmo2ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rlreason.model.memory import PUBLISHED, ModelShape
 from rlreason.model.parameters import checkpoint_layers
-from rlreason.model.shapes import PUBLISHED, ModelShape
 
 KINDS = {
     "none": (Qwen2Config, Qwen2ForCausalLM),

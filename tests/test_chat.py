@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
-from rlreason.model.chat import Chat, check_prompt, check_prompts, encoder, end_of_turn, remarks
+from rlreason.model.chat import Chat, check_prompts, encoder, end_of_turn, remarks
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
@@ -100,12 +100,12 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, tem
     assert told.endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
-def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer, token):
+def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer):
     encode = encoder(asking(with_template(tokenizer, CHATML)), prompt())
     encode.check([ONE, replace(ONE, question="What does <s> mean?")])
-    with pytest.raises(ConfigError, match=re.escape(token)):
-        encode.check([ONE, replace(ONE, question=f"What does {token} mean?")])
+    for token in ("<|im_end|>", "<|endoftext|>"):
+        with pytest.raises(ConfigError, match=re.escape(token)):
+            encode.check([ONE, replace(ONE, question=f"What does {token} mean?")])
 
 
 def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
@@ -114,35 +114,27 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
     alone, on, off = map(policy.tokenizer.decode, ids)
     assert alone == on
     assert off == on + "<think>\n\n</think>\n\n"
-    with pytest.raises(ConfigError, match=r"^prompt\.chat=true .*model=local"):
-        settings("prompt=chat")  # of a model made on the spot
     with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .*leave it out"):
         Chat(with_template(tokenizer, CHATML), enable_thinking=False).check()
 
 
 @pytest.mark.parametrize(
-    ("template", "system", "says"),
+    ("template", "system"),
     [
-        (None, None, "no chat template"),
-        (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*set prompt\.system=null"),
-        (GEMMA + "{{ 1 + nothing }}", None, "choose another model"),
-        ("{{ messages[-1]['content'] }}", "Be brief.", r"set prompt\.system=null"),
-        ("Hello", None, "leaves out"),
-        (CHATML.replace("add_generation_prompt", "false"), None, "add_generation_prompt.*assistant"),
-        (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters"),
-        (CHATML.replace("['content']", "['content'][:4000]"), None, "alters"),
+        (None, None),
+        (GEMMA, "Be brief."),  # refuses a system message
+        ("{{ messages[-1]['content'] }}", "Be brief."),  # leaves it out
+        (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None),
+        (CHATML.replace("['content']", "['content'][:4000]"), None),
     ],
 )
-def test_what_a_template_cannot_do_is_refused_before_the_weights_are_loaded(
-    tokenizer, template, system, says, tmp_path
-):
-    own = with_template(tokenizer, template)
-    own.save_pretrained(tmp_path)
+def test_what_a_template_cannot_do_is_refused_before_the_weights_are_loaded(tokenizer, template, system, tmp_path):
+    with_template(tokenizer, template).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{}")  # and no weights at all
     run = settings("model=local", f"model.path={tmp_path}", "data=stories", "prompt=chat")
     run.prompt.system = system
-    with pytest.raises(ConfigError, match=says) as caught:
-        check_prompt(run.prompt, run.model)
+    with pytest.raises(ConfigError, match=r"^prompt\.chat=true") as caught:
+        check_prompts(run)
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ConfigError, match=r"^eval\.prompt\."):
         check_prompts(replace(run, eval=replace(run.eval, prompt=replace(run.prompt)), prompt=settings().prompt))
@@ -170,13 +162,6 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert end_of_turn(prompt(), turnless) is None  # left to the end of text
 
 
-def test_templates_without_a_generation_prompt_or_an_end_of_turn_are_taken(tokenizer):
-    turn = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}{% endif %}"
-    own = with_template(tokenizer, "{% for m in messages %}" + turn + "{% endfor %}")
-    Chat(own).check()
-    assert end_of_turn(prompt(), own) is None
-
-
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):
     policy = asking(with_template(tokenizer, QWEN3))
     bare = encoder(policy, prompt(file="question_only.prompt"))
@@ -192,16 +177,11 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
     run = settings("model=smollm2_135m", "prompt=chat")
     qwen, chatml = with_template(tokenizer, QWEN3), with_template(tokenizer, CHATML)
     first = protocol_of(run.evaluation, [ONE], qwen)
-    assert protocol_of(run.evaluation, [ONE], copy.deepcopy(qwen)) == first
     assert first["chat.prompt"] == "<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
     other = protocol_of(run.evaluation, [ONE], chatml)
     assert [line.split(":")[0] for line in differences(first, other)] == ["chat.prompt", "chat.template"]
-    run.prompt.enable_thinking = False
-    thinks_not = protocol_of(run.evaluation, [ONE], qwen)
     run.prompt.system = "Be brief."
-    assert len({p["hash"] for p in (first, other, thinks_not, protocol_of(run.evaluation, [ONE], qwen))}) == 4
-    plain = settings("model=smollm2_135m", "prompt=question_boxed")
-    assert not any(key.startswith("chat") for key in protocol_of(plain.evaluation, [ONE], qwen))
+    assert protocol_of(run.evaluation, [ONE], qwen)["hash"] not in (first["hash"], other["hash"])
 
 
 def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):

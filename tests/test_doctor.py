@@ -17,7 +17,7 @@ from rlreason.cli.doctor_probe import ProbeResult, probe
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.model.fitting import engine_gpus
+from rlreason.model.plan import engine_gpus
 from rlreason.records.ending import exit_code_of
 from rlreason.runtime.machine import Device, Driver
 from tests.starts import ROOT

@@ -1,18 +1,51 @@
-"""The in-process engine: the sampled distribution is the trainer's, samples are independent and repeatable."""
+"""The in-process engine: it samples the trainer's distribution, each sample by its own seed, at bounded cost.
+
+The checks of stopped texts are used by tests/test_vllm.py too: the rule is one for both engines.
+"""
+
+import random
+import tracemalloc
 
 import pytest
 import torch
-from conftest import PROMPT
+from conftest import PROMPT, random_pairs
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason.engines.base import Prompt, Sampling, closing_tokens, seed_for
+from rlreason.engines.base import Prompt, Sampling, Stops, closing_tokens, seed_for, special_tokens
+from rlreason.engines.hf.decoding import BLOCK, HEADROOM, PROMPT_TOKENS, PreallocatedCache, draw
 from rlreason.engines.hf.engine import HFEngine
+from rlreason.model.parameters import PAD
+from rlreason.model.policy import LogProbScorer, Policy
+
+LETTERS, STOPS = tuple("aeiou"), ("a", "=")
 
 
-def prompts_for(policy, problems, count=6):
-    return [
-        Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), seed_for(0, p.id))
-        for p in problems[:count]
-    ]
+def prompts_for(policy, problems, count=8) -> list[Prompt]:
+    asked = [policy.encode_prompt(PROMPT.format(question=p.question)) for p in problems[:count]]
+    return [Prompt(p.id, ids, seed=100 * i) for i, (p, ids) in enumerate(zip(problems, asked, strict=False))]
+
+
+def random_prompts(policy, count: int) -> list[Prompt]:
+    return [Prompt(str(i), ids, seed=i) for i, (ids, _) in enumerate(random_pairs(policy.head.shape[0], count))]
+
+
+def ragged_prompts(policy, count=14, longest=90) -> list[Prompt]:
+    """Prompts of 1 to `longest` tokens in mixed order."""
+    rng, vocab = random.Random(0), policy.head.shape[0]
+    sizes = [1, longest] + [rng.randint(1, longest) for _ in range(count - 2)]
+    return [Prompt(str(i), [rng.randrange(2, vocab) for _ in range(size)], seed=i) for i, size in enumerate(sizes)]
+
+
+def watched(policy, look, run):
+    """Call `look` with the arguments of every forward pass of the backbone during `run`, whose result is returned."""
+    handle = policy.backbone.register_forward_pre_hook(lambda module, args, kwargs: look(kwargs), with_kwargs=True)
+    try:
+        return run()
+    finally:
+        handle.remove()
+
+
+# What is sampled
 
 
 def test_sampled_frequencies_follow_the_distribution(policy, engine):
@@ -30,6 +63,24 @@ def test_sampled_frequencies_follow_the_distribution(policy, engine):
     assert chi2 < freedom + 3.3 * (2 * freedom) ** 0.5 + 8
 
 
+@pytest.mark.parametrize("vocab", [5, 8 * BLOCK + 1, 40 * BLOCK, 151_936])
+def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab):
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(64, vocab, generator=g) * 3
+    logits[torch.rand(64, vocab, generator=g) < 0.3] = float("-inf")
+    logits[:, vocab // 2] = 1.0
+    uniforms = torch.rand(64, generator=g, dtype=torch.float64)
+    uniforms[:3] = torch.tensor([0.0, 1 - 2**-53, 0.5])
+    ids, log_probs = draw(logits, uniforms, 0.7)
+    exact = (logits.double() / 0.7).softmax(-1)
+    above = exact.cumsum(-1).gather(1, ids[:, None])[:, 0]
+    mass = exact.gather(1, ids[:, None])[:, 0]
+    assert bool((mass > 0).all())
+    assert bool((above > uniforms - 2e-6).all() and (above - mass < uniforms + 2e-6).all())
+    # softmax adds its terms in float32, eight or sixteen side by side: with AVX2 151,936 of them are 3e-5 off.
+    torch.testing.assert_close(log_probs.double(), mass.log(), atol=2e-5 if vocab < 50_000 else 1e-4, rtol=0)
+
+
 def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
     response = engine.generate([Prompt("p", [5, 6], 0)], Sampling(0.0, 0, 8), n=1)[0]
     ids = [5, 6]
@@ -40,49 +91,33 @@ def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
         ids.append(token)
 
 
-def test_min_tokens_bans_the_end_and_max_tokens_cuts(policy, engine):
-    with torch.no_grad():  # make ending the likeliest thing to do
-        policy.model.get_output_embeddings().weight[policy.tokenizer.eos_token_id] *= 30
-    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(16)]
-    free = engine.generate(prompts, Sampling(1.0, 0, 10), n=2)
-    held = engine.generate(prompts, Sampling(1.0, 6, 10), n=2)
-    end = policy.tokenizer.eos_token_id
-    assert min(len(r.token_ids) for r in free) < 6
-    for r in held:
-        assert end not in r.token_ids[:6]
-        assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
-    assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)
-
-
-@pytest.mark.parametrize("kind", ["text", " ", "e"])
-def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, tokenizer, kind):
-    """A stop string that spans several tokens, found in text that the tokens really spell."""
-    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
-    free = engine.generate(prompts, Sampling(1.0, 0, 24), n=4)
-    longest = max(free, key=lambda r: len(r.text))
-    stop = longest.text[4:7] if kind == "text" else kind
-    assert any(stop in r.text for r in free)
-    stopped = engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), n=4)
-    assert any(r.text.endswith(stop) for r in stopped)
-    for before, after in zip(free, stopped, strict=True):
-        assert after.token_ids == before.token_ids[: len(after.token_ids)]  # the same random numbers, cut earlier
-        if stop in before.text:
-            assert after.finish_reason == "stop"
-            assert after.text == before.text[: before.text.index(stop) + len(stop)]
-        decoded = tokenizer.decode(after.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert decoded.startswith(after.text)
-
-
-def test_finished_responses_are_handed_out_at_once_with_their_place(policy, problems):
-    prompts, sampling = prompts_for(policy, problems, 5), Sampling(1.0, 0, 24, stop=("=",))
-    seen: list[tuple[int, object]] = []
-    engine = HFEngine(policy, max_rows=8)
-    responses = engine.generate(prompts, sampling, 3, finished=lambda place, response: seen.append((place, response)))
-    assert sorted(place for place, _ in seen) == list(range(15))
-    assert all(responses[place] is response for place, response in seen)
-    first = {p.problem_id for p in sorted(prompts, key=lambda p: len(p.token_ids))[:2]}  # 8 rows hold two groups of 3
-    lengths = [len(response.token_ids) for _, response in seen if response.problem_id in first]
-    assert lengths == sorted(lengths)  # of rows that begin together, the short ones come first
+@pytest.mark.parametrize(
+    ("n", "sampling"),
+    [
+        (2, Sampling(1.0, 0, 40, STOPS)),
+        (3, Sampling(1.3, 5, 24, STOPS)),
+        (1, Sampling(0.6, 0, 150, ("</answer>", "</think>"))),
+    ],
+    ids=["scattered", "held back", "beyond the headroom"],
+)
+def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling):
+    prompts, order = ragged_prompts(policy), list[tuple[int, object]]()
+    small = HFEngine(policy, max_rows=4).generate(prompts, sampling, n, finished=lambda *ended: order.append(ended))
+    large = HFEngine(policy, max_rows=256).generate(prompts, sampling, n)
+    assert len({len(r.token_ids) for r in large}) > 3  # rows did end at different times
+    assert [r.problem_id for r in small] == [p.problem_id for p in prompts for _ in range(n)]
+    assert sorted(place for place, _ in order) == list(range(len(small)))
+    assert all(small[place] is response for place, response in order)  # each is handed out with its place
+    assert len({tuple(r.token_ids) for r in small if len(r.token_ids) > 9}) == sum(len(r.token_ids) > 9 for r in small)
+    assert [r.token_ids for r in HFEngine(policy).generate(prompts[-1:], sampling, n)] == [
+        r.token_ids for r in small[-n:]
+    ]
+    scores = LogProbScorer(policy, 1024, sampling.temperature).log_probs([(r.prompt_ids, r.token_ids) for r in small])
+    for a, b, score in zip(small, large, scores, strict=True):
+        assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
+        assert max(abs(x - y) for x, y in zip(a.log_probs, b.log_probs, strict=True)) < 2e-5  # rounding: 1e-5
+        if not sampling.min_tokens:  # which takes the end tokens out of the distribution
+            assert max(abs(x - y) for x, y in zip(a.log_probs, score, strict=True)) < 5e-5
 
 
 def test_a_weight_sync_is_counted_and_stamped(policy, engine):
@@ -91,16 +126,265 @@ def test_a_weight_sync_is_counted_and_stamped(policy, engine):
     assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 1
 
 
-def test_closing_tokens(policy):
-    vocabulary = policy.tokenizer.get_vocab()
-    closing = closing_tokens(vocabulary, ("</answer>",))
-    assert closing is not None
-    assert all(">" in policy.tokenizer.convert_ids_to_tokens(i) for i in closing)
-    assert closing_tokens(vocabulary, ("。",)) is None
-    assert closing_tokens(vocabulary, ("\n",)) is None
-
-
 def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
     parts = [(0, "train/1", "p"), (1, "train/1", "p"), (0, "train/2", "p"), (0, "train/1", "q")]
     assert seed_for(*parts[0]) == seed_for(*parts[0]) >= 0
     assert len({seed_for(*one) for one in parts}) == 4
+
+
+# Where a response ends
+
+
+def text_of(tokenizer, ids, special=False) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+
+
+def check_stopped_texts(responses, tokenizer, sampling, special=False) -> list[int]:
+    """Each text is that of its tokens up to the stop string in the last one. Returns where held-back ones ended."""
+    held = []
+    for r in responses:
+        whole, by_end = text_of(tokenizer, r.token_ids), r.token_ids[-1] == tokenizer.eos_token_id
+        sought = text_of(tokenizer, r.token_ids, special)
+        early = text_of(tokenizer, r.token_ids[: sampling.min_tokens], special).rstrip("\ufffd")
+        ends = [at + len(s) for s in sampling.stop for at in range(len(sought)) if sought.startswith(s, at)]
+        late = [end for end in ends if end > len(early)]
+        before_last = text_of(tokenizer, r.token_ids[:-1], special).rstrip("\ufffd")
+        assert not [end for end in late if end <= len(before_last)]  # nothing is written after a stop string
+        if late and not by_end:
+            assert r.finish_reason == "stop"
+            hidden = r.token_ids[-1] in tokenizer.all_special_ids
+            assert r.text == (whole if hidden else whole[: len(whole) - (len(sought) - min(late))])
+        else:
+            assert r.text == whole
+        held += [end for end in ends if end <= len(early)]
+    return held
+
+
+def likely(policy, token: int, logit: float) -> None:
+    """Add to a token's logit wherever it is drawn: its head grows along the mean direction of the hidden states."""
+    ids = torch.randint(2, len(policy.tokenizer), (8, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        mean = policy.backbone(input_ids=ids).last_hidden_state.mean((0, 1))
+        policy.head[token] += mean * logit / (mean @ mean)
+
+
+def test_min_tokens_bans_the_end_and_max_tokens_cuts(policy, engine):
+    end = policy.tokenizer.eos_token_id
+    with torch.no_grad():  # make ending the likeliest thing to do
+        policy.head[end] *= 30
+    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(16)]
+    free, held = (engine.generate(prompts, Sampling(1.0, least, 10), n=2) for least in (0, 6))
+    assert min(len(r.token_ids) for r in free) < 6
+    assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)
+    for r in held:
+        assert end not in r.token_ids[:6]
+        assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
+
+
+@pytest.mark.parametrize("kind", ["text", "e"])
+def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, kind):
+    """Also one that spans several tokens, found in text that the tokens really spell."""
+    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
+    free = engine.generate(prompts, Sampling(1.0, 0, 24), n=4)
+    stop = max(free, key=lambda r: len(r.text)).text[4:7] if kind == "text" else kind
+    stopped = engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), n=4)
+    assert any(r.text.endswith(stop) for r in stopped)
+    for before, after in zip(free, stopped, strict=True):
+        assert after.token_ids == before.token_ids[: len(after.token_ids)]  # the same random numbers, cut earlier
+        if stop in before.text:
+            assert after.finish_reason == "stop"
+            assert after.text == before.text[: before.text.index(stop) + len(stop)]
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4, 59])
+def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(policy, engine, problems, min_tokens):
+    sampling = Sampling(1.0, min_tokens, 60, LETTERS)
+    responses = engine.generate(prompts_for(policy, problems), sampling, n=4)
+    held = check_stopped_texts(responses, policy.tokenizer, sampling)
+    assert bool(held) == bool(min_tokens)  # the case was there
+    assert all(len(r.token_ids) > min_tokens for r in responses)
+    assert min(len(r.token_ids) for r in responses) <= min_tokens + 4
+
+
+@pytest.mark.parametrize(("stop", "min_tokens"), [((f"a{PAD}", f"e{PAD}"), 0), (("zzz", PAD), 0), ((PAD,), 6)])
+def test_a_special_token_that_is_a_stop_string_ends_the_response(policy, engine, problems, stop, min_tokens):
+    pad, sampling = policy.tokenizer.pad_token_id, Sampling(1.0, min_tokens, 40, stop)
+    likely(policy, pad, 6.0)
+    responses = engine.generate(prompts_for(policy, problems), sampling, n=8)
+    assert bool(check_stopped_texts(responses, policy.tokenizer, sampling, special=True)) == bool(min_tokens)
+    ended = [r for r in responses if r.token_ids[-1] == pad and len(r.token_ids) < 40]
+    assert ended
+    assert all(r.finish_reason == "stop" and PAD not in r.text for r in ended)
+    assert not any(PAD in stop and pad in r.token_ids[min_tokens:-1] for r in responses)
+    assert any(pad in r.token_ids[:min_tokens] for r in responses) == bool(min_tokens)
+
+
+def test_the_boundary_is_what_vllm_checks(tokenizer):
+    """vLLM looks when there are more tokens than min_tokens, in what those beyond have written."""
+    ids = tokenizer.encode("so </answer> 4 </answer>", add_special_tokens=False)
+    (first, last) = (i for i, token in enumerate(ids, 1) if tokenizer.decode([token]) == "</answer>")
+    for min_tokens, end in ((0, first), (first - 1, first), (first, last), (last - 1, last), (last, None)):
+        stops = Stops(tokenizer, ("</answer>",), min_tokens)
+        ends = [n for n in range(1, len(ids) + 1) if stops.overhang(ids[:n]) is not None]
+        assert ends[:1] == ([end] if end else [])
+
+
+def test_a_character_whose_bytes_are_missing_has_not_been_written(tokenizer):
+    """Two tokens for one character: the stop string ends when the second is there, and not with the first."""
+    ids = tokenizer.encode("é", add_special_tokens=False)
+    assert len(ids) == 2
+    assert Stops(tokenizer, ("é",), 1).overhang(ids) == 0
+    assert Stops(tokenizer, ("é",), 0).overhang(ids[:1]) is None
+    assert Stops(tokenizer, ("é",), 2).overhang(ids) is None
+
+
+def test_tokens_that_may_close_a_stop_string_are_known_and_special_ones_without_a_role_too(tokenizer):
+    vocabulary = tokenizer.get_vocab()
+    closing = closing_tokens(vocabulary, ("</answer>",))
+    assert closing is not None
+    assert all(">" in tokenizer.convert_ids_to_tokens(i) for i in closing)
+    assert closing_tokens(vocabulary, ("。",)) is closing_tokens(vocabulary, ("\n",)) is None
+    assert special_tokens(tokenizer) == {0: tokenizer.eos_token, 1: PAD}
+    assert not Stops(tokenizer, ("</answer>",), 0).sees_special
+    assert Stops(tokenizer, ("</answer>", f"x{PAD}y"), 0).sees_special
+
+
+# What it costs, in counts rather than seconds
+
+aten = torch.ops.aten
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.nonzero.default,  # and whatever else has a shape that depends on values
+    aten.masked_select.default,
+    aten.masked_scatter_backward.default,
+}
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations that are chosen by their function and first argument."""
+
+    def __init__(self, chosen) -> None:
+        super().__init__()
+        self.chosen, self.count = chosen, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += bool(self.chosen(func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def waits() -> Calls:
+    """Operations whose result a processor waits for, on a device of its own."""
+    return Calls(lambda func, args: func in WAITS)
+
+
+def test_a_step_is_one_forward_pass_and_one_small_read(policy):
+    prompts, shapes, engine, steps = random_prompts(policy, 6), [], HFEngine(policy), 100
+    with waits() as few:
+        engine.generate(prompts, Sampling(1.0, 8, 9), n=8)
+    with waits() as many:
+        watched(
+            policy,
+            lambda given: shapes.append(tuple(given["input_ids"].shape)),
+            lambda: engine.generate(prompts, Sampling(1.0, steps, steps), n=8),
+        )
+    assert shapes[0] == (1, sum(len(p.token_ids) for p in prompts))  # each group's prompt once, in one pass
+    assert shapes[1:] == [(48, 1)] * (steps - 1)  # the last token is not read
+    counts = engine.counts
+    assert (counts.steps, counts.prompts, counts.prompt_tokens) == (steps - 1, 1, shapes[0][1])
+    assert counts.host_reads == steps + 2  # which rows may have ended, each step; tokens and log-probabilities once
+    assert many.count == few.count  # none of them in a step
+    assert counts.reallocations == 2  # the first gives 64 columns
+
+
+def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
+    """Whichever row a prompt was read in, its samples are those that it has when it is read with few others."""
+    g = torch.Generator().manual_seed(1)
+    sizes = torch.randint(200, 400, (40,), generator=g).tolist()
+    ids = [torch.randint(5, policy.head.shape[0], (size,), generator=g).tolist() for size in sizes]
+    prompts, rows = [Prompt(str(i), one, seed=i) for i, one in enumerate(ids)], []
+    together, apart = HFEngine(policy), HFEngine(policy, max_rows=4)
+    several, few = watched(
+        policy,
+        lambda given: rows.append(given["input_ids"].shape[1]),
+        lambda: [engine.generate(prompts, Sampling(1.0, 0, 8), 2) for engine in (together, apart)],
+    )
+    assert [r.token_ids for r in several] == [r.token_ids for r in few]
+    assert together.counts.prompts == 2 < apart.counts.prompts
+    assert max(rows) <= PROMPT_TOKENS < sum(sizes) == together.counts.prompt_tokens
+
+
+def test_ended_rows_cost_reads_of_their_own_only(policy):
+    """Text is looked at after tokens that can close a stop string; every other step reads which rows drew one."""
+    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
+    engine = HFEngine(policy)
+    responses = engine.generate(prompts, Sampling(1.0, 0, 60, ("=",)), n=2)
+    looks = sum(r.text.count("=") for r in responses) + len(responses)
+    assert engine.counts.host_reads <= engine.counts.steps + 1 + 2 * looks
+    assert engine.counts.steps == max(len(r.token_ids) for r in responses) - 1
+
+
+def test_prompts_that_wait_do_not_wait_for_the_longest_response(policy):
+    prompts, order = ragged_prompts(policy, 24), []
+    HFEngine(policy, max_rows=6).generate(
+        prompts, Sampling(1.0, 0, 60, STOPS), 1, finished=lambda place, response: order.append(place)
+    )
+    first = {i for i, _ in sorted(enumerate(prompts), key=lambda p: len(p[1].token_ids))[:6]}
+    assert max(at for at, place in enumerate(order) if place in first) > 6  # later ones ended before all of the first
+
+
+def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(policy):
+    prompts, max_tokens = ragged_prompts(policy, 28, longest=1), 2 * HEADROOM
+    longest, shapes, positions = 1 + max_tokens, [], []
+
+    def look(given) -> None:
+        positions.append(int(given["position_ids"].max()))
+        if isinstance(cache := given["past_key_values"], PreallocatedCache):
+            shapes.append(cache.preallocated[0].keys.shape)
+
+    sampling = Sampling(1.0, HEADROOM, max_tokens, ("=",))
+    watched(policy, look, lambda: HFEngine(policy, max_rows=11).generate(prompts, sampling, 2))
+    assert len(shapes) > 2 * longest  # the columns written are many more than the room
+    assert max(shape[0] for shape in shapes) <= 11
+    assert max(shape[2] for shape in shapes) <= longest + HEADROOM
+    assert max(positions) < longest
+
+
+def test_samples_that_wait_take_no_memory(policy):
+    """Of 800 samples 32 run at a time; the random numbers of all would be 10 times those of 80."""
+    ends = tuple("abcdefghijklmnopqrstuvwxyz0123456789 ,.=+-?!:<")  # within a few tokens
+    peaks = []
+    for count in (10, 100):
+        prompts = [Prompt(str(i), [5 + i % 200], seed=i) for i in range(count)]
+        tracemalloc.start()
+        HFEngine(policy, max_rows=32).generate(prompts, Sampling(1.0, 0, 4096, ends), 8)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 4 * peaks[0], peaks
+
+
+def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy, tokenizer):
+    """Rotary embeddings make float32 of keys; a cache of them would be cast as a whole at each step."""
+    half, seen = Policy(policy.model, tokenizer, torch.bfloat16), set()
+    shape = next(w.shape for name, w in half.backbone.named_parameters() if name.endswith("down_proj.weight"))
+
+    def look(given) -> None:
+        if given["input_ids"].shape[0] > 1:  # a step, not the prompts
+            seen.update(x.dtype for layer in given["past_key_values"].layers for x in (layer.keys, layer.values))
+
+    prompts = random_prompts(half, 6)
+    with Calls(lambda func, args: func is aten._to_copy.default and args[0].shape == shape) as casts:
+        watched(half, look, lambda: HFEngine(half, max_rows=4).generate(prompts, Sampling(1.0, 8, 12), 2))
+    assert casts.count == sum(w.shape == shape for w in half.backbone.parameters())
+    assert seen == {torch.bfloat16}
+
+
+@pytest.mark.long
+def test_a_compiled_step_survives_changing_rows_and_lengths(policy):
+    prompts, said = random_prompts(policy, 12), list[str]()
+    plain, compiled = HFEngine(policy, max_rows=8), HFEngine(policy, max_rows=8, compile=True, say=said.append)
+    for sampling in (Sampling(1.0, 0, 40, ("=", "a")), Sampling(0.8, 5, 150, ("e",))):
+        ours, theirs = compiled.generate(prompts, sampling, 3), plain.generate(prompts, sampling, 3)
+        assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
+    assert not said
+    assert compiled.compiled is not None

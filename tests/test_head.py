@@ -7,18 +7,16 @@ import torch
 from conftest import random_pairs
 from torch.nn import functional as F
 
-from rlreason.config.model import PretrainedModelConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.log_probs import chunked_log_probs, operand, product
-from rlreason.model.parameters import Hardware, build_model, choose_types
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.objectives.card import imitation_card, objective_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from tests.starts import SMALL, rlreason
 
 HALF, FULL = torch.bfloat16, torch.float32
-CPU, A100, T4 = Hardware(), Hardware("A100", (8, 0)), Hardware("T4", (7, 5), bf16=False)
 
 
 def given(positions=48, width=64, vocab=300):
@@ -34,9 +32,9 @@ def exact(hidden, weight, labels, along):
     return found.detach(), *torch.autograd.grad(found @ along.double(), [hidden, weight])
 
 
-def computed(hidden, weight, labels, along, **types):
+def computed(hidden, weight, labels, along, chunk=16, **types):
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    found, _ = chunked_log_probs(hidden, weight, labels, 0.7, types.pop("chunk", 16), want_entropy=False, **types)
+    found, _ = chunked_log_probs(hidden, weight, labels, 0.7, chunk, want_entropy=False, **types)
     return found.detach(), *torch.autograd.grad(found @ along, [hidden, weight])
 
 
@@ -62,14 +60,12 @@ def test_the_error_of_gradients_is_that_of_rounding_and_does_not_grow_with_the_c
     hidden, weight, labels, along = given(positions=256)
     log_probs, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
     assert (computed(hidden, weight, labels, along, head=HALF)[0] - log_probs).abs().max() < 1e-5
-    errors = {chunk: computed(hidden, weight, labels, along, head=HALF, chunk=chunk)[1:] for chunk in (256, 64, 4)}
+    errors = {chunk: computed(hidden, weight, labels, along, head=HALF, chunk=chunk)[1:] for chunk in (256, 4)}
     for found in errors.values():
         for mine, theirs in zip(found, expected, strict=True):
             assert 1e-4 < apart(mine, theirs) < 4e-3
     for one, other in zip(errors[256], errors[4], strict=True):
         assert apart(one, other) < 1e-6  # summed in float32: sums in bfloat16 lose 1e-2 over 64 chunks
-    _, *full = computed(hidden, weight, labels, along)
-    assert all(apart(mine, theirs) < 2e-2 for mine, theirs in zip(errors[64], full, strict=True))
 
 
 def test_in_float32_nothing_is_rounded():
@@ -81,13 +77,8 @@ def test_in_float32_nothing_is_rounded():
     assert [g.dtype for g in gradients] == [FULL, FULL]
 
 
-@pytest.fixture
-def rounding(tokenizer):
-    """A policy whose head multiplies in bfloat16, and everything else in float32."""
-    return Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer, head_dtype=HALF)
-
-
-def test_the_engine_in_this_process_samples_with_the_trainers_head(rounding, policy):
+def test_the_engine_in_this_process_samples_with_the_trainers_head(tokenizer, policy):
+    rounding = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer, head_dtype=HALF)
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(policy.head.shape[0], 4))]
     responses = HFEngine(rounding).generate(prompts, Sampling(0.8, 0, 12), n=3)
     pairs = [(r.prompt_ids, r.token_ids) for r in responses]
@@ -102,41 +93,17 @@ def test_the_engine_in_this_process_samples_with_the_trainers_head(rounding, pol
     assert gap(policy) > 5e-4  # the same weights under the other head
 
 
-def test_the_header_and_the_card_say_which_head_it_is(rounding, policy):
-    assert "output head in bfloat16 products, float32 sums" in rounding.describe()
-    assert "head" not in policy.describe()
-    policy.compute_dtype = HALF
-    assert "bfloat16 products, output head in float32" in policy.describe()
-    for card in (objective_card(Objective()), imitation_card(LengthNormConfig("token"), sampled=True)):
-        assert card.with_head("float32") is card
-        assert "h and W rounded to bfloat16" in card.with_head("bfloat16").text
-
-
-def model(**settings):
-    return PretrainedModelConfig("local", path="/m", **settings)
-
-
-def test_types_follow_settings_engine_and_card():
-    assert choose_types(model(), "vllm", A100) == (HALF, HALF)
-    assert choose_types(model(), "hf", A100) == (HALF, FULL)
-    assert choose_types(model(), "vllm", CPU) == choose_types(model(), "vllm", T4) == (FULL, FULL)
-    assert choose_types(model(dtype="bfloat16"), "vllm", CPU) == (HALF, HALF)
-    assert choose_types(model(weights="bfloat16"), "vllm", A100) == (HALF, HALF)
-    assert choose_types(model(head="bfloat16"), "hf", CPU) == (FULL, HALF)
-
-
-def test_a_head_that_the_products_cannot_have_is_refused():
-    (line,) = [line for line in model(head="bfloat16", dtype="float32").problems() if "head" in line]
-    assert line.startswith("model.head=bfloat16 ")
-    assert not [line for line in model(head="bfloat16").problems() if "head" in line]
+@pytest.mark.parametrize("card", [objective_card(Objective()), imitation_card(LengthNormConfig("token"), sampled=True)])
+def test_the_card_says_which_head_it_is(card):
+    assert card.with_head("float32") is card
+    assert "h and W rounded to bfloat16" in card.with_head("bfloat16").text
 
 
 def test_a_run_records_its_head_and_measures_its_gap_with_it(tmp_path):
     done = rlreason(*SMALL, "model.head=bfloat16", "hydra.run.dir=run", "save_model=false", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "output head in bfloat16 products, float32 sums" in " ".join(done.stdout.split())
-    told = json.loads((tmp_path / "run/provenance.json").read_text())
-    assert told["device"]["head"] == "bfloat16"
+    assert "output head in bfloat16" in " ".join(done.stdout.split())
+    assert json.loads((tmp_path / "run/provenance.json").read_text())["device"]["head"] == "bfloat16"
     assert "## Output head" in (tmp_path / "run/objective.md").read_text()
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     gaps = [row["rollout/mismatch_max"] for row in rows if "rollout/mismatch_max" in row]

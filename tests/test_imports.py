@@ -31,7 +31,7 @@ RULES = {
     "grading": Rule(),
     "health": Rule(),
     "data": Rule("hydra"),
-    "model": Rule("torch transformers", "memory fitting savings shapes"),
+    "model": Rule("torch transformers", "memory plan"),
     "engines": Rule("torch transformers"),
     "evaluation": Rule("torch transformers"),
     "training": Rule("torch transformers hydra", "preflight"),

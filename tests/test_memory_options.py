@@ -165,14 +165,14 @@ def test_freezing_one_of_two_tied_weights_freezes_both(policy, name):
     assert torch.equal(policy.head, before)
 
 
-def test_a_pattern_without_a_match_gets_near_names_and_all_is_too_much(policy):
-    with pytest.raises(ConfigError, match=r"model\.embed_token\.\* matches no name.*model\.embed_tokens\.weight"):
+def test_a_pattern_without_a_match_is_refused_and_all_is_too_much(policy):
+    with pytest.raises(ConfigError, match=r"model\.embed_token\.\* matches no name"):
         freeze(policy.model, ["model.embed_token.*"])
     assert all(p.requires_grad for p in policy.model.parameters())
     with pytest.raises(ConfigError, match="leaves nothing to train"):
         freeze(policy.model, ["*"])
     if find_spec("peft"):
-        with pytest.raises(ConfigError, match=r"model\.lora\.targets: q_prj matches no name in this model: try q_proj"):
+        with pytest.raises(ConfigError, match=r"model\.lora\.targets: q_prj matches no name"):
             add_lora(policy.model, 4, 8.0, ["q_prj"], seed=0)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, EngineError, ResourceError
-from rlreason.model.savings import planned, savings
+from rlreason.model.plan import planned, savings
 from rlreason.records.resume import MAY_CHANGE, changed
 from rlreason.runtime.machine import Device
 from rlreason.training.preflight import memory_for, out_of_memory
@@ -119,7 +119,7 @@ def test_a_real_run_that_runs_out_of_memory_ends_in_one_line_and_keeps_the_trace
 def test_an_interrupted_run_goes_on_with_the_settings_that_save_memory(composed):
     """With all that the plan offers of what leaves the result as it is, and with no other."""
     run = typed(composed(*LARGE, "kl_placement=loss", "kl_coef=0.1"))
-    offered = {(key, saving.same_result) for saving in savings(run, 1024) for key in saving.settings}
+    offered = {(key, same) for saved, same in savings(run, 1024) for key in saved}
     assert len(offered) == len({key for key, _ in offered})
     for key, same_result in offered:
         before = {key: 1, "learning_rate": 1}

@@ -11,19 +11,17 @@ from conftest import PROMPT
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
-from rlreason.api import train
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.start import write_model
+from rlreason.engines.vllm.engine import write_model
 from rlreason.errors import ConfigError
-from rlreason.model.loading import load_model, load_tokenizer
 from rlreason.model.packing import pack
-from rlreason.model.parameters import END, PAD, TAGS, build_model
+from rlreason.model.parameters import END, PAD, TAGS, build_model, load_model, load_tokenizer
 from rlreason.model.policy import Policy, load_policy
 from rlreason.training.build import make_sampling
-from tests.starts import SMALL, rlreason
+from tests.starts import rlreason
 
 
 @pytest.fixture
@@ -71,8 +69,8 @@ FAULTS = {
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
     "no head": (reweighed(same, tie_word_embeddings=False), r"lm_head\.weight"),
     "more layers": (reweighed(same, num_hidden_layers=3, layer_types=None), "layers.2"),
-    "another shape": (reweighed(same, intermediate_size=64), r"\[32, 96\], not \[32, 64\]"),
-    "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "bitsandbytes"),
+    "another shape": (reweighed(same, intermediate_size=64), r"mlp\.down_proj"),
+    "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "quantization_config"),
     "an adapter": (adapter, "adapter_config.json"),
 }
 
@@ -197,25 +195,9 @@ def test_an_engine_of_its_own_gets_no_row_that_no_token_has(policy, padded, tmp_
 def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path):
     edited(saved / "generation_config.json", eos_token_id=[0, 5], do_sample=False, temperature=0.6)
     policy = load_policy(str(saved))
-    policy.try_saving()
     policy.save(tmp_path / "again")
     again = load_policy(str(tmp_path / "again"))
     assert again.end_ids == policy.end_ids == {0, 5}
-    assert "generation_config.json" in policy.describe()
-    assert "generation_config.json" not in again.describe()
-
-
-def test_a_run_tries_to_save_before_its_first_step(policy, tmp_path, monkeypatch):
-    def refuse(*_, **__) -> None:
-        raise OSError("no such luck")
-
-    policy.save(tmp_path / "model")
-    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", refuse)
-    words = [word for word in SMALL if not word.startswith("model.")]
-    words += ["data=stories", "model=local", f"model.path={tmp_path}/model", f"hydra.run.dir={tmp_path}/run"]
-    with pytest.raises(ConfigError, match="no such luck"):
-        train("algorithm=grpo", *words, quiet=True)
-    assert not (tmp_path / "run/rollouts").exists()
 
 
 def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokenizer):

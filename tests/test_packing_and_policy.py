@@ -8,11 +8,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, end_to_end, one_by_one, select_kernel
-from rlreason.model.loading import check_kernel
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack
 from rlreason.model.parameters import build_model
-from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
 from rlreason.training.build import check_hardware
 from tests.run_settings import settings
 

@@ -12,10 +12,11 @@ from test_end_to_end import SMALL, rlreason
 
 from rlreason.config.groups import LOGGERS, GradingConfig
 from rlreason.config.leaves import needs as needs_package
+from rlreason.config.model import TinyModelConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
-from rlreason.model.shapes import tiny_shape
+from rlreason.model.memory import shape_of
 from rlreason.records.reader import read_status
 from rlreason.runtime.machine import Device
 from rlreason.runtime.text import decimal_size
@@ -198,7 +199,7 @@ def test_data_that_is_no_use_is_found_before_the_run_folder_is_made(composed, tm
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     run = typed(composed())
     need = space_needed(run)
-    assert need.model == 4 * tiny_shape(128, 2, 4).numbers
+    assert need.model == 4 * shape_of(TinyModelConfig("tiny"))[0].numbers
     assert need.responses > 80 * 256 * 2000  # 80 steps of 256 responses
     assert space_needed(typed(composed("save_model=false"))).model == 0
     assert need.checkpoints == 4 * 3 * need.model  # two are kept, the best, and one is being written

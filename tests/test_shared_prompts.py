@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.model.loading import check_kernel
 from rlreason.model.packing import CPU, attention_by_layout, divide, pack
-from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.policy import LogProbScorer, Policy, check_kernel
 from rlreason.training.learner import Learner
 from rlreason.types import Response, Sample
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rlreason.model.loading import materialize, one_layer_of, skeleton_of, with_one_layer
-from rlreason.model.parameters import add_lora
+from rlreason.model.parameters import add_lora, materialize, one_layer_of, skeleton_of, with_one_layer
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.training.build import is_spread, make_policy
 from tests.run_settings import settings

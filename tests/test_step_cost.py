@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine_cost import Waits
+from test_engine import waits
 from test_learner import make_samples
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,7 +32,7 @@ def test_no_micro_batch_waits_for_the_device(policy, loss):
         learner = Learner(
             policy, Objective(LossConfig(loss, **clip)), OptimizationConfig(1e-3), micro_batch_tokens=tokens
         )
-        with Waits() as waits:
+        with waits() as waits:
             micro = learner.update(samples)["train/micro_batches"]
         counts.append(waits.count)
         assert (micro > 3) == (tokens == 40)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from recording import Recording
-from test_engine_stops import LETTERS, check_stopped_texts, likely
+from test_engine import LETTERS, check_stopped_texts, likely
 from test_unread_settings import VLLM_SETTINGS, compare, settings
 from test_vllm_smoke import (
     check,
@@ -30,8 +30,7 @@ from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.server import Server
-from rlreason.engines.vllm.weight_check import largest_mismatch
+from rlreason.engines.vllm.server import Server, largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import PAD, build_model
 from rlreason.model.policy import Policy, load_policy

@@ -11,7 +11,7 @@ from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.weight_check import WeightCheck, largest_mismatch
+from rlreason.engines.vllm.server import WeightCheck, largest_mismatch
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from tests.run_settings import settings

@@ -8,12 +8,11 @@ from gpu_checks.common import Asked, Found, gap, imitated, synchronized
 from rlreason.config.training import OptimizationConfig
 from rlreason.model import memory as f
 from rlreason.model.attention import NAMES
-from rlreason.model.fitting import plan_of
 from rlreason.model.log_probs import chunked_log_probs
-from rlreason.model.memory import Head, Workload
+from rlreason.model.memory import Workload, shape_from
 from rlreason.model.parameters import checkpoint_layers
+from rlreason.model.plan import plan_of
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.shapes import shape_from
 from rlreason.objectives.objective import Objective
 from rlreason.runtime.machine import Device
 from rlreason.runtime.text import size
@@ -114,16 +113,15 @@ def _one_update(asked: Asked, checkpointing: bool) -> tuple[int, int, int]:
         samples = _full_rows(policy, budget)
         row = policy.pack([(s.response.prompt_ids, s.response.token_ids) for s in samples[:7]])
         tokens = row.input_ids.numel()
-        weights, products = 4, policy.compute_dtype.itemsize
+        trained, gradients = f.trained_numbers(shape, 4)
         work = Workload(
             shape,
-            products=products,
-            trained=tuple(f.trained_tensors(shape, weights)),
+            products=policy.compute_dtype.itemsize,
+            trained=trained,
+            gradients=gradients,
             checkpointing=checkpointing,
             tokens=tokens,
-            scored=len(row.score_at),
-            casts=f.cast_bytes(shape, weights, products),
-            head=Head(policy.head_dtype.itemsize, products, on_gpu=True),
+            on_gpu=True,
         )
         parts = plan_of(work, device).training
         planned = sum(parts.values()) - parts["libraries"]

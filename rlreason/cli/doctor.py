@@ -25,9 +25,18 @@ from rlreason.cli.doctor_probe import ProbeResult, probe
 from rlreason.config.groups import INSTALL_VLLM
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
-from rlreason.model.savings import Planned, cure, figures, planned, table, verdict
-from rlreason.model.shapes import shape_of
+from rlreason.model.memory import shape_of
+from rlreason.model.plan import (
+    Planned,
+    cure,
+    describe_placement,
+    engine_gpus,
+    figures,
+    planned,
+    ranks_here,
+    table,
+    verdict,
+)
 from rlreason.records.console import Console
 from rlreason.runtime.machine import Device, Driver, processor, query_driver, usable_processors, why_unseen, with_second
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
@@ -241,7 +250,7 @@ def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
         found = [failed("disk", line, WARN) for line in room_for([run], folder)] or found
     except ConfigError as error:
         found = [failed("disk", str(error))]
-    name, shape = run.model.folder, shape_of(run.model).shape
+    name, shape = run.model.folder, shape_of(run.model)[0]
     if name and shape and not Path(name).is_dir() and not is_cached(name):
         cache, needed = there(Path(constants.HF_HUB_CACHE)), 2 * shape.numbers
         free = shutil.disk_usage(cache).free
@@ -296,7 +305,7 @@ def engine_finding(run: RunConfig, on_gpu: bool, gpus: int) -> DoctorFinding:
         return failed("engine", str(error))
     if not on_gpu:
         return DoctorFinding("engine", OK, f"vllm, on the processor (rollout.placement={rollout.placement}: no GPU)")
-    return DoctorFinding("engine", OK, describe_placement(rollout.placement, placed, ranks))
+    return DoctorFinding("engine", OK, describe_placement(rollout.placement, placed))
 
 
 def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> tuple[RunConfig, Path]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlreason.cli.doctor import requested_run
 from rlreason.errors import ConfigError
-from rlreason.model.savings import cure, planned, table, verdict
-from rlreason.model.savings import figures as memory_figures
+from rlreason.model.plan import cure, planned, table, verdict
+from rlreason.model.plan import figures as memory_figures
 from rlreason.records.console import Console
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_difference
 from rlreason.runtime.machine import believed_device

@@ -1,25 +1,24 @@
 """Build the rollout engine of a run from its `rollout` settings."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from rlreason.config.groups import RolloutConfig
+from rlreason.config.groups import WITHOUT_VLLM, RolloutConfig
 from rlreason.config.run import RunConfig
 from rlreason.engines.base import Demand, Engine
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.engine import VLLMEngine, plan_memory
 from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.start import plan_memory, require_vllm
-from rlreason.engines.vllm.weight_check import PROBE_PROMPT, PROBE_TOKENS
+from rlreason.engines.vllm.server import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
-from rlreason.model.fitting import describe_placement, engine_gpus, held_later, ranks_here, spread_work
-from rlreason.model.memory import gradient_bytes, moment_bytes, workload_of
+from rlreason.model.memory import moment_bytes, shape_from, workload_of
+from rlreason.model.plan import describe_placement, engine_gpus, held_later, ranks_here
 from rlreason.model.policy import Policy
-from rlreason.model.shapes import shape_from
 from rlreason.runtime.machine import Device
 from rlreason.types import Problem
 
@@ -27,7 +26,8 @@ from rlreason.types import Problem
 def check_engine(run: RunConfig) -> None:
     """Check early that the engine is installed and that there are enough GPUs; `ConfigError` otherwise."""
     if run.rollout.engine == "vllm":
-        require_vllm()
+        if importlib.util.find_spec("vllm") is None:
+            raise ConfigError(WITHOUT_VLLM)
         engine_gpus(run.rollout.placement, run.rollout.gpus, ranks_here(run), torch.cuda.device_count())
 
 
@@ -55,11 +55,8 @@ def make_engine(
     """Start the engine. `demand` reads every prompt and is called only where memory has to be planned."""
     if run.rollout.engine == "hf":
         return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
-    rollout, kind = run.rollout, policy.device.type
-    where, places = places_of(rollout, kind, ranks_here(run))
+    where, places = places_of(run.rollout, policy.device.type, ranks_here(run))
     say(where)
-    if rollout.placement == "auto" and kind == "cpu" and not rollout.sleep and not rollout.async_level:
-        say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
     largest = demand()
     return VLLMEngine(policy, with_planned_cache(run, policy, policy.device, largest), places, folder, largest, say)
 
@@ -75,11 +72,10 @@ def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, lis
     if placement == "cpu" and device == "cuda":
         raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs there too: choose auto")
     if device == "cpu":
-        several = f", and {engines} vLLMs share the processor" if engines > 1 else ""
         places = [Place(f"the processor ({k + 1} of {engines})") for k in range(engines)]
-        return f"rollout.placement=cpu: there is no GPU here{several}", places
+        return "rollout.placement=cpu: there is no GPU here", places
     gpus = engine_gpus(placement, engines, ranks, torch.cuda.device_count())
-    return describe_placement(placement, gpus, ranks), [place_on(gpu, ranks) for gpu in gpus]
+    return describe_placement(placement, gpus), [place_on(gpu, ranks) for gpu in gpus]
 
 
 def place_on(gpu: int, ranks: int) -> Place:
@@ -115,11 +111,12 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
         here = Device(policy.device.type, bf16=policy.compute_dtype == torch.bfloat16)
         response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
         work = workload_of(run, shape, here, max(1, longest - response))
-        return held_later(spread_work(work) if policy.in_main_memory else work)
+        return held_later(replace(work, parallel="shard") if policy.in_main_memory else work)
     weights = list(policy.model.parameters())
-    trained = [(p.numel(), p.element_size()) for p in weights if p.requires_grad and run.trains]
+    trained = [weight for weight in weights if weight.requires_grad and run.trains]
+    gradients = sum(weight.nbytes for weight in trained)
+    moments = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
     has_reference = getattr(run, "kl_placement", "none") != "none"
     copies = int(has_reference) + int(policy.in_main_memory)  # of which none is on the device yet
-    first = gradient_bytes(trained) if getattr(run, "restarts", False) else 0
-    whole: int = sum(p.numel() * p.element_size() for p in weights)
-    return moment_bytes(trained, run.optimizes_by or "adamw") + copies * whole + first
+    first = gradients if getattr(run, "restarts", False) else 0
+    return moments + copies * sum(weight.nbytes for weight in weights) + first

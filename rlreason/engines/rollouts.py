@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
-from rlreason.records.console import Console, clock
+from rlreason.grading import Grader
+from rlreason.records.console import Console
 from rlreason.records.rows import ResponseLog
 from rlreason.runtime.clock import Clock, Work, group_work
-from rlreason.types import Collected, Grade, Problem, Response, Sample, ScoredResponse
+from rlreason.types import Collected, Problem, Response, Sample, ScoredResponse
 
 if TYPE_CHECKING:
     from rlreason.model.policy import LogProbScorer
@@ -21,24 +22,16 @@ if TYPE_CHECKING:
 LONG_ODDS = math.log(1e10)  # nats: a response this improbable is not drawn twice by chance
 
 
-class BatchGrader(Protocol):
-    """A grader."""
-
-    def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]:
-        """Grade each response against the ground truth at the same index."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Rollouts:
     """Engine, grader and prompt encoder together: `sample` turns problems into graded samples."""
 
     engine: Engine
-    grader: BatchGrader
+    grader: Grader
     prompt_ids: Callable[[Problem], list[int]]  # a `PromptEncoder`
     seed: int
     report: Callable[[str], None] = lambda text: None  # takes the progress of sampling and grading
-    second_grader: BatchGrader | None = None  # its grades are kept as `prompt_grade` and do not count
+    second_grader: Grader | None = None  # its grades are kept as `prompt_grade` and do not count
     clock: Clock = field(default_factory=Clock)
     phase: str = "rollout"  # the clock's phase for tokens per second
 
@@ -96,13 +89,12 @@ class Rollouts:
 
 def sampling_work(responses: Sequence[Response], seconds: float) -> Work:
     """Return the work of sampling these: each prompt and every response token goes through the model once."""
-    prompts, lengths = dict[str, int](), dict[str, list[int]]()
-    for r in responses:
-        prompts[r.problem_id] = len(r.prompt_ids)
-        lengths.setdefault(r.problem_id, []).append(len(r.token_ids))
+    groups: dict[str, list[Response]] = {}
+    for response in responses:
+        groups.setdefault(response.problem_id, []).append(response)
     work = Work(seconds)
-    for problem, prompt in prompts.items():
-        work = work.plus(group_work(prompt, lengths[problem]))
+    for group in groups.values():
+        work = work.plus(group_work(len(group[-1].prompt_ids), [len(r.token_ids) for r in group]))
     return work
 
 
@@ -114,16 +106,14 @@ def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = Fal
 
     A sample with advantage 0 only goes forward, unless `all_learn`: a KL or entropy term gives it a gradient.
     """
-    groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for s in batch:
         if s.has_loss:
             passes = WITH_BACKWARD if s.advantage or all_learn else FORWARD
-            by_passes = groups.setdefault(tuple(s.response.prompt_ids), {})
-            by_passes.setdefault(passes, []).append(len(s.response.token_ids))
+            groups.setdefault((tuple(s.response.prompt_ids), passes), []).append(len(s.response.token_ids))
     work = Work(seconds)
-    for prompt, by_passes in groups.items():
-        for passes, lengths in by_passes.items():
-            work = work.plus(group_work(len(prompt), lengths, passes))
+    for (prompt, passes), lengths in groups.items():
+        work = work.plus(group_work(len(prompt), lengths, passes))
     return work
 
 
@@ -204,33 +194,30 @@ def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[s
     return out
 
 
-PRINT_EVERY_S = 5.0  # between lines of a log file, at least
+PRINT_EVERY_S = 60.0  # between lines of a log file
 
 
 class SamplingProgress:
-    """Prints done, accuracy so far, tokens per second and time left: in place on a terminal, a few lines in a log."""
+    """Prints done, accuracy so far and tokens per second: in place on a terminal, a few lines in a log."""
 
     def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
-        self.console, self.wanted = console, wanted
+        self.console, self.wanted, self.tokens = console, wanted, 0
         before = [s.grade.outcome == "correct" for samples in log.samples.values() for s in samples]
-        self.answered, self.correct = len(before), sum(before)
-        self.total, self.done, self.tokens = wanted - len(before), 0, 0
-        self.began, self.printed = time.monotonic(), 0.0
+        self.done, self.correct = len(before), sum(before)
+        self.began = self.printed = time.monotonic()
 
     def add(self, sample: Sample) -> None:
         """Count a graded response."""
         self.done, self.tokens = self.done + 1, self.tokens + sample.length
-        self.answered += 1
         self.correct += sample.grade.outcome == "correct"
-        spent = time.monotonic() - self.began
+        now = time.monotonic()
         text = (
-            f"{self.done}/{self.total} responses, accuracy {self.correct / self.answered:.3f}, "
-            f"{self.tokens / max(spent, 1e-9):.0f} tokens/s, "
-            f"about {clock(spent / self.done * (self.total - self.done))} left"
+            f"{self.done}/{self.wanted} responses, accuracy {self.correct / self.done:.3f}, "
+            f"{self.tokens / max(now - self.began, 1e-9):.0f} tokens/s"
         )
         if self.console.live:
             self.console.progress(text)
-        elif 10 * self.done // self.total > 10 * (self.done - 1) // self.total and spent > self.printed + PRINT_EVERY_S:
-            self.printed = spent
+        elif now > self.printed + PRINT_EVERY_S:
+            self.printed = now
             self.console.say(text)

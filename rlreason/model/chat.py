@@ -14,20 +14,19 @@ from rlreason.config.leaves import prompt_renderer, template_of
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.model.loading import load_tokenizer
+from rlreason.model.parameters import load_tokenizer
 from rlreason.model.policy import Policy
 from rlreason.runtime.text import first_line
 from rlreason.types import Problem
 
-MARK = "How many are 19 and 23?"  # a message to look for in a prompt; templates trim whitespace at its ends
-
-#: A user's turn that shows what a template changes: lines, spaces, quotes, brackets, many words.
-WRITTEN = f'{MARK}\n\n  A "B" & <b>c</b>\\boxed{{}} {{{{d}}}} %s \u00e9' + " and so on" * 1000 + ": what is X?"
+#: A user's turn that shows what a template changes: lines, spaces, quotes, brackets, many words. Not at its ends, which
+#: templates may trim.
+WRITTEN = 'How?\n\n  A "B" & <b>c</b>\\boxed{} {{d}} %s \u00e9' + " and so on" * 1000 + ": what is X?"
 
 #: Some templates state today's date. A fixed one, so that a run has the same prompts every day.
 TODAY = datetime(2024, 7, 26)  # Llama 3's default date
 
-OTHER = "choose another model, or a prompt without a chat template (prompt=r1_zero)"
+CURE = "set prompt.system=null, or choose another model, or a prompt without a chat template (prompt=r1_zero)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,11 @@ class Chat:
 
     def prompt(self, user: str) -> str:
         """Return the prompt for one user's turn with its special tokens as text: encode it without adding any."""
-        return self._text([{"role": "user", "content": user}], add_generation_prompt=True)
+        return self._text([("user", user)], add_generation_prompt=True)
 
     def end_of_turn(self) -> int | None:
         """The id of the special token that the template puts after an assistant's turn; None if there is none."""
-        turns = [{"role": "user", "content": MARK}, {"role": "assistant", "content": f"{MARK} 42."}]
-        after = self._text(turns).rpartition("42.")[2].lstrip()
+        after = self._text([("user", "How many?"), ("assistant", "It is 42.")]).rpartition("42.")[2].lstrip()
         first = self.tokenizer.encode(after, add_special_tokens=False)[:1]
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         return first[0] if first and first[0] in special else None
@@ -77,45 +75,32 @@ class Chat:
                 f"prompt.enable_thinking={str(self.enable_thinking).lower()}: this model's chat template has no such "
                 "switch: leave it out (prompt.enable_thinking=null), or choose a model that has it, such as Qwen3"
             )
-        if WRITTEN not in self.prompt(WRITTEN):
+        prompt = self.prompt(WRITTEN)
+        if WRITTEN not in prompt or (self.system or "").strip() not in prompt:
             raise ConfigError(
-                f"prompt.chat=true: this model's chat template leaves out or alters a user's text: {OTHER}"
-            )
-        prompt, user = self.prompt(MARK), [{"role": "user", "content": MARK}]
-        answered = self._text([*user, {"role": "assistant", "content": "It is 42."}]).rpartition("It is 42.")[0]
-        begins = answered[len(prompt) :].strip()
-        if prompt == self._text(user) and answered.startswith(prompt) and begins:
-            raise ConfigError(
-                "prompt.chat=true: this model's chat template ignores add_generation_prompt, so that a prompt lacks "
-                f"what begins an answer ({begins!r}): {OTHER}"
-            )
-        if self.system is not None and self.system.strip() not in prompt:
-            raise ConfigError(
-                f"prompt.system={self.system!r}: this model's chat template leaves it out: set prompt.system=null, "
-                "and say it in the user's turn (prompt.file=FILE)"
+                f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template leaves out or alters the "
+                f"text of a turn: {CURE}"
             )
 
-    def _text(self, turns: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        choices: dict[str, Any] = {"strftime_now": TODAY.strftime}  # replaces the template's clock
-        if self.enable_thinking is not None:
-            choices["enable_thinking"] = self.enable_thinking
+    def _text(self, turns: list[tuple[str, str]], add_generation_prompt: bool = False) -> str:
+        system = [] if self.system is None else [("system", self.system)]
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         template = self.template
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [*system, *turns],
+                    [{"role": role, "content": content} for role, content in system + turns],
                     chat_template=template,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
-                    **choices,
+                    strftime_now=TODAY.strftime,  # replaces the template's clock
+                    **thinking,
                 )
             )
         except Exception as error:  # a template may raise anything
-            cure = OTHER if self.system is None else "set prompt.system=null, and say it in the user's turn"
             raise ConfigError(
                 f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that "
-                f"({first_line(error)}): {cure}"
+                f"({first_line(error)}): {CURE}"
             ) from error
 
 
@@ -134,20 +119,18 @@ class PromptEncoder:
         special = {i: str(t) for i, t in self.policy.tokenizer.added_tokens_decoder.items() if t.special}
         frame = self.chat.prompt("")
         control = [text for i, text in special.items() if text in frame or i in self.policy.end_ids]
-        for problem in (p for p in problems if p.prompt is None):
-            text = self.fill(problem.question)
-            if found := next((token for token in control if token in text), None):
+        for problem in problems:
+            text = self.fill(problem.question) if problem.prompt is None else ""
+            if found := [token for token in control if token in text]:
                 raise ConfigError(
-                    f"prompt.chat=true: the user's turn of problem {problem.id} holds {found}, which is a token of the "
-                    "chat itself and no text: remove it from the question, or from prompt.file"
+                    f"prompt.chat=true: the user's turn of problem {problem.id} holds {found[0]}, a token of the chat "
+                    "itself and no text: remove it from the question, or from prompt.file"
                 )
 
     def __call__(self, problem: Problem) -> list[int]:
         """Return token ids, including those that the tokenizer or the chat template adds."""
-        if problem.prompt is not None:
-            return self.policy.encode_prompt(problem.prompt)
-        text = self.fill(problem.question)
-        if self.chat is None:
+        text = self.fill(problem.question) if problem.prompt is None else problem.prompt
+        if self.chat is None or problem.prompt is not None:
             return self.policy.encode_prompt(text)
         return self.policy.checked_ids(self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False))
 
@@ -160,20 +143,20 @@ def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat | 
     return Chat(tokenizer, prompt.system, prompt.enable_thinking) if prompt.chat else None
 
 
-def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
-    """Raise `ConfigError` if prompts cannot be made; for a chat this loads the tokenizer, never the weights."""
+def check_prompts(run: RunConfig) -> None:
+    """Raise `ConfigError` if prompts of training, or those of evaluations, cannot be made."""
+    if run.asking.prompt is run.prompt:
+        _check_prompt(run.prompt, run.model)
+    if run.eval.prompt is not None:
+        with naming_eval_settings(run, "prompt"):
+            _check_prompt(run.eval.prompt, run.model)
+
+
+def _check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
+    """For a chat this loads the tokenizer, never the weights."""
     template_of(prompt.file)
     if prompt.chat and model.folder is not None and (chat := chat_of(prompt, load_tokenizer(model.folder))):
         chat.check()
-
-
-def check_prompts(run: RunConfig) -> None:
-    """Check the prompts of training, and those of evaluations if they differ."""
-    if run.asking.prompt is run.prompt:
-        check_prompt(run.prompt, run.model)
-    if run.eval.prompt is not None:
-        with naming_eval_settings(run, "prompt"):
-            check_prompt(run.eval.prompt, run.model)
 
 
 def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:

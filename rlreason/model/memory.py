@@ -1,45 +1,144 @@
-"""The memory of a run, in bytes: one formula, as pure functions of plain numbers."""
+"""The memory of a run, in bytes: the shape of its model, read without loading it, and one formula of plain numbers."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from rlreason.config.model import type_of_head
+from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 from rlreason.config.run import UNKNOWN_PROBLEMS, RunConfig
-from rlreason.model.shapes import ModelShape
 from rlreason.runtime.machine import Device, place_of
 
 CHUNK = 512  # positions whose logits exist at once: model/log_probs.py
 PROMPT_TOKENS = 8192  # of prompts read in one pass of the in-process engine: engines/hf/decoding.py
-HEADROOM = 64  # most columns of a cache without responses: engines/hf/kv_cache.py
 CACHE_BLOCK = 128  # tokens: vLLM allocates its cache in blocks of at most this; each sequence may leave one unfilled
-SMALLEST_8BIT = 4096  # from this many numbers on, bitsandbytes keeps moments in one byte
-PER_8BIT_BLOCK = 256  # numbers that share a float32 scale there
 PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured
 TINY_PROMPT = 128
+TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's, and the four tags
+#: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
+FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
+#: Bytes that these norms keep for the gradient of each number of queries and keys, under half-precision products.
+NORM_BYTES = {"none": 0, "head": 6, "whole": 8}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-class Head(NamedTuple):
-    """How a run computes its output head. Sizes are bytes per number."""
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A Llama-like decoder: grouped attention and a gated MLP of three matrices; norms and biases are left out."""
 
-    size: int = 4  # of the operands of the logits (model.head)
-    products: int = 4  # of the operands of the backward pass's two products
-    trained: bool = True  # its weights have a gradient
-    entropy: bool = False  # so has the entropy
-    on_gpu: bool = False
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int  # width inside the MLP
+    tied: bool  # the output head is the embedding
+    qk_norm: str = "none"  # none | head | whole
+    context: int = 1 << 30  # tokens with positions
 
     @property
-    def rounded(self) -> int:
-        """Bytes of an operand's number; off a GPU rounded ones are held in float32. 0: no copy needed."""
-        return (2 if self.on_gpu else 4) if self.size == 2 else 0
+    def query_width(self) -> int:
+        """Numbers in all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in all keys of a token, and in all its values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def outside_layers(self) -> int:
+        """Parameters of embedding and output head, tied ones once."""
+        return self.vocab * self.width * (1 if self.tied else 2)
+
+    @property
+    def numbers(self) -> int:
+        """Number of parameters, tied ones once."""
+        return self.outside_layers + sum(a * b for a, b in self.linear_layers().values())
+
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Name, as in transformers -> (inputs, outputs) of every linear layer but the output head."""
+        d, q, kv, inner = self.width, self.query_width, self.kv_width, self.intermediate
+        of_layer = {
+            "self_attn.q_proj": (d, q),
+            "self_attn.k_proj": (d, kv),
+            "self_attn.v_proj": (d, kv),
+            "self_attn.o_proj": (q, d),
+            "mlp.gate_proj": (d, inner),
+            "mlp.up_proj": (d, inner),
+            "mlp.down_proj": (inner, d),
+        }
+        return {f"model.layers.{n}.{name}": size for n in range(self.layers) for name, size in of_layer.items()}
 
 
-class Casts(NamedTuple):
-    """Bytes of autocast's half-precision copies of the linear layers' float32 weights, without the head."""
+#: The published shapes of the models in conf/model, for a plan before anything is downloaded.
+PUBLISHED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
+    "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, context=4096),
+    "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=40960),
+    "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=32768),
+    "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, "head", context=32768),
+    "allenai/OLMo-2-0425-1B": ModelShape(100352, 2048, 16, 16, 16, 128, 8192, False, "whole", context=4096),
+    "meta-llama/Llama-3.2-1B": ModelShape(128256, 2048, 16, 32, 8, 64, 8192, True, context=131072),
+}
 
-    every: int = 0  # of all of them: held by a pass with gradient, whose backward pass needs them again
-    kept: int = 0  # in a pass without: those of trained weights, which autocast keeps, and the largest other
+
+def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
+    """Return a model's shape, if known, and where it was read or why it is unknown.
+
+    A built-in model is assumed to have as many tokens as its tokenizer may; the run's texts decide.
+    """
+    if isinstance(model, TinyModelConfig):
+        width, heads = model.width, model.heads
+        sizes = width, model.layers, heads, heads, width // heads, 3 * width
+        return ModelShape(TINY_VOCABULARY, *sizes, True, context=TINY_CONTEXT), "model=tiny"
+    name = model.folder or ""
+    file = Path(name) / "config.json" if Path(name).is_dir() else _in_cache(name)
+    if file is not None:
+        shape = None
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            shape = shape_from(json.loads(file.read_text(encoding="utf-8")))
+        known = str(file) if shape else f"the shape is unknown: the plan reads {', '.join(FAMILIES)} from {file}"
+        return shape, known
+    if name in PUBLISHED:
+        return PUBLISHED[name], f"the published shape of {name}"
+    return None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json"
+
+
+def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
+    """Read the shape from a config.json; None for another family, or where a size is missing or no count."""
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    family, sizes = config.get("model_type"), [config.get(key) for key in keys]
+    if family not in FAMILIES or not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        vocab=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or max(1, config["hidden_size"] // heads),
+        intermediate=config["intermediate_size"],
+        tied=bool(config.get("tie_word_embeddings")),
+        qk_norm=FAMILIES[family],
+        context=config.get("max_position_embeddings") or 1 << 30,
+    )
+
+
+def _in_cache(name: str) -> Path | None:
+    """Return the config.json of a model in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):  # not a valid name on the hub
+        file = try_to_load_from_cache(name, "config.json")
+        return Path(file) if isinstance(file, str) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +157,18 @@ class Workload:
     shape: ModelShape
     weights: int = 4
     products: int = 4
-    trained: tuple[tuple[int, int], ...] = ()  # (numbers, size) of every trained tensor; empty: nothing is trained
-    adapters: bool = False  # the trained tensors are separate from the model's weights
+    trained: int = 0  # numbers
+    gradients: int = 0  # bytes of one for every trained number
+    adapters: bool = False  # the trained numbers are separate from the model's weights
     optimizer: str = "adamw"
     checkpointing: bool = False
     tokens: int = 8192  # of the longest micro-batch
-    scored: int = 8192  # those of them that predict a response token
-    casts: Casts = Casts()  # noqa: RUF009 - a tuple of numbers
-    head: Head = Head()  # noqa: RUF009
-    several: bool = True  # a step has more than one micro-batch, so gradients are held while the next one runs
     reference: bool = False
     restarts: bool = False
     prompt: int = PROMPT
     sampled: tuple[Sampled, ...] = ()
     max_rows: int = 256
+    on_gpu: bool = False
     engine: str = "hf"
     compiled: bool = False
     resident: bool = False  # the engine keeps its memory during training
@@ -82,9 +179,19 @@ class Workload:
     parallel: str = "auto"  # replicate | shard | auto: what fits
 
     @property
-    def residual(self) -> int:
-        """Bytes per number between the layers: those of the embedding."""
-        return 2 if self.weights == 2 and not self.shape.tied else 4
+    def casts(self) -> int:
+        """Bytes of autocast's half-precision copies of the linear layers' wider weights, without the head."""
+        return 2 * (self.shape.numbers - self.shape.outside_layers) if self.products < self.weights else 0
+
+    @property
+    def kept_casts(self) -> int:
+        """Those that autocast keeps until a pass ends: of trained weights."""
+        return 0 if self.adapters else self.casts
+
+    @property
+    def head_gradient(self) -> int:
+        """Bytes of the output head's gradient, which is summed in float32."""
+        return 0 if self.adapters else 4 * self.shape.vocab * self.shape.width
 
     @property
     def longest(self) -> int:
@@ -98,20 +205,14 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
     model, rollout, options, trains = run.model, run.rollout, vars(run), run.trains
     on_gpu, weights = device.kind == "cuda", 2 if model.weights == "bfloat16" else 4
     half = model.dtype == "bfloat16" or (model.dtype == "auto" and on_gpu and device.bf16)
-    products = 2 if half or weights == 2 else 4
-    head = type_of_head(model.head, rollout.engine, "bfloat16" if products == 2 else "float32")
-    head_size = 2 if head == "bfloat16" else 4
     rank, freeze = (model.lora.rank, model.freeze) if trains else (0, ())
-    frozen_head = rank > 0 or is_frozen(shape, "model.embed_tokens.weight" if shape.tied else "lm_head.weight", freeze)
+    trained, gradients = trained_numbers(shape, weights, freeze, rank, model.lora.targets) if trains else (0, 0)
     prompt = prompt or (TINY_PROMPT if model.made_on_the_spot else PROMPT)
     tokens = most = run.micro_batch_tokens
-    several = False
     if trains:
         if run.samples_to_learn:
             most = min(most, shape.context, prompt + run.sampling.max_tokens)
-        size = settings.sequences_per_micro_batch() or settings.train_batch_size
-        tokens = min(tokens, size * most)
-        several = settings.train_batch_size * most > tokens
+        tokens = min(tokens, (settings.sequences_per_micro_batch() or settings.train_batch_size) * most)
     evaluation = run.evaluation
     problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
     sampled = [Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)]
@@ -121,21 +222,19 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
     return Workload(
         shape=shape,
         weights=weights,
-        products=products,
-        trained=tuple(trained_tensors(shape, weights, freeze, rank, model.lora.targets)) if trains else (),
+        products=2 if half or weights == 2 else 4,
+        trained=trained,
+        gradients=gradients,
         adapters=rank > 0,
         optimizer=run.optimizes_by or "adamw",
         checkpointing=model.gradient_checkpointing,
-        casts=cast_bytes(shape, weights, products, freeze, rank),
-        head=Head(head_size, min(head_size, products), not frozen_head, bool(options.get("entropy_coef")), on_gpu),
         tokens=tokens,
-        scored=tokens,
-        several=several,
         reference=options.get("kl_placement", "none") != "none",
         restarts=bool(getattr(run, "restarts", False)),
         prompt=prompt,
         sampled=tuple(sampled),
         max_rows=rollout.max_rows,
+        on_gpu=on_gpu,
         engine=rollout.engine,
         compiled=rollout.compile,
         resident=rollout.engine == "vllm" and not (on_gpu and rollout.sleep and rollout.shares_gpu),
@@ -156,149 +255,105 @@ def weight_bytes(shape: ModelShape, weights: int) -> int:
     return weights * (shape.numbers - head) + 4 * head
 
 
-def is_frozen(shape: ModelShape, name: str, freeze: Sequence[str]) -> bool:
-    """Whether a weight's name, or the other name of a tied embedding, matches a pattern of `model.freeze`."""
-    names = [name, "lm_head.weight"] if shape.tied and name == "model.embed_tokens.weight" else [name]
-    return any(matches(known, freeze) for known in names)
-
-
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a shell pattern matches the name entirely or from a dot on."""
     return any(fnmatchcase(name, p) or fnmatchcase(name, f"*.{p}") for p in patterns)
 
 
-def cast_bytes(shape: ModelShape, weights: int, products: int, freeze: Sequence[str] = (), rank: int = 0) -> Casts:
-    """Bytes of the copies for products of half precision: 2 per number of a linear layer, if its weights are wider.
-
-    Only weights that require a gradient are kept within a block of autocast (torch/csrc: cached_cast); adapters of
-    `rank` leave every weight of the model without one.
-    """
-    if products >= weights:
-        return Casts()
-    sizes = {name: 2 * a * b for name, (a, b) in shape.linear_layers().items()}
-    frozen = [size for name, size in sizes.items() if rank or matches(f"{name}.weight", freeze)]
-    every = sum(sizes.values())
-    return Casts(every, every - sum(frozen) + max(frozen, default=0))
-
-
-def trained_tensors(
+def trained_numbers(
     shape: ModelShape, weights: int, freeze: Sequence[str] = (), rank: int = 0, targets: Sequence[str] | None = None
-) -> list[tuple[int, int]]:
-    """List (numbers, bytes each) of every trained tensor: all but the frozen ones, or the two of every adapter.
+) -> tuple[int, int]:
+    """Return how many numbers are trained, all but the frozen ones or those of adapters, and the bytes of a gradient.
 
-    An adapter of rank r on a layer of `in` and `out` numbers has r (in + out), in float32 (arXiv:2106.09685).
+    An adapter of rank r on a layer of `in` and `out` numbers has r (in + out), in float32 (arXiv:2106.09685). A
+    gradient has its weight's precision.
     """
+    layers = shape.linear_layers()
     if rank:
-        adapted = [size for name, size in shape.linear_layers().items() if matches(name, targets or ["*"])]
-        return [(rank * numbers, 4) for size in adapted for numbers in size]
-    head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-    every = shape.parameters().items()
-    return [(count, 4 if name == head else weights) for name, count in every if not is_frozen(shape, name, freeze)]
+        numbers = sum(rank * sum(size) for name, size in layers.items() if matches(name, targets or ["*"]))
+        return numbers, 4 * numbers
+    table, head = shape.vocab * shape.width, EMBEDDING if shape.tied else HEAD
+    sizes = {EMBEDDING: table, head: table} | {f"{name}.weight": a * b for name, (a, b) in layers.items()}
+    frozen = [EMBEDDING] if shape.tied and matches(HEAD, freeze) else []  # tied weights have two names
+    names = [name for name in sizes if name not in frozen and not matches(name, freeze)]
+    return sum(sizes[name] for name in names), sum(sizes[name] * (4 if name == head else weights) for name in names)
 
 
-def gradient_bytes(trained: Sequence[tuple[int, int]]) -> int:
-    """One gradient for every trained number, in its own precision."""
-    return sum(numbers * size for numbers, size in trained)
-
-
-def moment_bytes(trained: Sequence[tuple[int, int]], optimizer: str) -> int:
+def moment_bytes(trained: int, gradients: int, optimizer: str) -> int:
     """Both moments of every trained number: adamw in its precision; adamw_8bit in one byte each, and their scales.
 
-    adamw: 2 size;    adamw_8bit: 2 (1 + 4 / 256), but 8 where a tensor has fewer than 4096 numbers
+    adamw: 2 gradients;    adamw_8bit: 2 (1 + 4 / 256) trained
     """
-    if optimizer == "adamw":
-        return 2 * gradient_bytes(trained)
-    return sum(8 * n if n < SMALLEST_8BIT else 2 * n + 8 * -(-n // PER_8BIT_BLOCK) for n, _ in trained)
+    return 2 * gradients if optimizer == "adamw" else 2 * trained + 8 * -(-trained // 256)
 
 
-def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool = True) -> int:
-    """Peak bytes of the head for `scored` positions. n = min(512, scored).
+def head_bytes(work: Workload, scored: int, with_gradient: bool = True) -> int:
+    """Peak bytes of the output head for `scored` positions. n = min(512, scored).
 
-        forward:  2 x 4 n V + r (V d + scored d)
-        backward: 4 scored d + 4 V d + max(2 x 4 n V, made) + r V d + 2 (V d + scored d)
-        made:     4 n V + 4 V d of float32 products;    6 n V + 2 V d + 4 V d of half-precision ones;
-                  6 n V on a GPU, where products of half precision are added to the gradient in place
+        forward:   8 n V + r (V + scored) d
+        backward:  4 scored d + 4 V d + max(12 n V, 4 n V + 4 V d) + r (V + scored) d
 
-    The gradient of the weight is the sum over chunks and one chunk's, made when the logits are gone; the processor
-    rounds it up before it adds. r: bytes of a rounded operand; the last term only where the backward pass rounds what
-    the logits were not made of. Entropy: 4 n V beside the logits. V d with a factor 4: only of a trained head.
+    Logits, their exponentials and what an entropy's gradient adds, or one chunk's gradient of the weight beside their
+    sum; without the terms 4 V d under adapters. r: 2 for operands rounded to half precision, else 0.
     """
-    n, v, d = min(CHUNK, scored), shape.vocab, shape.width
-    half = head.products == 2
+    n, v, d = min(CHUNK, scored), work.shape.vocab, work.shape.width
+    operands = (2 if work.products == 2 else 0) * (v + scored) * d
     if not with_gradient:
-        return 2 * 4 * n * v + head.rounded * (v * d + scored * d)
-    trained = v * d if head.trained else 0
-    of_logits = (12 if head.entropy else 8) * n * v
-    if half and head.on_gpu:
-        made = 6 * n * v
-    elif half and head.size == 2:  # its rounded numbers are held in float32, and so are their products
-        made = max(10 * n * v, 8 * n * v + 4 * trained)
-    elif half:
-        made = 6 * n * v + 6 * trained
-    else:
-        made = 4 * n * v + 4 * trained
-    operands = head.rounded * v * d + (2 * (v * d + scored * d) if half and head.size == 4 else 0)
-    return 4 * scored * d + 4 * trained + operands + max(of_logits, made)
+        return 8 * n * v + operands
+    weight = work.head_gradient
+    return 4 * scored * d + weight + max(12 * n * v, 4 * n * v + weight) + operands
 
 
-def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
+def saved_by_layer(shape: ModelShape, products: int) -> int:
     """Bytes that autograd keeps of one token in one layer, with products of `products` bytes a number.
 
-        float32:  4 (6 d + 2 q + 2 k + 4 m + norms + h)
-        bfloat16: 4 (4 d + norms_32 + h) + 2 (5 d + 2 q + 2 k + 4 m + norms_16)
+        float32:  4 (6 d + 2 q + 2 k + 4 m + h) + 8 (q + k)
+        bfloat16: 4 (4 d + h) + 2 (5 d + 2 q + 2 k + 4 m) + norm (q + k)
 
     d: width; q, k: all queries and all keys of a token; m: inside the MLP; h: heads (log-sum-exps). A norm keeps its
-    input and its output before the weight; a product keeps its input, which autocast rounds once for each layer
-    that reads it (three of attention, two of the MLP). Attention keeps queries, keys, values and outputs; the MLP the
-    outputs of gate, SiLU and up, and their product. norms: of queries and keys, 2 (q + k) if a model has them,
-    half of them in half precision if each head has its own. `residual`: bytes of the stream between the layers,
-    2 if weights in half precision are not tied to the float32 head: then 4 (2 d) + 2 (4 d) of each token, since the
-    inputs of products need no rounding, or 4 (4 d) + 2 (2 d) with norms after attention and MLP.
+    input and its output before the weight; a product keeps its input, which autocast rounds once for each layer that
+    reads it (three of attention, two of the MLP). Attention keeps queries, keys, values and outputs; the MLP the
+    outputs of gate, SiLU and up, and their product. The last term is of norms of queries and keys, where there are any.
     """
     d, q, k, m = shape.width, shape.query_width, shape.kv_width, shape.intermediate
-    attended, scales = 2 * q + 2 * k, shape.heads + 2
-    normed = 0 if shape.qk_norm == "none" else 2 * (q + k)
+    norm = NORM_BYTES[shape.qk_norm] * (q + k)
     if products == 4:
-        return 4 * (6 * d + attended + normed + 4 * m + scales)
-    half = q + k if shape.qk_norm == "head" else 0
-    wide, narrow = (4, 5) if residual == 4 else (4, 2) if shape.qk_norm == "whole" else (2, 4)
-    return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
+        return 4 * (6 * d + 2 * q + 2 * k + 4 * m + shape.heads) + (8 * (q + k) if norm else 0)
+    return 4 * (4 * d + shape.heads) + 2 * (5 * d + 2 * q + 2 * k + 4 * m) + norm
 
 
 def saved_bytes(work: Workload) -> int:
     """Activations of a row. With gradient checkpointing a layer keeps only its input.
 
-    Besides the layers, the last norm and the rotary table in float32, and the head's input.
+    Besides the layers, the last norm, the rotary table and the head's input, in float32.
     """
     s = work.shape
-    of_layer = work.residual * s.width if work.checkpointing else saved_by_layer(s, work.products, work.residual)
-    besides = 4 * work.tokens * (2 * s.width + 2 * s.head_dim + 1) + (work.head.rounded or 4) * work.scored * s.width
-    return s.layers * work.tokens * of_layer + besides
+    of_layer = 4 * s.width if work.checkpointing else saved_by_layer(s, work.products)
+    return work.tokens * (s.layers * of_layer + 4 * (3 * s.width + 2 * s.head_dim))
 
 
 def training_bytes(work: Workload) -> tuple[int, int, int]:
     """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
 
-    The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it; or at the
-    end, where the gradients of tied head and embedding are added. The graph holds the casts of all layers; with
+    The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it, beside the
+    head's gradient, which waits for that of a tied embedding. The graph holds the casts of all layers; with
     checkpointing they last as long as the forward pass, or a layer's.
     """
     s, kept = work.shape, saved_bytes(work)
-    waiting = 4 * s.vocab * s.width if work.head.trained and s.tied else 0
     # in one layer's backward pass, two gradients inside the MLP and two of the stream
-    layer = work.tokens * (2 * work.products * s.intermediate + 4 * s.width) + waiting
-    of_head = head_bytes(s, work.scored, work.head)
+    layer = work.tokens * (2 * work.products * s.intermediate + 4 * s.width) + work.head_gradient
+    head = head_bytes(work, work.tokens)
     if not work.checkpointing:
-        return kept, work.casts.every, max(of_head, layer, 2 * waiting - kept)
-    again = work.tokens * (saved_by_layer(s, work.products, work.residual) - work.residual * s.width)
-    first = work.casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped after it
-    return kept, 0, max(of_head, layer + again + work.casts.every // s.layers, first, 2 * waiting - kept)
+        return kept, work.casts, max(head, layer)
+    again = work.tokens * (saved_by_layer(s, work.products) - 4 * s.width)
+    return kept, 0, max(head, layer + again + work.casts // s.layers, work.kept_casts + again)
 
 
-def forward_bytes(shape: ModelShape, tokens: int, scored: int, products: int, head: Head) -> int:
-    """A pass without gradients: one layer's numbers, and the logits of a chunk."""
-    layer = tokens * (3 * products * shape.intermediate + 4 * 3 * shape.width)
-    return max(layer, 4 * (tokens + scored) * shape.width + head_bytes(shape, scored, head, with_gradient=False))
+def forward_bytes(work: Workload, tokens: int, scored: int) -> int:
+    """A pass without gradients: one layer's numbers, or hidden states and the logits of a chunk."""
+    s = work.shape
+    layer = tokens * (3 * work.products * s.intermediate + 4 * 3 * s.width)
+    return max(layer, 4 * (tokens + scored) * s.width + head_bytes(work, scored, with_gradient=False))
 
 
 def kv_of_token(layers: int, kv_width: int, size: int) -> int:
@@ -315,27 +370,25 @@ def in_process_bytes(work: Workload, request: Sampled) -> tuple[int, int]:
 
         cache = (P prompt + rows response) kv,    P = rows / group, rounded up; one more for each row if compiled
 
-    Beside it: logits twice (before and after a step, or with their softmax), attention scores of a layer three times;
-    or, in a compaction, keys of a layer twice more; or the keys, values and numbers of prompts being read, while the
-    cache is full if more responses are requested than there are rows. Of each row, the tokens, log-probabilities and
-    random numbers. engines/hf/kv_cache.py.
+    Beside it, of each row tokens, log-probabilities and random numbers, and a step or the reading of prompts: logits
+    and probabilities in float32 and, of small vocabularies, sums of these in float64, with a layer's attention scores
+    three times; or keys and values of a layer once more, when the cache moves; or the prompts' keys and values and the
+    numbers of a pass. Prompts are read before the cache of their responses is there, unless more responses are
+    requested than there are rows.
     """
     s, group, response, prompt = work.shape, max(1, request.group), request.max_tokens, work.prompt
     rows = min(max(work.max_rows // group * group, group), request.count)
-    prompts, columns, waiting = -(-rows // group), prompt + response, request.count > rows
+    prompts, columns = -(-rows // group), prompt + response
     token = kv_of_token(s.layers, s.kv_width, work.products)
     responses = rows * response * token
     cache = (prompts + (rows if work.compiled else 0)) * prompt * token + responses
     logits = 4 * rows * s.vocab
-    small = 8 * rows * s.vocab if s.vocab <= 8 * 256 else 0  # a cumulative sum in float64
-    operands = work.head.rounded * s.vocab * s.width
-    step = max(2 * logits, logits + operands) + small + 3 * 4 * rows * s.heads * columns
-    compaction = logits + (responses // s.layers if waiting or response > HEADROOM else 0)
-    read = min(PROMPT_TOKENS, prompts * prompt)
+    step = (4 if s.vocab <= 8 * 256 else 2) * logits + 3 * 4 * rows * s.heads * columns
     # while being read, keys are float32, because of rotary positions, and values have the products' type
-    as_read = prompts * prompt * kv_of_token(s.layers, s.kv_width, 1) * (4 + work.products) // 2
-    reading = logits + as_read + forward_bytes(s, read, prompts, work.products, work.head)
-    beside = max(step, compaction, reading - (0 if waiting else responses))
+    as_read = prompts * prompt * kv_of_token(s.layers, s.kv_width, (4 + work.products) // 2)
+    read = logits + as_read + forward_bytes(work, min(PROMPT_TOKENS, prompts * prompt), prompts)
+    before = 0 if request.count > rows else responses
+    beside = max(step, logits + responses // s.layers, read - before)
     return cache, rows * (20 * response + 4 * columns) + beside
 
 

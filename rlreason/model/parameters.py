@@ -1,26 +1,229 @@
-"""Build the tiny model; choose which parameters of a model are trained and their precision; adapters (LoRA)."""
+"""Make a model: build the tiny one or load a folder, choose what is trained and in which precision, add adapters."""
 
+import copy
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlreason.config.leaves import required
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
 from rlreason.errors import ConfigError
 from rlreason.model.memory import matches
 from rlreason.runtime.machine import VISIBLE, driver_gpus, why_unseen
+from rlreason.runtime.text import first_line
+
+#: A model is text and numbers: no program that comes with it is run, and no pickle read, which would run one.
+NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
+#: Errors of libraries for an unreadable folder. Not RuntimeError, which torch raises for too little memory.
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
+#: Buffers that older versions of transformers saved and newer ones compute: no weights.
+_COMPUTED = re.compile(r"\.(masked_bias|attn\.bias|inv_freq|(cos|sin)_cached|position_ids)$")
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seed torch's CPU generator, from which transformers draws weights, in this block; hide its progress bars."""
+    hf_logging.disable_progress_bar()  # a run prints its own progress
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which seeds every GPU too
+        yield
+
+
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer on `texts`: any string survives encoding and decoding.
+
+    A number of up to two digits is one token, and so are the four r1_zero tags, which survive decoding.
+    """
+    core = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
+    tokenizer.add_tokens(list(TAGS))
+    return tokenizer
+
+
+def build_model(
+    vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
+) -> LlamaForCausalLM:
+    """Build a Llama with random weights from `seed`. Its larger initial scale lets a small model learn fast."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=TINY_CONTEXT,
+        initializer_range=init_scale,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    with seeded(seed):
+        return LlamaForCausalLM(config)
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    try:
+        with seeded():
+            yield
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"model.path={path} cannot be loaded ({first_line(error).rstrip(' .')}): give a hub name that this machine "
+            "can reach, or a folder with config.json, safetensors weights and a tokenizer, of a family that "
+            "transformers has; a pickle (.bin) or a program of its own is never run here"
+        ) from error
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder or a hub name; `ConfigError` if it is empty or names no end token."""
+    with _loading(path):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
+        raise ConfigError(f"model.path={path} holds no tokenizer: copy that of the model it was made from into it")
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
+    return tokenizer
+
+
+def load_model(path: str) -> PreTrainedModel:
+    """Load a model from a folder or a hub name in float32, every weight from the files; `ConfigError` otherwise."""
+    with _loading(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        several = [config, config.get_text_config()]
+        if find_adapter_config_file(path) or any(getattr(one, "quantization_config", None) for one in several):
+            raise ConfigError(
+                f"model.path={path} holds an adapter (adapter_config.json) or quantised weights (quantization_config), "
+                "and only whole models are loaded: merge the adapter with peft's merge_and_unload(), or give the model "
+                "that the weights were made from"
+            )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one line
+            **NOTHING_RUNS,
+        )
+    model: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    unexpected = [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)]
+    wrong = {"missing": report["missing_keys"], "unknown": unexpected, "of another shape": report["mismatched_keys"]}
+    if any(wrong.values()):
+        first = [f"{sorted(some)[0]} is {what}" for what, some in wrong.items() if some]
+        raise ConfigError(
+            f"model.path={path}: its weights are not those of the model in its config.json ({'; '.join(first)}): give "
+            "the folder as save_pretrained wrote it"
+        )
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        # the files may have a head although config.json says that it is tied
+        model.config.get_text_config().tie_word_embeddings = False
+    return model
+
+
+def keep_what_can_be_saved(model: PreTrainedModel) -> None:
+    """Reduce generation settings that transformers would refuse to save to their tokens, in place."""
+    settings = model.generation_config
+    try:
+        if settings is not None:
+            settings.validate(strict=True)
+    except (ValueError, TypeError):
+        tokens = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = GenerationConfig(**tokens)
+
+
+def from_config(config: PretrainedConfig) -> PreTrainedModel:
+    """Build a model of this architecture, float32, on the processor, with uninitialised weights."""
+    own = copy.deepcopy(config)  # it records how a model was made
+    with seeded(), no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation="sdpa")
+    model.tie_weights()
+    model.eval()
+    return model
+
+
+def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
+    """Build a model of this architecture without memory: shapes only."""
+    with torch.device("meta"):
+        return from_config(config)
+
+
+def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the same architecture with only its first layer."""
+    short = copy.deepcopy(config)
+    short.num_hidden_layers = 1
+    if getattr(short, "layer_types", None):
+        short.layer_types = short.layer_types[:1]
+    return short
+
+
+def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy the model with only its first layer, between its embeddings and its output head."""
+    short = from_config(one_layer_of(model.config))
+    wanted = short.state_dict()
+    short.load_state_dict({name: w for name, w in merged_weights(model) if name in wanted}, strict=False)  # tied ones
+    return short
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Allocate memory on the device for tensors without any, in place; tied ones stay tied."""
+    new: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None and old.is_meta:
+                if old not in new:
+                    new[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+                part._parameters[name] = new[old]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device=device)
 
 
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -61,32 +264,18 @@ def model_size(model: nn.Module) -> int:
 def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) -> list[str]:
     """Return the names that a shell pattern matches entirely or from a dot on, in order.
 
-    A pattern that matches none is a `ConfigError`, which names `setting` and the nearest names.
+    A pattern that matches none is a `ConfigError`, which names `setting` and the first name.
 
     >>> matching_names(["a.0.q_proj", "a.0.v_proj", "a.1.q_proj"], ["q_proj", "a.0.*"], "model.freeze")
     ['a.0.q_proj', 'a.0.v_proj', 'a.1.q_proj']
     """
     names, hits = list(names), set[str]()
     for pattern in patterns:
-        if not (found := {name for name in names if matches(name, [pattern])}):
-            near = get_close_matches(pattern, {*names, *(n.rpartition(".")[2] for n in names)}, n=3, cutoff=0)
-            raise ConfigError(f"{setting}: {pattern} matches no name in this model: try {', '.join(near)}")
+        found = {name for name in names if matches(name, [pattern])}
+        if not found:
+            raise ConfigError(f"{setting}: {pattern} matches no name in this model: one is {names[0]}, or *")
         hits |= found
     return [name for name in names if name in hits]
-
-
-@contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch's CPU generator, from which transformers draws weights, and hide its progress bars in this block."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which seeds every GPU too
-        bars = hf_logging.is_progress_bar_enabled()
-        hf_logging.disable_progress_bar()  # a run prints its own progress
-        try:
-            yield
-        finally:
-            if bars:
-                hf_logging.enable_progress_bar()
 
 
 BASE = ".base_layer."  # inserted by peft between a wrapped layer's name and the names of its own weights
@@ -163,19 +352,14 @@ class Hardware:
     """What this process can compute on."""
 
     card: str = ""  # the GPU that torch uses; "" if none is accessible
-    capability: tuple[int, int] = (0, 0)  # compute capability of that GPU
     bf16: bool = True  # computes bfloat16 natively
-
-    def __str__(self) -> str:
-        return "{} (compute capability {}.{})".format(self.card, *self.capability)
 
 
 def hardware_here() -> Hardware:
     """Detect this process's hardware."""
     if not torch.cuda.is_available():
         return Hardware()
-    half = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Hardware(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), half)
+    return Hardware(torch.cuda.get_device_name(), torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def pick_device() -> torch.device:
@@ -188,14 +372,14 @@ def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") ->
 
     `ConfigError` for bfloat16 on a GPU without it: torch would compute in float32 and round.
 
-    >>> choose_dtype("auto", Hardware("H100", (9, 0))), choose_dtype("auto", Hardware("T4", (7, 5), bf16=False))
+    >>> choose_dtype("auto", Hardware("H100")), choose_dtype("auto", Hardware("T4", bf16=False))
     (torch.bfloat16, torch.float32)
     """
     if name == "auto":
         return torch.bfloat16 if hardware.card and hardware.bf16 else torch.float32
     if name == "bfloat16" and hardware.card and not hardware.bf16:
         raise ConfigError(
-            f"{setting}=bfloat16: {hardware} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
+            f"{setting}=bfloat16: {hardware.card} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
             "capability 8.0 or more (Ampere: A100, A10, RTX 30)"
         )
     return DTYPES[name]
@@ -216,7 +400,9 @@ def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """Warn about a GPU that torch cannot access, or one without bfloat16."""
     if hardware.card:
         lacks = not hardware.bf16 and model.dtype == "auto" and model.weights == "float32"
-        return [f"{hardware} has no bfloat16: products in float32, which take several times as long"] if lacks else []
+        return (
+            [f"{hardware.card} has no bfloat16: products in float32, which take several times as long"] if lacks else []
+        )
     unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
     return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
 
@@ -238,59 +424,3 @@ def on_device(values: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
-
-
-def free_cached_memory(device: torch.device) -> None:
-    """Free torch's cached GPU memory, for other users of the GPU."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-END = "<|endoftext|>"
-PAD = "<|pad|>"
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
-
-
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on `texts`: any string survives encoding and decoding.
-
-    A number of up to two digits is one token, and so are the four r1_zero tags, which survive decoding.
-    """
-    core = Tokenizer(models.BPE())
-    words = pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated")
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END, PAD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
-    tokenizer.add_tokens(list(TAGS))
-    return tokenizer
-
-
-def build_model(
-    vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
-) -> LlamaForCausalLM:
-    """Build a Llama with random weights from `seed`. Its larger initial scale lets a small model learn fast."""
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=TINY_CONTEXT,
-        initializer_range=init_scale,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=1,
-    )
-    with seeded(seed):
-        return LlamaForCausalLM(config)

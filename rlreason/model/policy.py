@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,30 +11,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from rlreason.errors import ConfigError
-from rlreason.model.attention import select_kernel
-from rlreason.model.loading import (
-    check_kernel,
-    check_model,
-    load_model,
-    load_tokenizer,
-    with_one_layer,
-    with_settings_that_save,
-)
+from rlreason.model.attention import NAMES, select_kernel
 from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fast_products, without_padding
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import (
     DTYPES,
     choose_dtype,
-    free_cached_memory,
     hardware_here,
+    keep_what_can_be_saved,
+    load_model,
+    load_tokenizer,
     merged_weights,
     model_size,
     pick_device,
     round_weights,
     seeded,
+    with_one_layer,
 )
 from rlreason.runtime.files import alive, whole
 from rlreason.runtime.text import first_line
@@ -110,7 +104,7 @@ class Policy:
         self.shares_prompts = self.shares_prompts and part.shares_prompts
         self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
         del short, part
-        free_cached_memory(self.device)  # leave it to an engine that starts next
+        torch.cuda.empty_cache()  # leave it to an engine that starts next
 
     def stop_sharing(self, why: str) -> None:
         """Give every response its own copy of the prompt from now on."""
@@ -155,18 +149,19 @@ class Policy:
     def max_context(self) -> int:
         """Tokens that every position can attend to: the trained length, or the sliding window if one is active.
 
-        Under longrope no more than its original length: beyond it every position is rotated differently, so that a
-        sequence would be scored by other numbers than it was sampled by.
+        Under longrope its original length: beyond it every position is rotated differently, so that a sequence would be
+        scored by other numbers than it was sampled by.
         """
         config = self.model.config
-        context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        lengths = [int(getattr(config, "max_position_embeddings", None) or 1 << 30)]
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
-            original = getattr(config, "original_max_position_embeddings", None) or context
-            context = min(context, int(rope.get("original_max_position_embeddings") or original))
+            lengths.append(int(rope.get("original_max_position_embeddings") or lengths[0]))
         window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         acts = "sliding_attention" in layers if layers else getattr(config, "use_sliding_window", True)
-        return min(context, int(window)) if window and acts else context
+        if window and acts:
+            lengths.append(int(window))
+        return min(lengths)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Context in which matrix products are computed in `compute_dtype`."""
@@ -229,17 +224,14 @@ class Policy:
 
     def describe(self) -> str:
         """Describe size, precision, device, attention kernel and measures to save memory, in one line."""
-        on_gpu, head = self.device.type == "cuda", ""
-        where = torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
-        if self.head_dtype != torch.float32:
-            head = f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
-        elif self.compute_dtype != torch.float32:
-            head = ", output head in float32"
-        size = f"{model_size(self.model) / 1e6:.3g} M parameters"
-        products = f"{str(self.compute_dtype).removeprefix('torch.')} products{head}, {where}"
-        return "; ".join(
-            [f"{size}, {products}", f"attention by {self.attention} ({self.why_attention})", *self.remarks]
-        )
+        where = f"CPU, threads: {torch.get_num_threads()}"
+        if self.device.type == "cuda":
+            where = torch.cuda.get_device_name()
+        products, head = (str(dtype).removeprefix("torch.") for dtype in (self.compute_dtype, self.head_dtype))
+        if (products, head) != ("float32", "float32"):
+            products += f" products, output head in {head}"
+        facts = [f"{model_size(self.model) / 1e6:.3g} M parameters, {products}, {where}"]
+        return "; ".join([*facts, f"attention by {self.attention} ({self.why_attention})", *self.remarks])
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's prefix (a beginning-of-text token); at least one.
@@ -283,20 +275,8 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads; it appears under its name once it is complete."""
         with seeded(), whole(folder) as partial:
-            self._write(partial, {name: w.cpu() for name, w in self.named_weights()})
-
-    def try_saving(self) -> None:
-        """Save all but the weights, of which only the smallest, and delete it; `ConfigError` if that fails."""
-        name, weight = min(self.named_weights(), key=lambda named: named[1].numel())
-        try:
-            with seeded(), tempfile.TemporaryDirectory() as place:
-                self._write(Path(place), {name: weight.cpu()})
-        except Exception as error:  # a library may raise anything
-            raise ConfigError(f"this model could not be saved ({first_line(error)}): mend its folder") from error
-
-    def _write(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        self.model.save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
+            self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
+            self.tokenizer.save_pretrained(partial)
 
 
 def load_policy(
@@ -313,10 +293,9 @@ def load_policy(
     as in `Policy`.
     """
     tokenizer, model = load_tokenizer(path), load_model(path)
-    remarks, products = with_settings_that_save(model), choose_dtype(dtype, hardware_here())
-    policy = Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
-    policy.remarks += remarks
-    return policy
+    keep_what_can_be_saved(model)
+    products = choose_dtype(dtype, hardware_here())
+    return Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
 
 
 Pairs = Sequence[Pair]  # (prompt ids, response ids)
@@ -393,3 +372,114 @@ def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
     raise ConfigError(
         "model.path: its tokenizer's post-processor changes a prompt's own tokens: remove it from tokenizer.json"
     )
+
+
+@torch.no_grad()
+def check_model(policy: Policy) -> None:
+    """Switch the model to packed attention; `ConfigError` if that changes its log-probabilities.
+
+    They are compared with the model's own forward pass, in float32 and on short sequences. A model is refused
+    whose logits are capped or shifted after the output head, or whose attention has caps or sinks. One with recurrent
+    layers is scored a sequence at a time, and refused if sampling from its cache gives other numbers.
+    """
+    policy.model.set_attn_implementation("eager")
+    states = ", ".join(_recurrent_layers(policy.model))
+    if states:
+        policy.packs = policy.shares_prompts = False
+        policy.attention, policy.why_attention = "sdpa" if policy.model._supports_sdpa else "eager", "the model's own"
+        policy.remarks.append(f"one sequence to a pass, which is slower ({states}: a state goes from token to token)")
+    theirs = _model_log_probs(policy)
+    policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
+    types = policy.compute_dtype, policy.head_dtype
+    policy.compute_dtype = policy.head_dtype = torch.float32
+    found = [_packed_log_probs(policy)]
+    if policy.shares_prompts and found[0].device.type == "cpu":  # on a GPU in half precision: `check_kernel`
+        found.append(_packed_log_probs(policy, share=True))
+    policy.compute_dtype, policy.head_dtype = types
+    if states:
+        try:
+            found.append(_model_log_probs(policy, by_token=True))
+        except Exception as error:  # a model with a cache of its own kind
+            raise ConfigError(f"model: sampling from the cache of {states} fails ({first_line(error)})") from error
+    # float32 rounding stays below a tenth of this; a diverged run leaves weights that give NaN
+    if not all((ours - theirs).abs().max() < 1e-3 for ours in found):
+        raise ConfigError(
+            f"model {type(policy.model).__name__} gives other log-probabilities here than in its own forward pass, "
+            f"because of caps, scales, sinks, or a state of {states or 'a layer'}: choose another model, such as "
+            "Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
+        )
+
+
+def _model_log_probs(policy: Policy, by_token: bool = False) -> Tensor:
+    """Log-probabilities of the short sequences by the model itself: all at once, or token by token from its cache."""
+    found = list[Tensor]()
+    for prompt, response in _short_pairs(policy):
+        parts = [prompt, *([token] for token in response)] if by_token else [[*prompt, *response]]
+        ids = [torch.tensor([part], device=policy.head.device) for part in parts]
+        cache = {"past_key_values": DynamicCache(config=policy.model.config)} if by_token else {"use_cache": False}
+        logits = torch.cat([policy.model(part, **cache).logits[0].float() for part in ids])
+        log_probs = without_padding(logits, policy.padded_from).log_softmax(-1)
+        found += [log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)]
+    return torch.stack(found)
+
+
+def _recurrent_layers(model: PreTrainedModel) -> list[str]:
+    """List the kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
+    parents = (layer for layer in model.modules() if any(isinstance(child, nn.Conv1d) for child in layer.children()))
+    linear = {"linear_attention"}.intersection(getattr(model.config, "layer_types", None) or ())
+    return sorted({type(layer).__name__ for layer in parents} or linear)
+
+
+def _packed_log_probs(policy: Policy, share: bool = False) -> Tensor:
+    """Log-probabilities of the short sequences, in one row, or in a row each if the policy scores that way."""
+    pairs = _short_pairs(policy)
+    rows = [pairs] if policy.packs else [[pair] for pair in pairs]
+    return torch.cat([policy.log_probs(pack(row, policy.head.device, share))[0] for row in rows])
+
+
+def _short_pairs(policy: Policy) -> list[tuple[list[int], list[int]]]:
+    """Short sequences that every model can read, two with the same prompt; a longer one, where a state may drift."""
+    size = policy.padded_from or policy.head.shape[0]
+    pairs = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9])]
+    pairs += [] if policy.packs else [([5, 7, 11], [(17 * i) % 97 + 3 for i in range(40)])]
+    return [([i % size for i in prompt], [i % size for i in response]) for prompt, response in pairs]
+
+
+def check_kernel(policy: Policy) -> None:
+    """Compare the policy's kernel, in its own dtype, with one causal call per sequence.
+
+    Stop sharing prompts if that changes log-probabilities or gradients, or cannot be computed here; `ConfigError` if
+    they are other ones without sharing too.
+    """
+    policy.model.set_attn_implementation(NAMES["sdpa"])
+    plain = _with_gradient(policy)
+    policy.model.set_attn_implementation(NAMES[policy.attention])
+    if policy.shares_prompts:
+        try:
+            why = _apart(_with_gradient(policy, share=True), plain)
+        except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
+            why = first_line(error)
+        if why:
+            policy.stop_sharing(why)
+    if why := _apart(_with_gradient(policy), plain):
+        raise ConfigError(f"model.attention={policy.attention} is wrong here ({why}): choose model.attention=sdpa")
+
+
+def _apart(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> str:
+    """Say by how much log-probabilities and gradients differ; "" where half precision may: it stays below a tenth."""
+    worst = (ours[0] - theirs[0]).abs().max().item()
+    apart = ((ours[1] - theirs[1]).norm() / theirs[1].norm()).item()
+    if worst < 0.5 and apart < 0.1:
+        return ""
+    return f"log-probabilities differ by up to {worst:.2g}, gradients by {apart:.2g} of their norm"
+
+
+def _with_gradient(policy: Policy, share: bool = False) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of short sequences, and the gradient of their sum by the input embeddings, in float32."""
+    weight = policy.model.get_input_embeddings().weight
+    is_trained = weight.requires_grad
+    weight.requires_grad_(True)  # even for a frozen reference model
+    log_probs = _packed_log_probs(policy, share)
+    (gradient,) = torch.autograd.grad(log_probs.sum(), [weight])
+    weight.requires_grad_(is_trained)
+    return log_probs.detach(), gradient.float()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
-from rlreason.model.savings import planned, verdict
+from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, points, smallest_difference
 from rlreason.runtime.intervals import mean_interval

@@ -32,6 +32,7 @@ from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
 from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, remarks
+from rlreason.model.memory import ModelShape, shape_from, shape_of
 from rlreason.model.parameters import (
     DTYPES,
     TAGS,
@@ -47,9 +48,8 @@ from rlreason.model.parameters import (
     model_size,
     pick_device,
 )
+from rlreason.model.plan import parallel_mode
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.savings import Parallel, parallel_mode
-from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
@@ -79,15 +79,15 @@ def is_spread(run: RunConfig) -> bool:
         return False
     training = cast(TrainingConfig, run)
     world = world_of(training.gpus, place_of(), torch.cuda.device_count())
-    shape = shape_of(run.model).shape
+    shape = shape_of(run.model)[0]
     if world > 1 and shape is None:
         with suppress(OSError, ValueError):  # not yet downloaded; loading the model gives the better message
             config = AutoConfig.from_pretrained(str(run.model.folder), trust_remote_code=False)
             shape = shape_from(config.to_dict())
-    return world > 1 and mode_of(training, shape, pick_device(), world).mode == "shard"
+    return world > 1 and mode_of(training, shape, pick_device(), world)[0] == "shard"
 
 
-def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> Parallel:
+def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> tuple[str, str]:
     """Choose between replicate and shard, and why, by the memory plan.
 
     `ConfigError` if the engine cannot sample from a sharded model.
@@ -96,15 +96,15 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
     if device.type == "cuda":
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         memory = Device("cuda", torch.cuda.get_device_name(), total, total)
-    parallel = parallel_mode(run, shape, memory, world)
+    mode, why = parallel_mode(run, shape, memory, world)
     whole = "rollout.compile=true" if run.rollout.compile else ""
     whole = "rollout=hf" if run.rollout.engine == "hf" and device.type == "cuda" else whole
-    if whole and parallel.mode == "shard":
+    if whole and mode == "shard":
         raise ConfigError(
-            f"{whole} with parallel={run.parallel}, which divides the model ({parallel.why}): it samples from a whole "
+            f"{whole} with parallel={run.parallel}, which divides the model ({why}): it samples from a whole "
             "one: choose rollout=vllm without it, or parallel=replicate"
         )
-    return parallel
+    return mode, why
 
 
 TINY = 5_000_000  # parameters

@@ -23,12 +23,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES
-from rlreason.model.loading import from_config, materialize, one_layer_of, skeleton_of, with_one_layer
 from rlreason.model.log_probs import use_fast_products
+from rlreason.model.memory import shape_from
 from rlreason.model.packing import PackedBatch
-from rlreason.model.parameters import free_cached_memory, merged_weights
+from rlreason.model.parameters import (
+    from_config,
+    materialize,
+    merged_weights,
+    one_layer_of,
+    skeleton_of,
+    with_one_layer,
+)
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
-from rlreason.model.shapes import shape_from
 from rlreason.objectives.terms import StepSums, StepValues
 from rlreason.runtime.machine import Place
 from rlreason.runtime.text import first_line
@@ -316,7 +322,7 @@ def make_ranked_learner(
                 for copied in whole.values():
                     copied.in_main_memory = True
                     copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
-                    free_cached_memory(copied.device)
+                    torch.cuda.empty_cache()
             share_weights(ranks, policy.model if mode == "replicate" else with_one_layer(policy.model))
             if mode == "shard":
                 parts = trained_policies(run, without_weights(policy, policy.model.config))
@@ -344,7 +350,7 @@ def follow(place: Place) -> int:
         if mode == "shard":
             policy = without_weights(policy, config)
             del model  # else its single layer stays on the GPU
-            free_cached_memory(policy.device)
+            torch.cuda.empty_cache()
         set_threads(run, policy)
         policies = trained_policies(run, policy)
         learner = ranked_learner(run, ranks, policies, {} if mode == "shard" else None)
@@ -352,7 +358,7 @@ def follow(place: Place) -> int:
         for name, arguments in ranks.orders():
             getattr(learner, name)(*arguments)
             if engine_sleeps:  # it wakes up on this GPU
-                free_cached_memory(ranks.device)
+                torch.cuda.empty_cache()
     except Exception as error:
         with suppress(RuntimeError):  # rank 0 has gone, and the store with it
             ranks.store.set(f"{ERROR}{ranks.rank}", f"{type(error).__name__}: {first_line(error)}")

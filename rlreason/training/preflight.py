@@ -19,9 +19,8 @@ from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.grader import reward_name_of
-from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
-from rlreason.model.savings import conclusion, planned
-from rlreason.model.shapes import shape_of
+from rlreason.model.memory import PROMPT, moment_bytes, shape_of, trained_numbers, weight_bytes, workload_of
+from rlreason.model.plan import conclusion, planned
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import SWEEP_VARIABLE, Device, believed_device
@@ -110,15 +109,15 @@ class Space(NamedTuple):
 
 def space_needed(run: RunConfig) -> Space:
     """Estimate what a run writes besides small files. A model of unknown shape counts as 0."""
-    shape, checkpoint = shape_of(run.model).shape, getattr(run, "checkpoint", None)
+    shape, checkpoint = shape_of(run.model)[0], getattr(run, "checkpoint", None)
     model = moments = 0
     if shape is not None:
         per_weight = 2 if run.model.weights == "bfloat16" else 4
         lora, optimizer = run.model.lora, run.optimizes_by
         model = weight_bytes(shape, per_weight)
         if optimizer is not None:
-            trained = trained_tensors(shape, per_weight, run.model.freeze, lora.rank, lora.targets)
-            moments = moment_bytes(trained, optimizer)
+            trained = trained_numbers(shape, per_weight, run.model.freeze, lora.rank, lora.targets)
+            moments = moment_bytes(*trained, optimizer)
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * (longest // 2))  # most end before the limit
     saved, most = model if getattr(run, "save_model", False) else 0, run.checkpoints_at_once

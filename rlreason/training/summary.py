@@ -17,8 +17,7 @@ from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.engines.base import Sampling, Stops
-from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.start import sampling_arguments
+from rlreason.engines.vllm.engine import VLLMEngine, sampling_arguments
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, protocol_of
 from rlreason.evaluation.protocol import format_accuracy

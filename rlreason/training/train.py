@@ -108,8 +108,6 @@ def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder
 def start_records(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> None:
     """Drop the later records of a resumed run, start the loggers, record what the run is made of."""
     facts = run_facts(run, components)
-    if run.save_model or run.checkpoint.every != 0:
-        components.policy.try_saving()  # after the facts: saving completes the model's config
     if records.checkpoint is not None:
         records.resume(facts, console.say)
     start_loggers(run, records, console)

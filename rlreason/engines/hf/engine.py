@@ -8,46 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, fx, nn
+from torch import Tensor
 
 from rlreason.engines.base import Finished, Prompt, Sampling, Stops
 from rlreason.engines.hf.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
 from rlreason.types import FinishReason, Response
-
-
-class CompiledStep:
-    """Compute the backbone's hidden states of one token per row with torch.compile.
-
-    Rows and columns are symbolic, so that neither a compaction nor a new length recompiles. The compiler treats a
-    single row as a case of its own.
-    """
-
-    def __init__(self, backbone: nn.Module) -> None:
-        self.backbone, self.programs = backbone, 0
-        self._run: Callable[..., Any] = torch.compile(self._hidden_states, backend=self._compile, dynamic=True)
-
-    @property
-    def recompilations(self) -> int:
-        """Programs made after the first."""
-        return max(0, self.programs - 1)
-
-    def __call__(self, **inputs: Any) -> Tensor:
-        """Return hidden states (rows, 1, width) of the inputs of `Batch.step`."""
-        hidden: Tensor = self._run(**inputs)
-        return hidden
-
-    def _hidden_states(self, **inputs: Any) -> Tensor:
-        hidden: Tensor = self.backbone(**inputs).last_hidden_state
-        return hidden
-
-    def _compile(self, graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-        self.programs += 1
-        compile_fx: Callable[..., Any] = torch._dynamo.lookup_backend("inductor")
-        program: Callable[..., Any] = compile_fx(graph, examples)
-        return program
-
 
 #: The effect of a token on its response: none (0), may complete a stop string, ends it.
 MAY, ENDS = 1, 2
@@ -60,24 +27,24 @@ class HFEngine:
         self, policy: Policy, max_rows: int = 256, compile: bool = False, say: Callable[[str], None] = print
     ) -> None:
         """`max_rows`: most samples decoded at once; `compile`: run decoding steps through torch.compile."""
-        self.policy = policy
-        self.max_rows = max_rows
-        self.compiled = CompiledStep(policy.backbone) if compile and policy.packs else None
+        self.policy, self.max_rows = policy, max_rows
+        # Rows and columns are symbolic, so that neither a compaction nor a new length recompiles.
+        self.compiled = torch.compile(self._hidden_states, dynamic=True) if compile and policy.packs else None
         if compile and not policy.packs:
             say("! rollout.compile=true has no effect: this model samples by its own forward pass and its own cache")
         self.weight_version = self.drawn = 0
         self.counts = Counts()  # of the newest `generate`
-        self._stops: dict[tuple[tuple[str, ...], int, tuple[str, ...]], Stops] = {}
+
+    def _hidden_states(self, **inputs: Any) -> Tensor:
+        hidden: Tensor = self.policy.backbone(**inputs).last_hidden_state
+        return hidden
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Count a weight sync; nothing is copied. Return the recompilations so far, where steps are compiled.
-
-        `ValueError` for another policy.
-        """
+        """Count a weight sync; nothing is copied. `ValueError` for another policy."""
         if policy is not self.policy:
             raise ValueError("the in-process engine samples from the policy it was made with; make a new engine")
         self.weight_version += 1
-        return {"rollout/recompilations": float(self.compiled.recompilations)} if self.compiled else {}
+        return {}
 
     def close(self) -> None:
         """Nothing to stop: the engine owns no process and no memory between calls."""
@@ -88,7 +55,7 @@ class HFEngine:
         """Sample n responses to each prompt; see `engines.base.Engine`."""
         responses: dict[int, Response] = {}
         self.drawn, self.counts = 0, Counts()
-        stops = self._stops_of(sampling)
+        stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
 
         def collect(place: int, response: Response) -> None:
             responses[place] = response
@@ -110,15 +77,14 @@ class HFEngine:
         kinds = token_kinds(vocab, end_ids, stops).to(self.policy.device)
         # Decode sequences of similar length together, because attention covers the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
-
-        def begin(i: int) -> list[SampleUnderWay]:
-            return [SampleUnderWay(i * n + j, j, prompts[i]) for j in range(n)]
-
         batch = (Batch if self.policy.packs else UnpaddedBatch)(self.policy, sampling, kinds, self.compiled)
         self.counts = batch.counts
         while waiting or batch.alive:
             if waiting and batch.should_compact():
-                batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, batch.alive, prompts)])
+                admitted = self._admitted(waiting, n, batch.alive, prompts)
+                batch.compact_and_admit(
+                    [[SampleUnderWay(i * n + j, j, prompts[i]) for j in range(n)] for i in admitted]
+                )
             rows = batch.draw(banned)
             self.drawn += batch.alive
             alive()
@@ -174,13 +140,6 @@ class HFEngine:
             admitted.append(waiting.popleft())
             alive += n
         return admitted
-
-    def _stops_of(self, sampling: Sampling) -> Stops:
-        """Return the stops of these settings, cached: searching a large vocabulary for closing tokens is slow."""
-        key = (sampling.stop, sampling.min_tokens, sampling.tags)
-        if key not in self._stops:
-            self._stops[key] = Stops(self.policy.tokenizer, *key)
-        return self._stops[key]
 
 
 def token_kinds(vocab: int, end_ids: AbstractSet[int], stops: Stops) -> Tensor:

@@ -2,13 +2,14 @@
 
 It runs in a process of its own, or in several of which each samples its share of the prompts. The random numbers of a
 response come from its prompt's seed alone, so the tokens are those of one. Each has a copy of the weights, so every
-weight sync ends with a check that engines and trainer agree (weight_check.py).
+weight sync ends with a check that engines and trainer agree (server.py).
 """
 
+import copy
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,13 @@ import torch
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Finished, Prompt, Sampling, Stops
-from rlreason.engines.vllm.process import EngineProcess, Place, call_all, load_by_file, spoken
-from rlreason.engines.vllm.server import STOP, Ended
-from rlreason.engines.vllm.start import hide_secrets, llm_arguments, plan_memory, sampling_arguments, write_model
-from rlreason.engines.vllm.weight_check import (
+from rlreason.engines.vllm.process import EngineProcess, Place, call_all, hide_secrets, load_by_file, spoken
+from rlreason.engines.vllm.server import (
     PROBE,
     PROBE_PROMPT,
     PROBE_TOKENS,
     Digest,
+    Ended,
     WeightCheck,
     differing_tensors,
     largest_mismatch,
@@ -31,12 +31,11 @@ from rlreason.engines.vllm.weight_check import (
     probe_prompt,
 )
 from rlreason.errors import ConfigError, EngineError
+from rlreason.model.memory import kv_of_token, vllm_cache
+from rlreason.model.parameters import model_size
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.records.files import ENGINE_LOGS
-from rlreason.runtime import signals
 from rlreason.types import Response
-
-CLOSING_S = 10.0  # for a call that is broken off to end
 
 
 class VLLMEngine:
@@ -44,7 +43,7 @@ class VLLMEngine:
 
     Its length covers `demand` and the probe that checks its weights, its rows the largest request: vLLM allocates
     memory for all of them. With `rollout.sleep`, an engine on a GPU of the trainer's frees its memory after every
-    `generate` and gets the weights anew before the next.
+    `generate` and gets the weights anew before the next. A call that fails or is broken off ends the engine.
     """
 
     def __init__(
@@ -74,16 +73,13 @@ class VLLMEngine:
     def _start(self, places: Sequence[Place], folder: Path) -> None:
         began, exact, arguments = time.monotonic(), self.policy.compute_dtype == torch.float32, list[dict[str, Any]]()
         for place, log in zip(places, ENGINE_LOGS, strict=False):
-            title = f"vLLM on {place.name}: " if len(places) > 1 else ""
-            self.processes.append(EngineProcess(place, folder / log, self.rollout.timeout_s, exact, title))
+            self.processes.append(EngineProcess(place, folder / log, self.rollout.timeout_s, exact))
         for process in self.processes:  # each plans with the memory that is free before any of them takes some
-            version, place = process.version(), process.place
-            memory = plan_memory(self.policy, place.device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
+            version, device = process.version(), process.place.device
+            memory = plan_memory(self.policy, device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
             dtype = str(self.policy.compute_dtype).removeprefix("torch.")
-            self.say(f"{process.title}starting vLLM {version} in {dtype}: {memory} ...")
-            arguments.append(
-                llm_arguments(dtype, self.max_len, self.max_rows, memory, place.device, self.sleeps(process))
-            )
+            self.say(f"starting vLLM {version} on {process.place.name} in {dtype}: {memory} ...")
+            arguments.append(llm_arguments(dtype, self.max_len, self.max_rows, memory, device, self.sleeps(process)))
         for process, given in zip(self.processes, arguments, strict=True):
             process.start(write_model(self.policy, Path(process.files) / "model"), given)
         for process in self.processes:
@@ -94,11 +90,6 @@ class VLLMEngine:
     def sleeps(self, process: EngineProcess) -> bool:
         """Whether this engine frees its memory while the policy trains."""
         return process.place.shared and self.rollout.sleep
-
-    @property
-    def sleepers(self) -> list[EngineProcess]:
-        """The engines that free their memory while the policy trains."""
-        return list(filter(self.sleeps, self.processes))
 
     @property
     def drawn(self) -> int:
@@ -139,33 +130,31 @@ class VLLMEngine:
         with self._lock:
             if self.asleep:
                 self._sync_weights()
-            shares = {process: range(k, len(prompts), len(self.processes)) for k, process in enumerate(self.processes)}
-            responses = self._sample(prompts, shares, sampling, n, finished)
-            if self.sleepers:
-                call_all(self.sleepers, "sleep")
-                self.asleep = True
+            responses = self._sample(self.processes, prompts, sampling, n, finished)
+            sleepers = list(filter(self.sleeps, self.processes))
+            call_all(sleepers, "sleep")
+            self.asleep = bool(sleepers)
         return [responses[place] for place in range(len(prompts) * n)]
 
     def _sample(
         self,
+        processes: Sequence[EngineProcess],
         prompts: Sequence[Prompt],
-        shares: Mapping[EngineProcess, range],
         sampling: Sampling,
         n: int = 1,
         finished: Finished | None = None,
     ) -> dict[int, Response]:
-        """Sample with each process its share of the prompts, given by their indices: neighbours are often alike."""
+        """Sample with each process every k-th prompt: neighbours are often alike."""
         stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
+        shares = {process: range(k, len(prompts), len(processes)) for k, process in enumerate(processes)}
         responses: dict[int, Response] = {}
-        busy: list[EngineProcess] = []
         self._drawn = {}
+        busy = [process for process, share in shares.items() if share]
         try:
-            for process, share in shares.items():
-                if share:
-                    asked = [(prompts[i].token_ids, prompts[i].seed) for i in share]
-                    process.send("sample", asked, n, self.max_rows, arguments)
-                    busy.append(process)
+            for process in busy:
+                asked = [(prompts[i].token_ids, prompts[i].seed) for i in shares[process]]
+                process.send("sample", asked, n, self.max_rows, arguments)
             while busy:
                 for process in spoken(busy, self.rollout.timeout_s):
                     message = process.message()
@@ -179,8 +168,10 @@ class VLLMEngine:
                         responses[place] = self._response(process, prompts[i], ended, stops)
                         if finished is not None:
                             finished(place, responses[place])
-        finally:
-            _stop(busy)
+        except BaseException:  # the next call must not see what these still sample
+            for process in busy:
+                process.failure = process.failure or "its sampling was broken off"
+            raise
         return responses
 
     def _response(self, process: EngineProcess, prompt: Prompt, ended: Ended, stops: Stops) -> Response:
@@ -207,10 +198,10 @@ class VLLMEngine:
         began = time.monotonic()
         if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
             torch.cuda.synchronize(self.policy.device)
-        waking = self.sleepers if self.asleep else []
+        waking = list(filter(self.sleeps, self.processes)) if self.asleep else []
         if waking:
             torch.cuda.empty_cache()  # vLLM cannot use what torch has cached in this process
-            call_all(waking, "wake_up", "weights")
+        call_all(waking, "wake_up", "weights")
         self.send_weights()
         call_all(waking, "wake_up", "kv_cache")
         self.asleep = False
@@ -222,11 +213,13 @@ class VLLMEngine:
         checks = self.check_weights()
         for process, check in checks.items():
             if not check.holds:
-                text = f"vLLM does not hold the trainer's weights after weight sync {self.weight_version}: {check}"
+                text = (
+                    f"vLLM on {process.place.name} does not hold the trainer's weights after weight sync "
+                    f"{self.weight_version}: {check}"
+                )
                 if self.rollout.attest == "stop":
-                    cure = "use rollout=hf, or rollout.attest=warn to go on all the same"
-                    raise EngineError(f"{process.title}{text}; {cure}")
-                self.say(f"! {process.title}{text}")
+                    raise EngineError(f"{text}; use rollout=hf, or rollout.attest=warn to go on all the same")
+                self.say(f"! {text}")
         return metrics | {
             "rollout/weight_check_mismatch": max(check.mismatch for check in checks.values()),
             "rollout/weight_check_tensors": sum(check.compared for check in checks.values()),
@@ -251,7 +244,7 @@ class VLLMEngine:
         ours = {name: Digest.of(weight.detach().to(dtype)) for name, weight in self.policy.engine_weights()}
         checks = {}
         for process, (theirs, fused) in zip(self.processes, call_all(self.processes, "digests"), strict=True):
-            probe = self._sample([self._probe], {process: range(1)}, PROBE)[0]
+            probe = self._sample([process], [self._probe], PROBE)[0]
             trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
             mismatch = largest_mismatch(probe.log_probs, trainer)
             checks[process] = WeightCheck(mismatch, mismatch_bound(dtype), *differing_tensors(theirs, ours, fused))
@@ -261,18 +254,128 @@ class VLLMEngine:
         """End vLLM's processes, and a call that waits for them in another thread."""
         for process in self.processes:
             process.close()
-            hide_secrets(process.log, self.say)
+            hide_secrets(process.log)
 
 
-def _stop(busy: Sequence[EngineProcess]) -> None:
-    """Break off what these still sample: the next call must not see it. After a signal there is no next call."""
-    if signals.stop_signal() is not None:
-        return
-    under_way = [process for process in busy if process.failure is None]
-    with suppress(EngineError):
-        for process in under_way:
-            process.send(STOP)
-    for process in under_way:
-        with suppress(EngineError):
-            while process.message(CLOSING_S)[0] != "done":
-                pass
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that the engine will take, planned before loading."""
+
+    weights: int
+    cache: int
+    free: int
+
+    def __str__(self) -> str:
+        weights, cache, free = (f"{size / 2**30:.2g}" for size in (self.weights, self.cache, self.free))
+        return f"{weights} GB of weights + {cache} GB of cache, {free} GB free"
+
+
+def plan_memory(
+    policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
+) -> MemoryPlan:
+    """Plan the cache by `model.memory.vllm_cache`, in the free memory of `device` less `reserve` bytes.
+
+    `ConfigError` where `cache_gb` does not hold one sequence, or weights and cache do not fit.
+    """
+    dtype = policy.compute_dtype
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        import psutil  # vLLM brings it
+
+        free = int(psutil.virtual_memory().available)
+    config = policy.model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
+    weights = model_size(policy.model) * dtype.itemsize
+    cache, one = vllm_cache(token, free - weights - reserve, max_len, max_rows, cache_gb)
+    plan = MemoryPlan(weights, cache, free)
+    if cache < one or weights + cache > free:
+        raise ConfigError(
+            f"rollout=vllm needs {plan}, and one sequence of {max_len} tokens takes {one / 2**30:.3g} GB of cache: "
+            "leave rollout.kv_cache_gb out, lower rollout.max_rows or sampling.max_tokens, or choose a smaller model"
+        )
+    return plan
+
+
+def llm_arguments(
+    dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
+) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` besides the model's folder."""
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "load_format": "dummy",  # the first weight sync brings the weights
+        "generation_config": "vllm",  # not the model's own
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+        # Sums and logits in float32, like the trainer's; what is multiplied stays in the type of the products (vLLM
+        # 0.32, logits_processor.py). In bfloat16 those are rounded hidden states and weights, on a GPU multiplied by
+        # torch.mm(..., out_dtype=float32) and on a processor made float32 first: the trainer's model.head=bfloat16,
+        # which model.head=auto is here. With model.head=float32 the trainer's weights alone are not rounded. Products
+        # in float32 leave one head. "model" or "bfloat16" would round logits, which no choice of the trainer's does.
+        "hf_overrides": {"head_dtype": "float32"},
+        "max_model_len": max_len,
+        "max_num_seqs": max_rows,
+        "kv_cache_memory_bytes": memory.cache,
+        "enable_prefix_caching": True,
+        "seed": 0,
+    }
+    if device.type == "cpu":
+        return arguments | {
+            "enforce_eager": True,
+            "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
+            # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
+            # offset to turn back), so prompts are read whole.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(4096, max_len),
+        }
+    return arguments | {
+        "enable_sleep_mode": sleeps,
+        "gpu_memory_utilization": 0.9 * memory.free / torch.cuda.mem_get_info(device)[1],
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
+    }
+
+
+def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:
+    """Return the arguments of `vllm.SamplingParams`: every one that affects the distribution or the end is set.
+
+    `sees_special`: stop strings are searched in text with special tokens.
+    """
+    return {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": None,
+        "bad_words": None,
+        "allowed_token_ids": None,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "stop": list(sampling.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": sorted(end_ids),
+        "ignore_eos": True,  # the line above is the whole rule
+        "logprobs": 0,  # the sampled token's
+        "flat_logprobs": True,
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": not sees_special,
+        "spaces_between_special_tokens": True,
+    }
+
+
+def write_model(policy: Policy, folder: Path) -> str:
+    """Write the model's config and tokenizer to a folder, without weights: the first weight sync brings them.
+
+    There is no generation_config.json, so a model's own top-k or penalties do not affect sampling.
+    """
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
+    if policy.padded_from is not None:
+        config.get_text_config().vocab_size = policy.padded_from  # as in `Policy.engine_weights`
+    config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return str(folder)

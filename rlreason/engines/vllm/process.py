@@ -10,8 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -25,12 +23,12 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from rlreason.config.groups import INSTALL_VLLM as INSTALL
 from rlreason.engines.vllm.server import FILES
-from rlreason.engines.vllm.start import last_lines
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
 from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.signals import temporary_folder
+from rlreason.runtime.text import redacted
 
 VERSIONS = ((0, 28), (0, 32))  # the first with both sides of vLLM's weight transfer, and the newest tested one
 LOOK_S = 0.5
@@ -89,9 +87,8 @@ def visible_gpu(visible: str | None, number: int) -> str:
 class EngineProcess:
     """One vLLM in a process of its own. After the first failure it counts as dead, and every later call says why."""
 
-    def __init__(self, place: Place, log: Path, timeout_s: float, exact: bool, title: str = "") -> None:
-        """`title`: the beginning of its messages, where there are several."""
-        self.place, self.log, self.timeout_s, self.title = place, log, timeout_s, title
+    def __init__(self, place: Place, log: Path, timeout_s: float, exact: bool) -> None:
+        self.place, self.log, self.timeout_s = place, log, timeout_s
         self.failure: str | None = None
         self.arguments: dict[str, Any] = {}  # of vLLM's start, for provenance
         self._transfer: DirectTransfer | None = None
@@ -117,9 +114,8 @@ class EngineProcess:
         try:
             found = str(self.answer())
         except EngineError as error:
-            cure = "pip uninstall torchvision torchaudio torchcodec" if "torchvision" in str(error) else INSTALL
             raise ConfigError(
-                f"rollout=vllm: vLLM cannot be imported ({self.failure}): {cure}; or choose rollout=hf"
+                f"rollout=vllm: vLLM cannot be imported ({self.failure}): {INSTALL}; or choose rollout=hf"
             ) from error
         if not VERSIONS[0] <= tuple(int(part) for part in found.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
             span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
@@ -134,7 +130,7 @@ class EngineProcess:
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for a call of this method of `Server`."""
         if self.failure is not None:
-            raise EngineError(f"{self.title}rollout=vllm: the engine is dead since: {self.failure}")
+            raise EngineError(f"vLLM on {self.place.name} is dead since: {self.failure}")
         try:
             self.connection.send((method, arguments))
         except OSError as error:
@@ -145,9 +141,9 @@ class EngineProcess:
         """Wait for the result of what was sent; `EngineError` where it fails, or takes too long."""
         return self.message()[1]
 
-    def message(self, limit_s: float | None = None) -> tuple[Any, ...]:
+    def message(self) -> tuple[Any, ...]:
         """Wait for its next message: ("done", result), or ("step", ...) while it samples."""
-        spoken([self], self.timeout_s if limit_s is None else limit_s)
+        spoken([self], self.timeout_s)
         try:
             message: tuple[Any, ...] = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -165,40 +161,40 @@ class EngineProcess:
     def _ended(self) -> EngineError:
         return self.failed(f"vLLM's process has ended (exit code {self.process.wait(ENDING_S)})")
 
-    def silent(self, limit_s: float) -> EngineError:
-        """Record that it has not answered for so long and return the error to raise."""
-        limit = f"rollout.timeout_s={limit_s:g}" if limit_s == self.timeout_s else f"{limit_s:g} s"
-        return self.failed(f"no answer within {limit}: it hangs, or needs more")
+    def silent(self) -> EngineError:
+        """Record that it has not answered in time and return the error to raise."""
+        return self.failed(f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more")
 
     def failed(self, reason: str) -> EngineError:
-        """Record the failure and return the error to raise."""
+        """Record the failure and return the error to raise, with the end of the log."""
         self.failure = self.failure or reason
-        return EngineError(f"{self.title}rollout=vllm failed: {self.failure}{last_lines(self.log)}")
+        return EngineError(f"vLLM on {self.place.name} failed: {self.failure}{last_lines(self.log)}")
 
     def load(self, policy: Policy) -> None:
         """Send the policy's weights by vLLM's own weight transfer: to another GPU, or on the policy's.
 
         In a thread, because NCCL would wait forever for a process that has gone.
         """
-        sent: Future[None] = Future()
+        errors: list[BaseException] = []
 
         def send() -> None:
             try:
                 self._transfer = self._transfer or DirectTransfer(self, policy)
                 self._transfer.send(policy)
-                sent.set_result(None)
             except BaseException as error:
-                sent.set_exception(error)
+                errors.append(error)
 
-        threading.Thread(target=send, name=f"{self.title}weights", daemon=True).start()
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
         deadline = time.monotonic() + self.timeout_s
-        while not futures.wait([sent], LOOK_S).done:
-            if self.process.poll() is not None:
+        while thread.is_alive():
+            thread.join(LOOK_S)
+            if thread.is_alive() and self.process.poll() is not None:
                 raise self._ended()
-            if time.monotonic() > deadline:
-                raise self.silent(self.timeout_s)
-        if (error := sent.exception()) is not None:
-            raise self.failed(f"{type(error).__name__}: {error}") from error
+            if thread.is_alive() and time.monotonic() > deadline:
+                raise self.silent()
+        if errors:
+            raise self.failed(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
 
     def close(self) -> None:
         """Kill the process, which ends a call that waits for it in another thread, and remove its files."""
@@ -216,9 +212,23 @@ def spoken(processes: Sequence[EngineProcess], limit_s: float) -> list[EnginePro
     while not (ready := wait([process.connection for process in processes], min(LOOK_S, limit_s))):
         for process in processes:
             if time.monotonic() - process.heard > limit_s:
-                raise process.silent(limit_s)
+                raise process.silent()
     alive()
     return [process for process in processes if process.connection in ready]
+
+
+def last_lines(log: Path, count: int = 5) -> str:
+    """Return the end of vLLM's log for an error message; secrets are hidden."""
+    if not log.is_file():
+        return ""
+    lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
+    return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
+
+
+def hide_secrets(log: Path) -> None:
+    """Rewrite the log without secrets, once vLLM's process, which writes into it, has ended."""
+    if log.is_file():
+        log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 # How weights travel.
