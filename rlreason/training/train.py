@@ -70,7 +70,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
         print_header(console, run, components, records.folder, algorithm.n_steps)
-        card = run.card().with_head(str(policy.head_dtype).removeprefix("torch."))
+        card = run.card()
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(counters.clock, policy, learner.world)
