@@ -147,9 +147,8 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert end != policy.tokenizer.eos_token_id
     run = settings("algorithm=sft", "model=smollm2_135m", "prompt=chat")
     ids = encoder(policy, run.prompt)
-    ((trace, given), _) = make_traces(
-        run, policy, [ONE, Problem("two", "2+2?", "4", response="It is 4.<|im_end|>")], ids
-    )
+    two = Problem("two", "2+2?", "4", response="It is 4.<|im_end|>")
+    trace, given = make_traces(run, policy, [ONE, two], ids, Console())
     assert trace.response.prompt_ids == ids(ONE)
     *body, last = trace.response.token_ids
     assert (policy.tokenizer.decode(body), last) == ("1+1=2\n\\boxed{2}", end)

@@ -2,11 +2,10 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.evaluation.accuracy import answer_classes, majority_at, subsets_of
+from rlreason.evaluation.accuracy import answer_classes
 from rlreason.grading import Grader
 from rlreason.model.packing import within_budget
 
@@ -73,17 +72,3 @@ def test_classes_of_answers_are_those_of_comparing_every_pair(seed, grading):
     classes = answer_classes(texts, grader)
     assert classes == every_pair(texts, grader)
     assert 20 < len(set(classes)) < 85
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_majority_is_counted_as_by_hand(seed):
-    source = random.Random(seed)
-    given = [source.choice((None, 0, 1, 2)) for _ in range(7)]
-    right = [source.random() < 0.5 for _ in given]
-    subsets, shares = subsets_of(7, 4), []
-    for chosen in subsets.tolist():
-        votes = [[right[i] for i in chosen if given[i] == answer] for answer in (0, 1, 2)]
-        most = max(map(len, votes))
-        leaders = [v for v in votes if len(v) == most]
-        shares.append(sum(leaders[0]) / most if most and len(leaders) == 1 else 0.0)
-    assert majority_at(given, right, subsets) == pytest.approx(np.mean(shares))

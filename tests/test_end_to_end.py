@@ -46,7 +46,7 @@ def test_a_run_leaves_a_whole_folder_and_shows_what_happened(card):
     assert "epochs_per_rollout: 2" in (folder / "config.yaml").read_text()
     assert "${" not in (folder / "config.yaml").read_text()
     assert not list(folder.rglob("*.partial"))
-    assert all(word in out for word in ("grpo_clip; cliprange_low=0.2", "accuracy", "before", "after", "curves.png"))
+    assert all(word in out for word in ("grpo_clip; cliprange_low=0.2", "accuracy", "notices", "finished in"))
     assert re.search(r"2/2 +0\.\d{3}", out)
 
 
@@ -92,25 +92,6 @@ def test_the_final_model_loads_with_transformers(card):
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     ids = tokenizer("User: 1+1?", return_tensors="pt").input_ids
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
-
-
-@pytest.mark.long
-def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
-    _, folder = card
-    for half in ("train", "test"):
-        rows = [{"question": f"{half} {i}+1?", "answer": f"#### {i + 1}"} for i in range(12)]
-        (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    for prompt in ("r1_zero", "question_only"):
-        done = rlreason(
-            "model=local", f"model.path={folder / 'model'}", "data=gsm8k", f"data.path={tmp_path}", f"prompt={prompt}",
-            "n_steps=1", "rollout_batch_size=8", "group_size=4", "train_batch_size=4", "eval_problems=4",
-            "sampling.max_tokens=8", "length_norm=constant", "std_norm=none", "loss=no_baseline",
-            f"hydra.run.dir={tmp_path / prompt}", cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        summary = json.loads((tmp_path / prompt / "summary.json").read_text())
-        assert summary["status"] == "finished"
-        assert summary["notices"]["no_live_group"] == 1  # an untrained model earns nothing, and that is said
 
 
 @pytest.mark.long

@@ -28,7 +28,6 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import response_row, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
-from rlreason.training.summary import describe_job
 from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
@@ -156,8 +155,6 @@ def test_what_is_said_of_an_evaluation_names_its_own_settings():
         monitors = Monitors(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens"))
         monitors.check(None, {"eval/truncated": 0.9})
         assert key in said[0]
-    own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]")
-    assert describe_job(own) == "prompt=r1_zero with eval.prompt.stop=[]"
 
 
 def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
-from rlreason.errors import ConfigError
 from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
@@ -89,14 +88,14 @@ def test_the_own_objective_is_the_learners_own(policy):
     run, samples = typed(composed("loss=grpo_clip", "entropy_coef=0.01")), rewarded(policy)
     result = compare(run, policy, samples, QUIET)
     own = result[0]
-    assert own.name == OWN
-    assert own.cosine == pytest.approx(1.0, abs=1e-9)
+    assert own["name"] == OWN
+    assert own["cosine"] == pytest.approx(1.0, abs=1e-9)
     step = make_learner(run, policy).update(with_advantages(samples, run))
-    assert own.loss == pytest.approx(step["train/loss"], rel=1e-5)
-    assert own.grad_norm == pytest.approx(step["train/grad_norm"], rel=1e-5)
-    assert own.clipped == pytest.approx(step["train/clip_fraction"], rel=1e-6)
-    assert own.zero_advantage >= 4 / 24  # the group that earned nothing
-    assert 0.1 < own.clipped < 0.9
+    assert own["loss"] == pytest.approx(step["train/loss"], rel=1e-5)
+    assert own["grad_norm"] == pytest.approx(step["train/grad_norm"], rel=1e-5)
+    assert own["clipped"] == pytest.approx(step["train/clip_fraction"], rel=1e-6)
+    assert own["zero_advantage"] >= 4 / 24  # the group that earned nothing
+    assert 0.1 < own["clipped"] < 0.9
 
 
 def test_every_named_objective_is_there_and_is_what_the_command_line_makes_of_it(policy):
@@ -113,8 +112,8 @@ def test_every_named_objective_is_there_and_is_what_the_command_line_makes_of_it
     for m, other in zip(result, variants(run).values(), strict=True):
         gradient = make_learner(other, policy).gradient(with_advantages(samples, other)).parameters
         a, b = (torch.cat([p.flatten() for p in parts]) for parts in (own, gradient))
-        assert m.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m.name
-        assert m.grad_norm == pytest.approx(b.norm().item(), rel=1e-4)
+        assert m["cosine"] == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m["name"]
+        assert m["grad_norm"] == pytest.approx(b.norm().item(), rel=1e-4)
     # A length norm that gspo does not have is left out.
     assert "length_norm=token" not in variants(typed(composed("objective=gspo")))
 
@@ -136,38 +135,31 @@ def test_dr_grpo_equals_a_hand_computation(policy):
             loss = loss - torch.minimum(ratio * advantage, bounded * advantage) / (20 * len(samples))
             clipped += bool(bounded * advantage < ratio * advantage)
     expected = torch.autograd.grad(loss, [p for p in policy.model.parameters() if p.requires_grad])
-    assert measured.loss == pytest.approx(loss.item(), rel=1e-4)
-    assert measured.clipped == clipped / sum(len(s.response.token_ids) for s in samples)
+    assert measured["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert measured["clipped"] == clipped / sum(len(s.response.token_ids) for s in samples)
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-3)
 
 
 def test_a_constant_weighs_every_length_alike_and_masked_mean_favours_short_responses(policy):
     samples = rewarded(policy)
-    constant, _ = one(policy, samples, "length_norm=constant")
-    # -A log p / (20 tokens x 24 samples): per unit of advantage the same at every length
-    assert [b.weight for b in constant.by_length] == pytest.approx([1 / 480] * 4, rel=1e-5)
-    assert constant.short_to_long == pytest.approx(1.0, rel=1e-5)
-    token, _ = one(policy, samples, "length_norm=token")
-    assert token.short_to_long == pytest.approx(1.0, rel=1e-5)
-    mean, _ = one(policy, samples, "length_norm=masked_mean")
-    weights = [b.weight for b in mean.by_length]
+    for norm in ("constant", "token"):
+        assert one(policy, samples, f"length_norm={norm}")[0]["short_to_long"] == pytest.approx(1.0, rel=1e-5)
+    assert one(policy, samples, "length_norm=masked_mean")[0]["short_to_long"] > 2
+    run = typed(composed("length_norm=masked_mean"))
+    compared = with_advantages(samples, run)
+    weights = length_weights(
+        make_learner(run, policy).gradient(compared).tokens, torch.tensor([s.advantage for s in compared])
+    )
     assert weights == sorted(weights, reverse=True)
-    assert weights[0] * mean.by_length[0].longest >= 1 / 24 - 1e-6 >= weights[0] * mean.by_length[0].shortest - 2e-6
-    assert mean.short_to_long > 2
-    for m in (constant, token, mean):
-        assert sum(b.weight_share for b in m.by_length) == pytest.approx(1.0)
+    assert len(weights) == 4
+    assert 1 / 24 / 20 < weights[-1] < weights[0] < 1 / 24  # 1 / (its length x 24 samples), and at most 20 tokens
+    assert length_weights([torch.zeros(3), torch.zeros(1)], torch.zeros(2)) == []
+    assert length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0])) == [1.5 / 4]
 
 
-def test_weights_where_there_is_nothing_to_divide():
-    silent = [torch.zeros(3), torch.zeros(1)]
-    assert length_weights(silent, torch.zeros(2)) == []
-    (only,) = length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0]))
-    assert (only.shortest, only.longest, only.weight, only.weight_share) == (2, 2, 1.5 / 4, 1.0)
-
-
-def test_kl_and_dead_groups_are_the_algorithms(policy):
-    """Without the reference a named objective has no KL; skipped groups are counted as carrying no loss."""
+def test_kl_is_the_algorithms(policy):
+    """Without the reference a named objective has no KL."""
     samples = rewarded(policy)
     scores = [[lp - 0.2 * (k % 3) for lp in s.response.log_probs] for k, s in enumerate(samples)]
     scored = [replace(s, reference_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
@@ -176,19 +168,16 @@ def test_kl_and_dead_groups_are_the_algorithms(policy):
     same, _ = one(policy, far, "objective=grpo")
     assert same == plain  # a reference that nobody asked for is not even looked at: its KL would overflow
     in_loss, _ = one(policy, scored, "objective=grpo", "kl_placement=loss", "kl_coef=0.1")
-    assert in_loss.loss > plain.loss
-    assert in_loss.zero_advantage == plain.zero_advantage
+    assert in_loss["loss"] > plain["loss"]
+    assert in_loss["zero_advantage"] == plain["zero_advantage"]
     in_reward, _ = one(policy, scored, "objective=grpo", "kl_placement=reward", "kl_coef=0.1")
-    assert in_reward.zero_advantage < plain.zero_advantage
-    skip, _ = one(policy, samples, "objective=grpo", "zero_variance=skip")
-    assert (plain.without_loss, skip.without_loss) == (0.0, plain.zero_advantage)
-    assert skip.clipped == plain.clipped  # a share of all tokens, whatever carries loss
+    assert in_reward["zero_advantage"] < plain["zero_advantage"]
 
 
 def test_advantages_are_those_that_the_run_recorded(folder):
     saved = RunFolder(folder)
     run = read_run(saved)
-    step, samples = read_step(saved, run)
+    step, samples = read_step(saved)
     assert step == 3
     rows = [json.loads(line) for line in lines_of(folder / "rollouts/step_00003.jsonl.gz")]
     assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(
@@ -204,20 +193,19 @@ def laboratory(folder, *words):
 def test_the_command_leaves_a_table_and_numbers(folder, capsys):
     assert laboratory(folder, "--step", "1", "--json", folder / "figures.json") == 0
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert {OWN, *NAMED, f"{OWN}, but token"} <= lines.keys()
+    assert {OWN, *NAMED, "length_norm=token"} <= lines.keys()
     assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
     numbers = json.loads((folder / "lab/step_00001.json").read_text())
     assert numbers.items() <= json.loads((folder / "figures.json").read_text()).items()
     own, grpo = numbers["objectives"][:2]
     assert (own["name"], grpo["name"], grpo["loss"]) == (OWN, "grpo", own["loss"])
-    assert {"cosine", "grad_norm", "clipped", "zero_advantage", "by_length", "short_to_long"} <= own.keys()
+    assert {"cosine", "grad_norm", "clipped", "zero_advantage", "short_to_long"} <= own.keys()
 
 
-def test_a_step_without_any_advantage_is_said_and_not_divided_by(folder, capsys):
+def test_a_step_without_any_advantage_is_not_divided_by(folder):
     path = folder / "rollouts/step_00003.jsonl.gz"
     write_lines(path, [json.dumps(json.loads(line) | {"reward": 0.0}) for line in lines_of(path)])
     assert laboratory(folder) == 0
-    assert "gradient is 0 at this step" in capsys.readouterr().out
     own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
     assert (own["cosine"], own["grad_norm"], own["zero_advantage"], own["short_to_long"]) == (None, 0.0, 1.0, None)
 
@@ -234,7 +222,7 @@ def test_the_reference_is_made_again_as_the_run_had_it_and_another_one_is_said(t
     assert done.returncode == 0, done.stderr
     saved = RunFolder(tmp_path / "x")
     run = read_run(saved)
-    _, samples = read_step(saved, run)
+    _, samples = read_step(saved)
     samples = with_reference(saved, run, samples, Console())
     rows = [json.loads(line) for line in lines_of(tmp_path / "x/rollouts/step_00002.jsonl.gz")]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
@@ -262,10 +250,3 @@ def test_a_mistake_names_its_cure(folder, missing, words, says, capsys):
     said = capsys.readouterr().err
     assert says in said
     assert len(said.splitlines()) == 1
-
-
-def test_a_config_of_another_version_is_a_mistake_too(folder):
-    path = folder / "config.yaml"
-    path.write_text(path.read_text() + "forgotten_setting: 1\n")
-    with pytest.raises(ConfigError, match="forgotten_setting"):
-        read_run(RunFolder(folder))

@@ -6,8 +6,7 @@ import statistics
 import pytest
 import torch
 
-from rlreason.objectives.advantages import BASELINES, STD_NORMS, assign_advantages, compute_group_advantages
-from rlreason.objectives.objective import Objective
+from rlreason.objectives.advantages import BASELINES, STD_NORMS, compute_group_advantages
 
 
 def loop_reference(rewards, ids, lengths, baseline, std_norm, eps):
@@ -74,13 +73,6 @@ def test_equal_rewards_give_exactly_zero(baseline, std_norm, dtype):
             assert advantages.tolist() == [0.0] * size, (value, size)
 
 
-def test_differences_of_one_rounding_step_stay_small():
-    third = torch.tensor(1 / 3, dtype=torch.float32)
-    rewards = torch.stack([third, torch.nextafter(third, torch.tensor(1.0)), third, third])
-    advantages = compute_group_advantages(rewards, torch.zeros(4, dtype=torch.int64))
-    assert 0 < advantages.abs().max() < 0.05
-
-
 def test_a_group_without_success_or_without_tokens_is_finite():
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     ids = torch.tensor([0, 0, 0, 0, 1, 1])
@@ -89,16 +81,6 @@ def test_a_group_without_success_or_without_tokens_is_finite():
     torch.testing.assert_close(advantages, expected, rtol=1e-7, atol=0)
     no_tokens = compute_group_advantages(rewards[:2], ids[:2], baseline="opo", lengths=torch.zeros(2).long())
     assert no_tokens.isfinite().all()
-
-
-def test_advantages_of_opo_are_assigned_by_length_and_add_up_to_zero_over_tokens():
-    rewards, ids = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
-    lengths = torch.tensor([10, 30, 40, 20])
-    o = Objective(baseline="opo", std_norm="none")
-    found, kept, _ = assign_advantages(rewards, ids, lengths, torch.zeros(4).bool(), o)
-    assert found.tolist() == pytest.approx([0.7, -0.3, -0.3, 0.7])  # the long responses are wrong: a low baseline
-    assert (found * lengths).sum().item() == pytest.approx(0.0, abs=1e-12)
-    assert kept.all()
 
 
 def test_integer_rewards_and_an_empty_batch_are_accepted():

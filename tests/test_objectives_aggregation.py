@@ -83,16 +83,6 @@ def test_columns_of_padding_change_nothing(name, norm):
 
 
 @pytest.mark.parametrize("norm", AGGREGATIONS)
-def test_weight_of_a_token(norm):
-    mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 0]]).bool()
-    values = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
-    aggregate_loss(values, mask, norm, n_sequences=4, n_tokens=12, constant=10).backward()
-    weights = {"masked_mean": (1 / 8, 1 / 16), "constant": (1 / 40, 1 / 40), "token": (1 / 12, 1 / 12)}[norm]
-    expected = mask * torch.tensor(weights, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(values.grad, expected)
-
-
-@pytest.mark.parametrize("norm", AGGREGATIONS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_fully_masked_step_has_a_finite_zero_loss_and_gradient(name, norm):
     advantages, policy, old, mask = ragged_case(2, rows=3)
@@ -150,10 +140,3 @@ def test_what_skipping_zero_variance_groups_does_to_the_gradient(norm, growth):
     assert not gradients[0][2:].any()
     assert gradients[0][:2].any()
     torch.testing.assert_close(gradients[1], gradients[0][:2] * growth)
-
-
-def test_step_divisors_of_sequences_without_loss():
-    lengths, kept = torch.tensor([4, 7, 0, 5]), torch.tensor([True, False, True, True])
-    assert step_divisors(lengths, kept, "constant") == (4, 9)
-    assert step_divisors(lengths, kept, "masked_mean") == (2, 9)
-    assert step_divisors(lengths, kept, "token") == (2, 9)

@@ -13,9 +13,8 @@ from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, ranges_of
+from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.objectives.published import NAMED, PUBLISHED, check_objective
-from rlreason.settings import Range
 
 GRPO = NAMED["grpo"]
 REINFORCE = NAMED["reinforce"]
@@ -31,16 +30,6 @@ def test_every_published_objective_breaks_no_rule():
     for published in PUBLISHED:
         assert check_objective(published.objective) == [], published
     assert check_objective(Objective()) == []
-
-
-def test_every_number_of_a_loss_has_one_range():
-    sapo = LOSSES["sapo"]
-    wider = {**sapo.ranges, "tau_neg": Range(0, 9)}
-    for ranges in ({"tau_pos": Range(0, 9)}, {**wider, "cap": Range(0, 9)}):
-        with pytest.raises(ValueError, match=r"^loss sapo: (tau_neg|cap): "):
-            replace(sapo, ranges=ranges)
-    with pytest.raises(ValueError, match=r"^loss mine: another loss gives tau_neg another range"):
-        ranges_of({"sapo": sapo, "mine": replace(sapo, ranges=wider)})
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -85,20 +74,14 @@ def test_named_objectives_differ_in_exactly_the_axes_of_the_papers():
 #: (objective, changes that break one rule, how the one line starts, a cure it names)
 VIOLATIONS = [
     (GRPO, {"loss_type": "ppo"}, "loss_type=ppo: no such option", "grpo_clip"),
-    (GRPO, {"length_norm": "mean"}, "length_norm=mean: no such option", "masked_mean"),
     (GRPO, {"cliprange_low": None}, "loss.cliprange_low=null: loss=grpo_clip needs", "leave this out"),
-    (NAMED["gspo"], {"cliprange_high": None}, "loss.cliprange_high=null", "loss=gspo"),
-    (NAMED["cispo"], {"ratio_cap": None}, "loss.ratio_cap=null", "loss=cispo"),
     (NAMED["cispo"], {"ratio_cap": 0.28}, "loss.ratio_cap=0.28", "5.0"),
     (GRPO, {"cliprange_low": 0.0}, "loss.cliprange_low=0.0", "above 0"),
     (GRPO, {"cliprange_low": 1.2}, "loss.cliprange_low=1.2", "at most 1"),
-    (GRPO, {"cliprange_high": -0.2}, "loss.cliprange_high=-0.2", "above 0"),
     (GRPO, {"dual_clip": 1.2}, "loss.dual_clip=1.2", "3.0"),
     (NAMED["rft"], {"baseline": "mean"}, "loss_type=no_baseline with baseline=mean", "baseline=none"),
-    (NAMED["rft"], {"std_norm": "group_mean"}, "loss_type=no_baseline with", "std_norm=none"),
     (REINFORCE, {"baseline": "none"}, "baseline=none: loss_type=reinforce_with_baseline", "no_baseline"),
     (GRPO, {"baseline": "none"}, "std_norm=group_std with baseline=none", "baseline=mean"),
-    (GRPO, {"baseline": "none", "std_norm": "batch_std"}, "std_norm=batch_std with baseline=none", "std_norm=none"),
     (NAMED["maxrl"], {"overlong": "penalty"}, "std_norm=group_mean with overlong=penalty", "none"),
     (NAMED["maxrl"], {"kl_placement": "reward", "kl_coef": 0.1}, "std_norm=group_mean with kl_placement=", "group_std"),
     (GRPO, {"advantage_eps": 0.0}, "advantage_eps=0.0", "1e-6"),
@@ -133,20 +116,3 @@ def test_every_rule_names_setting_value_and_cure_in_one_line(objective, changes,
     assert "\n" not in line
     with pytest.raises(ValueError, match="no card"):
         objective_card(changed(objective, changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"cliprange_low": 1.0, "cliprange_high": 3.0, "dual_clip": 4.5},
-        {"kl_placement": "loss", "kl_coef": 0.04, "kl_estimator": "k2"},
-        {"kl_placement": "reward", "kl_coef": 0.04, "kl_estimator": "k1"},
-        {"mismatch": "truncate", "mismatch_cap": 1.0},
-        {"std_norm": "none", "advantage_eps": 0.0},
-        {"baseline": "none", "std_norm": "none"},
-        {"epochs_per_rollout": 4},
-        {"zero_variance": "skip", "overlong": "mask", "entropy_coef": 0.01, "constant": 512},
-    ],
-)
-def test_sensible_overrides_of_grpo_are_allowed(changes):
-    assert check_objective(changed(GRPO, changes)) == []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,14 +18,12 @@ from rlreason.grading import Grader
 from rlreason.model.memory import shape_of
 from rlreason.records.reader import read_status
 from rlreason.runtime.machine import Device
-from rlreason.runtime.text import decimal_size
 from rlreason.training.preflight import (
     memory_for,
     missing_packages,
     needed_by,
     own_functions,
     preflight,
-    read_early,
     refusal,
     room_for,
     space_needed,
@@ -38,7 +35,6 @@ MODULES = {
     "good.py": "def f(response, gold):\n    return 1.0\n\nnumber = 3\n",
     "inner.py": "import not_installed_anywhere\n",
     "broken.py": "def f(:\n",
-    "raises.py": "def fill():\n    raise KeyError('x')\n\nfill()\n",
     "exits.py": "import sys\n\nsys.exit(3)\n",
     "judge.py": "def one(response):\n    return 1.0\n\ndef raises(response, gold):\n    raise KeyError(gold)\n\n"
                 "def none(response, gold):\n    return None\n\n"
@@ -62,50 +58,23 @@ def modules(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nowhere:f", "there is no module nowhere in {here}"),
-        ("good.deeper:f", "there is no module good.deeper in {here}"),
-        ("good:g", "module good ({here}/good.py) has no function g"),
-        ("good:numbre", "did you mean good:number?"),
-        ("good:number", "of type int: name a function"),
-        ("inner:f", "importing inner fails: ModuleNotFoundError: No module named 'not_installed_anywhere' ({here}/inn"),
-        ("broken:f", "importing broken fails: SyntaxError: invalid syntax ({here}/broken.py, line 1)"),
-        ("raises:f", "importing raises fails: KeyError: 'x' ({here}/raises.py, line 2)"),
-        ("exits:f", "importing exits fails: SystemExit: 3 ({here}/exits.py, line 3)"),
-        ("good:f", ""),
-    ],
-)
-def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(modules, name, says):
-    why = unusable(f"prompt.reward={name}", name, GradingConfig())
-    assert says.format(here=modules) in why
-    assert len(why.splitlines()) == bool(says)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("judge:one", "cannot be called with two texts (too many positional arguments)"),
-        ("json:dumps", "dumps(...) cannot be called with two texts"),
-        ("judge:raises", "'probe' and the reference answer '20': KeyError: '20' ({here}/judge.py"),
-        ("judge:none", "returned None, and must return a number"),
+        ("nowhere:f", "nowhere"), ("good:numbre", "good:number?"), ("good:number", "of type int"),
+        ("inner:f", "ModuleNotFoundError: No module named 'not_installed_anywhere' ({here}/inner.py"),
+        ("broken:f", "({here}/broken.py, line 1)"), ("exits:f", "SystemExit: 3 ({here}/exits.py, line 3)"),
+        ("good:f", ""), ("judge:one", "two texts"), ("json:dumps", "two texts"),
+        ("judge:raises", "KeyError: '20' ({here}/judge.py"), ("judge:none", "returned None"),
         ("judge:slow", "grading.timeout_s=0.5 s"),
     ],
-)
-def test_a_reward_that_cannot_judge_is_refused_before_the_model_is_loaded(modules, name, says):
+)  # fmt: skip
+def test_a_reward_that_cannot_judge_is_one_line_with_its_own_reason(modules, name, says):
     grading = GradingConfig(timeout_s=0.5) if name == "judge:slow" else patient()
-    with Grader(grading, name) as grader:
-        why = grader.wait() or refusal(f"eval.reward={name}", grader, "20", grading.timeout_s)
+    why = unusable(f"prompt.reward={name}", name, grading)
+    if not why:
+        with Grader(grading, name) as grader:
+            why = refusal(f"prompt.reward={name}", grader, "20", grading.timeout_s)
     assert says.format(here=modules) in why
-    assert len(why.splitlines()) == 1
-
-
-def test_too_few_problems_are_found_before_the_run_folder_is_made(composed, modules):
-    rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(4)]
-    for half, part in (("train", rows[:2]), ("test", rows[2:])):
-        (modules / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    own = ("model=smollm2_135m", "prompt.reward=judge:number", f"data.path={modules}")
-    assert preflight([typed(composed(*own, "eval_problems=2"))], modules) == []
-    with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
-        preflight([typed(composed(*own, "eval_problems=3"), ["eval_problems"])], modules)
+    assert why.startswith(f"prompt.reward={name}") == bool(says)
+    assert len(why.splitlines()) == bool(says)
 
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
@@ -126,52 +95,52 @@ def test_every_function_of_the_users_own_is_tried(composed):
 
 
 def test_runs_that_could_not_begin_are_refused_together(composed, modules):
-    words = ("prompt.reward=nowhere:f", "prompt.file=none.prompt")
+    (modules / "mine.prompt").write_text("what?")
+    words = ("prompt.reward=nowhere:f", f"prompt.file={modules}/mine.prompt")
     with pytest.raises(ConfigError) as caught:
         preflight([typed(composed(*words)), typed(composed(*words, "seed=1")), typed(composed())], modules)
     template, reward = str(caught.value).splitlines()
-    assert template.startswith("prompt.file=none.prompt is neither in")
-    assert reward.startswith("prompt.reward=nowhere:f: there is no module")
+    assert "mine.prompt" in template
+    assert reward.startswith("prompt.reward=nowhere:f: ")
     assert preflight([typed(composed())], modules) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"what?", "never uses the question"),
-        (b"{question} {", "double literal braces"),
-        (b"\xff", "text in UTF-8"),
-    ],
-)
-def test_a_template_that_cannot_be_filled_is_found_early(composed, tmp_path, content, says):
-    (tmp_path / "mine.prompt").write_bytes(content)
-    with pytest.raises(ConfigError, match=says):
-        preflight([typed(composed(f"prompt.file={tmp_path}/mine.prompt"))], tmp_path)
+def test_data_that_is_no_use_is_found_early_where_reading_is_quick(composed, modules):
+    rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(4)]
+    for half, part in (("train", rows[:2]), ("test", rows[2:])):
+        (modules / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    own = ("model=smollm2_135m", "prompt.reward=judge:number", f"data.path={modules}")
+    assert preflight([typed(composed(*own, "eval_problems=2"))], modules) == []
+    with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
+        preflight([typed(composed(*own, "eval_problems=3"), ["eval_problems"])], modules)
+    (modules / "test.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\nnonsense\n')
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        preflight([typed(composed(*own))], modules)
+    (modules / "train.jsonl").write_bytes(b" " * 30_000_000)
+    assert preflight([typed(composed(*own))], modules) == []  # read when the run has begun
+    assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
+    assert not typed(composed("data.n_train=1000000")).data.quickly_read
 
 
 def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k):
     model, files = "model=smollm2_135m", f"data.path={gsm8k}"
-    gym = ("data=reasoning_gym", "data.task=gcd")
-    eval_files = (model, "data@eval.data=gsm8k", f"eval.data.path={gsm8k}")
     for name, words in {
         "": (model, files),
         "vllm": ("rollout=vllm",),
         "peft": ("model.lora.rank=2",),
         "bitsandbytes": ("optimizer=adamw_8bit",),
         "datasets": (model, "data.path=openai/gsm8k"),
-        "reasoning_gym": (model, *gym),
+        "reasoning_gym": (model, "data=reasoning_gym", "data.task=gcd"),
         **{name: (f"logger={name}",) for name in LOGGERS},
     }.items():
         needed = list(needed_by(typed(composed(*words))))
         assert [package for package, _ in needed] == [name] * (name not in ("", "vllm"))
         assert all("install" in needs_package(because, package) for package, because in needed)
     assert missing_packages(typed(composed(model, files))) == []
-    assert "datasets" in dict(needed_by(typed(composed(*eval_files, "data.path=openai/gsm8k"))))
-    for more in ((files,), ("algorithm=evaluate",)):
-        hub = typed(composed(model, *more, "data@eval.data=gsm8k", "eval.data.path=openai/gsm8k"))
-        ((needed, because),) = needed_by(hub)
-        assert (needed, because.partition(" ")[0]) == ("datasets", "eval.data.path=openai/gsm8k")
-    asks = typed(composed(*eval_files, "algorithm=evaluate"))
+    hub = typed(composed(model, files, "data@eval.data=gsm8k", "eval.data.path=openai/gsm8k"))
+    ((needed, because),) = needed_by(hub)
+    assert (needed, because.partition(" ")[0]) == ("datasets", "eval.data.path=openai/gsm8k")
+    asks = typed(composed(model, "data@eval.data=gsm8k", f"eval.data.path={gsm8k}", "algorithm=evaluate"))
     asks.data.path = "openai/gsm8k"  # which an evaluation of other data does not read
     assert "datasets" not in dict(needed_by(asks))
 
@@ -179,41 +148,31 @@ def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k):
 # What does not fit
 
 
-def test_data_is_read_early_where_that_is_quick_and_once_for_a_sweep(composed, tmp_path, gsm8k):
-    near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
-    assert read_early([near]) == 1
-    assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
-    assert not typed(composed("data.n_train=1000000")).data.quickly_read
-    (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
-    assert read_early([near]) == 0
-    assert read_early([typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]) == 1
-
-
-def test_data_that_is_no_use_is_found_before_the_run_folder_is_made(composed, tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\nnonsense\n')
-    files = [f"data.{split}={tmp_path}/rows.jsonl" for split in ("train", "validation")]
-    with pytest.raises(DataError, match="line 2 is not JSON"):
-        preflight([typed(composed("model=smollm2_135m", "data=jsonl", *files))], tmp_path)
-
-
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
-    run = typed(composed())
+    run, model = typed(composed()), 4 * shape_of(TinyModelConfig("tiny"))[0].numbers
     need = space_needed(run)
-    assert need.model == 4 * shape_of(TinyModelConfig("tiny"))[0].numbers
-    assert need.responses > 80 * 256 * 2000  # 80 steps of 256 responses
+    assert need.model == model
     assert space_needed(typed(composed("save_model=false"))).model == 0
-    assert need.checkpoints == 4 * 3 * need.model  # two are kept, the best, and one is being written
-    assert space_needed(typed(composed("checkpoint.every=0"))).checkpoints == 0
-    assert space_needed(typed(composed("save_rollouts_every=0"))).responses < need.responses / 2
-    assert space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).responses == 10 * (2000 + 30 * 24)
+    without = space_needed(typed(composed("checkpoint.every=0")))
+    assert need.peak - without.peak == 4 * 3 * model  # two are kept, the best, and one is being written
+    assert without.peak - model > 80 * 256 * 2000  # 80 steps of 256 responses
+    assert space_needed(typed(composed("save_rollouts_every=0"))).left < need.left / 2
+    assert space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).peak == 10 * (2000 + 30 * 24)
     assert room_for([run], tmp_path / "not/there/yet") == []
     thousand = [typed(composed("scale=paper", "model=smollm2_135m", "n_steps=1000000000", "data.path=a/b"))]
-    (note,) = room_for(thousand, tmp_path)
-    assert "and this may write" in note
+    assert len(room_for(thousand, tmp_path)) == 1
     big = composed("model.width=1024", "model.layers=32", "model.heads=64")
-    with pytest.raises(ResourceError, match=r"free, and this writes at least .*free some space.*save_model=false"):
+    with pytest.raises(ResourceError, match=r"free some space.*save_model"):
         room_for([typed(big)] * 2000, tmp_path)
-    assert decimal_size(need.model) == "2.8 MB"
+
+
+def test_a_plan_that_surely_exceeds_the_memory_of_a_processor_is_said_with_its_cure(composed):
+    run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
+    (plan,) = memory_for([run, run], Device("cpu", "a machine", 8 << 30, 8 << 30))
+    assert plan.startswith("memory: does not fit: about ")
+    assert "rollout.max_rows=" in plan
+    assert memory_for([run], Device("cpu", "a machine that tells nothing")) == []
+    assert memory_for([typed(composed())], Device("cpu", "a machine", 8 << 30, 8 << 30)) == []
 
 
 TORCH_FREE = """
@@ -239,10 +198,9 @@ def test_everything_that_is_checked_before_a_run_needs_no_torch(tmp_path):
     ("words", "setting"),
     [
         (["loss=nope"], "loss=nope"),
-        (["learning_rate=-1"], "learning_rate=-1"),
-        (["model=local", "model.path=/nowhere"], "model.path=/nowhere"),
         (["model=local", "model.path=model", "data=jsonl", "data.train=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["sweep=grpo_learning_rate"], "sweep=grpo_learning_rate"),
+        (["-m", "prompt.reward=r1_zero,nowhere:f", *SMALL], "prompt.reward=nowhere:f"),
     ],
 )
 def test_a_refused_start_leaves_no_folder(words, setting, tmp_path):
@@ -256,12 +214,9 @@ def test_a_refused_start_leaves_no_folder(words, setting, tmp_path):
 
 
 def test_a_refused_start_leaves_the_folder_of_another_run_as_it_was(finished_run, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(finished_run.folder, folder)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = rlreason(*SMALL, "seed=7", f"hydra.run.dir={folder}", cwd=tmp_path)
+    """Held by the fixture, which compares the folder at its end."""
+    done = rlreason(*SMALL, "seed=7", f"hydra.run.dir={finished_run.folder}", cwd=tmp_path)
     assert done.returncode == ConfigError.exit_code
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_start_that_fails_later_says_so_in_its_folder(tmp_path):
@@ -274,23 +229,3 @@ def test_a_start_that_fails_later_says_so_in_its_folder(tmp_path):
     done = rlreason(*words, "data.overlap=allow", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == ConfigError.exit_code, done.stderr
     assert read_status(tmp_path / "run") == "failed"
-    health = rlreason("health", "run", cwd=tmp_path)
-    assert health.returncode == 1
-    assert "failed" in health.stdout
-    assert "killed" not in health.stdout
-
-
-def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
-    done = rlreason("-m", "prompt.reward=r1_zero,nowhere:f", *SMALL, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("rlreason: prompt.reward=nowhere:f: there is no module nowhere")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_plan_that_surely_exceeds_the_memory_of_a_processor_is_said_with_its_cure(composed):
-    run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
-    (plan,) = memory_for([run, run], Device("cpu", "a machine", 8 << 30, 8 << 30))
-    assert plan.startswith("memory: does not fit: about ")
-    assert "rollout.max_rows=" in plan.splitlines()[-1]
-    assert memory_for([run], Device("cpu", "a machine that tells nothing")) == []
-    assert memory_for([typed(composed())], Device("cpu", "a machine", 8 << 30, 8 << 30)) == []

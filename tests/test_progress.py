@@ -34,7 +34,6 @@ from rlreason.training.checkpoint import (
     write_tensors,
 )
 from rlreason.training.learner import Learner
-from rlreason.training.progress import Step
 from rlreason.training.train import close_records, train, trainer_of
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.run_records import responses_of, rows_of
@@ -60,25 +59,21 @@ def fresh(tokenizer: Any, rank: int) -> Policy:
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_the_next_update_is_the_same_from_the_files_of_a_checkpoint(tmp_path, tokenizer, optimizer, rank):
     settings = OptimizationConfig(1e-2, optimizer=optimizer)
-    first = fresh(tokenizer, rank)
+    first, second = fresh(tokenizer, rank), fresh(tokenizer, rank)
     samples = make_samples(first)
-    learner = Learner(first, Objective(), settings)
+    learner, other = (Learner(policy, Objective(), settings) for policy in (first, second))
     for _ in range(2):
         learner.update(samples)
     plain, tensors = moments(learner)
     assert tensors
     write_tensors(tmp_path, first, tensors | adapters(first))
-
-    second = fresh(tokenizer, rank)
-    other = Learner(second, Objective(), settings)
     found = read_tensors(tmp_path)
     set_weights(second, tmp_path, found)
     set_moments(other, there_and_back(plain), found)
-    kinds = {tensor.dtype for tensor in moments(other)[1].values()}
-    assert (torch.uint8 in kinds) == (optimizer == "adamw_8bit" and not rank)  # adapters are too small for 8 bits
-    for name, tensor in moments(other)[1].items():
-        assert tensor.dtype == tensors[name].dtype
-        assert torch.equal(tensor, tensors[name])
+    again = moments(other)[1]
+    # Adapters are too small for 8 bits.
+    assert (torch.uint8 in {t.dtype for t in again.values()}) == (optimizer == "adamw_8bit" and not rank)
+    assert all(t.dtype == tensors[name].dtype and torch.equal(t, tensors[name]) for name, t in again.items())
     before = [p.detach().clone() for p in learner.parameters]
     one, two = learner.update(samples), other.update(samples)
     assert one == two
@@ -99,19 +94,13 @@ def test_every_generator_of_the_process_goes_on_where_it_was():
     assert drawn() == expected
 
 
-def some_samples() -> list[Sample]:
+def test_samples_come_back_to_the_last_digit_and_as_often_as_there_were():
     grade = Grade(1.0, 0.0, 0.1 + 0.2, "wrong", path="math", milliseconds=1.5)
     texts = ("plain", "\x1b[31m\n\u2028 \U0001f600", "half a pair \ud800")
-    responses = [Response("p", [1, 2], [3], [-1 / 3], text, "length", weight_version=4) for text in texts]
-    return [
-        Sample(responses[0], grade),
-        Sample(responses[1], grade, grade, math.inf, False, [-1e-300], math.nan, [-0.0], [2**-1074]),
-        Sample(responses[2], grade, advantage=-math.inf, entropy=1.0),
-    ]
-
-
-def test_samples_come_back_to_the_last_digit_and_as_often_as_there_were():
-    samples, other = some_samples(), some_samples()[0]  # equal to the first and not the same: it stays apart
+    one, two, three = (Response("p", [1, 2], [3], [-1 / 3], text, "length", weight_version=4) for text in texts)
+    samples, other = [Sample(one, grade)], Sample(one, grade)  # equal to the first and not the same: it stays apart
+    samples.append(Sample(two, grade, grade, math.inf, False, [-1e-300], math.nan, [-0.0], [2**-1074]))
+    samples.append(Sample(three, grade, advantage=-math.inf, entropy=1.0))
     batches = [[samples[2], samples[0]], [samples[0], other]]
     collected = Collected(samples, batches, {"a": 0.1 + 0.2, "b": math.nan}, {"few": "only 2"}, restart=True)
     plain = there_and_back(plain_collected(collected))
@@ -123,17 +112,17 @@ def test_samples_come_back_to_the_last_digit_and_as_often_as_there_were():
 
 
 class Counting:
-    """An algorithm whose steps are collected when they may be."""
+    """An algorithm that notes which steps were collected in which thread, and fails in one of them."""
 
-    n_steps = 3
+    n_steps = 4
 
-    def __init__(self) -> None:
-        self.may, self.collected = threading.Event(), list[int]()
+    def __init__(self, fails_in: int = 0) -> None:
+        self.fails_in, self.log = fails_in, list[tuple[int, str]]()
 
     def collect(self, step: int) -> Collected:
-        if step > 1:
-            assert self.may.wait(600)
-        self.collected.append(step)
+        if step == self.fails_in:
+            raise RuntimeError("engine died")
+        self.log.append((step, threading.current_thread().name))
         return Collected([], [], {"step": step})
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,38 +132,40 @@ class Counting:
         pass
 
 
-def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
-    first = Counting()
-    batches = Batches(first, ahead=True)
-    batches.collect(1)
-    assert batches.state_dict()["next"] is None
-    batches.sample_ahead(1)
-    first.may.set()
-    batches.finish_ahead()
-    state = there_and_back(batches.state_dict())
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_step_is_handed_over_once_and_in_order_also_after_a_checkpoint(ahead):
+    first, second = Counting(), Counting()
+    batches, other = Batches(first, ahead), Batches(second, ahead)
+    for step in (1, 2):
+        assert batches.collect(step).metrics["step"] == step
+        batches.sample_ahead(step)
+        batches.finish_ahead()
+        assert [s for s, _ in first.log] == list(range(1, step + 1 + ahead))  # exactly one ahead
+    other.load_state_dict(there_and_back(batches.state_dict()))
+    for step in (3, 4):
+        assert other.collect(step).metrics["step"] == step
+        other.sample_ahead(step)
+        other.finish_ahead()
+    assert [s for s, _ in second.log] == [3, 4][ahead:]
+    assert ahead == any(name.startswith("sampling ahead") for _, name in first.log)
     batches.close()
-
-    second = Counting()
-    second.may.set()
-    other = Batches(second, ahead=True)
-    other.load_state_dict(state)
-    assert other.collect(2).metrics == {"step": 2}
-    other.sample_ahead(2)
-    assert other.collect(3).metrics == {"step": 3}
-    other.sample_ahead(3)
-    other.finish_ahead()
-    assert second.collected == [3]
     other.close()
+    failing = Batches(Counting(fails_in=2), ahead)
+    failing.collect(1)
+    failing.sample_ahead(1)
+    with pytest.raises(RuntimeError, match="engine died"):
+        failing.finish_ahead() if ahead else failing.collect(2)
+    failing.close()
 
 
 def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
     every_3, never, by_share = CheckpointConfig(every=3), CheckpointConfig(every=0), CheckpointConfig(minutes=None)
-    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, True, 1e9, 1e9, 0.0, 0.0)] == [3, 6]
-    assert not any(checkpoint_due(step, never, True, 1e9, 1e9, 0.0, 0.0) for step in range(1, 9))
+    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, 1e9, 1e9, 0.0, 0.0)] == [3, 6]
+    assert not any(checkpoint_due(step, never, 1e9, 1e9, 0.0, 0.0) for step in range(1, 9))
     elapsed, spent = 0.0, 0.0
     for step in range(1, 400):
         elapsed += 1.0
-        if checkpoint_due(step, by_share, step % 2 == 0, elapsed, 1e9, spent, 2.0):
+        if checkpoint_due(step, by_share, elapsed, 1e9, spent, 2.0):
             spent, elapsed = spent + 2.0, elapsed + 2.0
         assert spent <= 0.05 * elapsed
     assert spent > 4.0
@@ -184,15 +175,19 @@ WORDS = (
     "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "checkpoint.every=1", "skip_solved=1",
     "checkpoint.keep_final=true",
 )  # fmt: skip
+EIGHT_BITS = ("optimizer=adamw_8bit", "train_batch_size=8")
+
+
+def resumed(folder: Path, *words: str) -> list[str]:
+    """What a run that goes on says of it."""
+    run, config = run_of(*words)
+    said: list[str] = []
+    train(run, RunWriter(folder, config, trains=True, say=said.append), Console())
+    return said
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        (),
-        pytest.param(("model.lora.rank=4",), marks=pytest.mark.long),
-        pytest.param(("optimizer=adamw_8bit", "train_batch_size=8"), marks=pytest.mark.long),
-    ],
+    "more", [(), *(pytest.param(m, marks=pytest.mark.long) for m in (("model.lora.rank=4",), EIGHT_BITS))]
 )
 def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, more):
     trained(tmp_path, *WORDS, *more, "n_steps=2")
@@ -209,31 +204,34 @@ def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, 
         trainer.checkpoints.write(2)
     after, found = read_state(newest), read_tensors(newest)
     assert after.pop("config").replace("n_steps: 3", "n_steps: 2") == before.pop("config")
-    clocks = [state["parts"]["counters"].pop("clock") for state in (before, after)]
     for state in (before, after):
-        for name in ("time/active", "time/total"):
+        for name in ("clock", "time/active", "time/total"):
             del state["parts"]["counters"][name]
-    assert clocks[0]["seconds"].keys() <= clocks[1]["seconds"].keys()
     assert after == before
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
-def test_a_finished_run_keeps_models_without_moments_and_says_what_more_steps_mean(tmp_path):
+def test_a_finished_run_keeps_models_without_moments_and_one_that_a_budget_ended_keeps_them(tmp_path):
     """Moments are two thirds of what a finished run leaves; the model, and what is no moment, stay whole."""
-    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true", "optimizer=adamw_8bit", "train_batch_size=8")
-    _, summary = trained(tmp_path, *words, "n_steps=2")
-    assert summary["checkpoints"]["moments_removed"] > 0
+    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true", *EIGHT_BITS)
+    _, summary = trained(tmp_path, *words, "n_steps=3", "budget.steps=1")
+    assert summary["status"] == "budget"
+    assert all(moments_in(path) for path in checkpoints_in(tmp_path))
+    resumed(tmp_path, *words, "n_steps=3", "budget.steps=5")
+    assert json.loads((tmp_path / "summary.json").read_text())["checkpoints"]["moments_removed"] > 0
     for path in checkpoints_in(tmp_path):
         assert checkpoint_fault(path) == ""
         assert not moments_in(path)
         assert not [name for name in read_tensors(path) if name.startswith("optimizer")]
         assert (path / "model" / "model.safetensors").is_file()
-    run, config = run_of(*words, "n_steps=3")
-    said: list[str] = []
-    train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
-    assert [line for line in said if "checkpoint.keep_final" in line]
-    assert json.loads((tmp_path / "summary.json").read_text())["rollout_step"] == 3
+    assert [
+        line for line in resumed(tmp_path, *words, "n_steps=4", "budget.steps=5") if "checkpoint.keep_final" in line
+    ]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:  # pickles begin with their protocol, torch's with the signature of a zip file
+        assert path.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"), path
 
 
 def test_a_run_that_gets_another_step_has_the_evaluation_that_was_due_where_it_had_ended(tmp_path):
@@ -241,8 +239,7 @@ def test_a_run_that_gets_another_step_has_the_evaluation_that_was_due_where_it_h
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     trained(whole, *WORDS, "n_steps=2")
     trained(longer, *WORDS, "n_steps=1")
-    run, config = run_of(*WORDS, "n_steps=2")
-    train(run, RunWriter(longer, config, trains=True), Console())
+    resumed(longer, *WORDS, "n_steps=2")
     assert rows_of(longer) == rows_of(whole)
     assert responses_of(longer) == responses_of(whole)
 
@@ -269,14 +266,14 @@ def sampled_ahead(folder: Path, fails_in: int | None = None) -> None:
     parts = replace(parts, engine=engine, rollouts=rollouts, evaluator=evaluator)
     with trainer_of(run, parts, records, console) as trainer:
         trainer.batches.ahead = True
-        learn = trainer.learn
+        hand_over = trainer.hand_over_weights
 
-        def learn_or_fail(step: Step) -> None:
-            learn(step)
+        def hand_over_or_fail(step: Any) -> None:
             if step.number == fails_in:
                 raise RuntimeError("in the middle of a step")
+            hand_over(step)
 
-        trainer.learn = learn_or_fail  # type: ignore[method-assign]
+        trainer.hand_over_weights = hand_over_or_fail  # type: ignore[method-assign]
         close_records(trainer, *trainer.train())
 
 
@@ -291,18 +288,3 @@ def test_a_run_that_samples_ahead_goes_on_with_the_batch_that_it_had_in_hand(tmp
     assert rows_of(broken) == rows_of(whole)
     assert responses_of(broken) == responses_of(whole)
     assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == [0, 1, 1, 1]
-
-
-def test_a_run_that_a_budget_has_ended_keeps_its_moments(tmp_path):
-    """It is meant to go on with a larger one."""
-    _, summary = trained(tmp_path, *WORDS, "checkpoint.keep_final=false", "n_steps=3", "budget.steps=1")
-    assert summary["status"] == "budget"
-    assert all(moments_in(path) for path in checkpoints_in(tmp_path))
-
-
-def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
-    trained(tmp_path, *WORDS, "n_steps=1", "save_model=true")
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) > 10
-    for path in files:  # pickles begin with their protocol, torch's with the signature of a zip file
-        assert path.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"), path

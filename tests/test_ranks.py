@@ -148,15 +148,6 @@ def test_a_process_knows_its_place():
         world_of("3", Place(0, 2, 0), 2)
     with pytest.raises(ConfigError, match="gpus=4, and 2 GPUs"):
         world_of("4", None, 2)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("gpus=0",), ("gpus=many",), ("parallel=shard", "optimizer=adamw_8bit"),
-        ("parallel=shard", "model.weights=bfloat16"),
-    ],
-)  # fmt: skip
-def test_settings_of_ranks_that_cannot_be_are_refused_in_words(words):
-    with pytest.raises(ConfigError, match=" with ".join(words)):
-        run_of(*words)
+    for words in (("gpus=0",), ("gpus=many",), ("parallel=shard", "optimizer=adamw_8bit")):
+        with pytest.raises(ConfigError, match=" with ".join(words)):
+            run_of(*words)

@@ -1,4 +1,4 @@
-"""From settings to rooms: traces as ids, what is too long, the reward of the data, where a model lies."""
+"""From settings to parts: traces as ids, what is too long, an engine's room, where a model is, a loss's constants."""
 
 import io
 
@@ -23,8 +23,7 @@ def prompt_ids(policy):
 
 def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):
     given = Problem("g", "1+1?", "2", prompt="Say: ", response="two of them")  # taken word for word
-    samples, notices = make_traces(settings("algorithm=sft"), policy, [*problems[:5], given], prompt_ids)
-    assert not notices
+    samples = make_traces(settings("algorithm=sft"), policy, [*problems[:5], given], prompt_ids, Console())
     for sample, problem in zip(samples, [*problems[:5], given], strict=True):
         *body, end = sample.response.token_ids
         assert end == policy.tokenizer.eos_token_id
@@ -34,39 +33,31 @@ def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt
     assert policy.tokenizer.decode(samples[-1].response.prompt_ids) == "Say: "
 
 
-def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
-    few = [*problems[:3], Problem("long-7", "q", "1", solution="1+1=2 " * 400)]
-    with pytest.raises(ConfigError, match=r"1 of 4 traces .* long-7 .*bad_rows=skip"):
-        make_traces(settings("algorithm=sft"), policy, few, prompt_ids)
-    samples, (notice,) = make_traces(settings("algorithm=sft", "data.bad_rows=skip"), policy, few, prompt_ids)
-    assert [s.group for s in samples] == [p.id for p in problems[:3]]
-    assert notice.startswith("left out: 1 of 4 traces")
-
-
-def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
-    out, few = io.StringIO(), [*problems[:2], Problem("long", "word " * 800, "1")]
-    console = Console(out=out)
-    with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
-        fitting(settings(), policy, "train", few, prompt_ids, console)
-    run = settings("data.bad_rows=skip")
-    assert fitting(run, policy, "train", few, prompt_ids, console) == problems[:2]
-    assert fitting(run, policy, "validation", problems[2:4], prompt_ids, console) == problems[2:4]
-    assert "left out: 1 of 3 train problems" in out.getvalue()
+def test_what_is_too_long_is_refused_or_left_out_and_counted(policy, prompt_ids, problems):
+    console = Console(out=io.StringIO())
+    traces = [*problems[:3], Problem("long", "q", "1", solution="1+1=2 " * 400)]
+    prompts = [*problems[:2], Problem("long", "word " * 800, "1")]
+    with pytest.raises(ConfigError, match=r"^1 of 4 traces .*bad_rows=skip"):
+        make_traces(settings("algorithm=sft"), policy, traces, prompt_ids, console)
+    with pytest.raises(ConfigError, match=r"^1 of 3 train prompts.*data.bad_rows=skip"):
+        fitting(settings(), policy, "train", prompts, prompt_ids, console)
+    skips = settings("algorithm=sft", "data.bad_rows=skip")
+    kept = make_traces(skips, policy, traces, prompt_ids, console)
+    assert [s.group for s in kept] == [p.id for p in problems[:3]]
+    assert fitting(settings("data.bad_rows=skip"), policy, "train", prompts, prompt_ids, console) == problems[:2]
+    assert console.out.getvalue().count("left out: 1 of ") == 2
     for key in ("sampling.max_tokens", "eval.sampling.max_tokens"):
-        with pytest.raises(ConfigError, match=rf"^{key}=510 .*2 of 2 validation prompts.*lower {key}"):
+        with pytest.raises(ConfigError, match=rf"^2 of 2 validation prompts with {key}=510 .*lower {key}"):
             fitting(settings(f"{key}=510"), policy, "validation", problems[2:4], prompt_ids, console)
 
 
 @pytest.mark.parametrize(
     ("words", "rows"),
     [
-        (["rollout_batch_size=32", "train_batch_size=32", "group_size=4", "eval_problems=2"], 32),
         (["rollout_batch_size=32", "train_batch_size=32", "group_size=4", "eval_problems=null"], 40),
         (["algorithm=ei", "question_batch_size=3", "group_size=2", "eval_problems=2"], 6),
         (["algorithm=sft", "eval_problems=7"], 7),
-        (["algorithm=evaluate", "samples=3", "eval_problems=2"], 6),
         (["algorithm=best_of_n", "n_list=[1,4]", "eval_problems=2", "split=train"], 8),
-        (["algorithm=evaluate", "split=train", "eval_problems=null"], 3),
     ],
 )
 def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_ids, words, rows):
@@ -80,17 +71,11 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     assert demand.rows == rows
 
 
-@pytest.mark.parametrize(
-    ("words", "reward"),
-    [
-        (("data=countdown", "model=smollm2_135m"), "rlreason.grading.verifiers.countdown:r1_zero"),
-        (("data=countdown", "model=smollm2_135m", "prompt.reward=mine:reward"), "mine:reward"),
-        ((), "r1_zero"),
-    ],
-)
-def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one(words, reward):
-    run = settings(*words)
-    assert reward_name(run.prompt.reward, run.data) == reward
+def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():
+    countdown = settings("data=countdown", "model=smollm2_135m")
+    assert reward_name(countdown.prompt.reward, countdown.data) == "rlreason.grading.verifiers.countdown:r1_zero"
+    assert reward_name("mine:reward", countdown.data) == "mine:reward"
+    assert reward_name(settings().prompt.reward, settings().data) == "r1_zero"
 
 
 def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
@@ -103,25 +88,19 @@ def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
         settings(*words, f"model.path={tmp_path}")
 
 
-def test_sft_learns_the_plain_distribution_whatever_is_sampled():
-    assert settings("algorithm=sft", "sampling.temperature=0.7").learning_temperature == 1.0
-    assert settings("algorithm=ei", "sampling.temperature=0.7").learning_temperature == 1.0
-    assert settings("sampling.temperature=0.7").learning_temperature == 0.7
-    objective = settings("algorithm=ei").objective()
-    assert (objective.loss.loss_type, objective.length_norm.kind) == ("reinforce_with_baseline", "token")
-    assert objective.kl_coef == objective.entropy_coef == 0
-
-
-def test_a_constant_is_the_one_that_was_given_and_null_the_longest_response():
-    """No number is taken for null."""
+def test_what_is_learned_follows_from_the_algorithm_and_no_number_is_taken_for_null():
+    for algorithm, temperature in (("sft", 1.0), ("ei", 1.0), ("grpo", 0.7)):
+        run = settings(f"algorithm={algorithm}", "sampling.temperature=0.7")
+        assert run.learning_temperature == temperature
     given = settings("length_norm=constant", "length_norm.constant=0.5", "overlong=penalty", "overlong_cache=1")
     assert given.objective().length_constant == 0.5
     assert given.objective().overlong_limits["cache_length"] == 1
     left = settings("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20")
     assert left.objective().length_constant == 20
     assert left.objective().overlong_limits == {"max_length": 20, "cache_length": 4}
-    imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20")
-    assert imitation.objective().length_constant == 20
+    imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20").objective()
+    assert imitation.length_constant == 20
+    assert imitation.kl_coef == imitation.entropy_coef == 0
 
 
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():

@@ -3,11 +3,9 @@
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError, UnwritableError
-from rlreason.grading.pool import Pool
 from rlreason.runtime import signals
 from rlreason.runtime.files import FileLock, holder, run_lock
 from tests.test_end_to_end import SMALL
@@ -39,19 +35,14 @@ def slowly(response, gold):  # but for the probe and the first evaluation
 class Process:
     """A command in a process group and with a temporary folder of its own."""
 
-    def __init__(self, cwd: Path, *argv: str, **env: str) -> None:
+    def __init__(self, cwd: Path, *argv: str) -> None:
         self.cwd, self.temporary = cwd, cwd / "temporary"
         self.temporary.mkdir()
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(self.temporary)}
         own["TORCHINDUCTOR_CACHE_DIR"] = str(cwd / "cache")  # torch's cache of compiled code outlives every run
         with (cwd / "out").open("w") as out:
             self.popen = subprocess.Popen(
-                [sys.executable, *argv],
-                cwd=cwd,
-                env=os.environ | own | env,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
+                [sys.executable, *argv], cwd=cwd, env=os.environ | own, stdout=out, stderr=out, start_new_session=True
             )
         self.forced = False  # whether it is to be ended before it is done
         self.family: list[psutil.Process] = []
@@ -74,20 +65,18 @@ class Process:
                     self.shared |= {m.path for m in process.memory_maps() if "/dev/shm" in m.path}
         os.killpg(self.popen.pid, number) if group else self.popen.send_signal(number)
 
-    def ends(self, seconds: float = 120, code: int = 130) -> None:
+    def ends(self) -> None:
         """In time, with this code, without a traceback; no process, shared memory or temporary file is left."""
         try:
-            assert self.popen.wait(seconds) == code, self.said
-        except subprocess.TimeoutExpired:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
-            pytest.fail(f"it did not end within {seconds:g} s:\n{self.said}")
+            assert self.popen.wait(120) == 130, self.said
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
         assert "Traceback" not in self.said
         assert self.forced or "left at once" not in self.said
         assert psutil.wait_procs(self.family, timeout=600)[1] == []
         assert not [path for path in self.shared if Path(path).exists()]
-        kept = "torchinductor_"  # a cache of torch, which outlives every run
-        assert [path for path in self.temporary.iterdir() if not path.name.startswith(kept)] == []
+        assert [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
         assert not list(self.cwd.rglob("*.partial"))
 
 
@@ -152,25 +141,6 @@ def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once
     assert done == ["rlreason: after this step\n", "outer"]
 
 
-def test_other_threads_hold_nothing_up():
-    begun, end = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with signals.held():
-            begun.set()
-            end.wait(600)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    begun.wait(600)
-    try:
-        with pytest.raises(KeyboardInterrupt), signals.stoppable():
-            me(signal.SIGINT)
-    finally:
-        end.set()
-        thread.join()
-
-
 def test_whoever_tidies_up_is_not_interrupted_by_the_same_signal_again():
     tidied = []
     with signals.stoppable(patient=(signal.SIGTERM,)):
@@ -226,43 +196,6 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
         os.kill(child, signal.SIGKILL)
 
 
-def test_another_run_in_this_process_is_refused_until_the_first_has_ended(tmp_path):
-    folder, link = tmp_path / "run", tmp_path / "link"
-    with run_lock(folder, print):
-        link.symlink_to(folder)
-        (folder / "kept").touch()
-        for same in (folder, link, tmp_path / "other/../run"):
-            with pytest.raises(ConfigError, match="by this process"):
-                take(same)
-        with run_lock(tmp_path / "second", print):
-            pass
-        assert (folder / ".lock").exists()
-    assert take(folder) == []
-    assert [path.name for path in folder.iterdir()] == ["kept"]
-
-
-@pytest.mark.long
-def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
-    code = "import pathlib, time\ndef f(response, gold):\n    pathlib.Path(response).touch()\n    time.sleep(30)\n"
-    (tmp_path / "slow_reward.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    pool, ended = Pool(GradingConfig(timeout_s=40.0, memory_mb=1024), "slow_reward:f"), []
-
-    def wait() -> None:
-        with pytest.raises(RuntimeError, match="closed"):
-            pool.run([[str(tmp_path / "began"), "b"]])
-        ended.append(True)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_for((tmp_path / "began").exists)
-    began = time.monotonic()
-    pool.close()
-    thread.join(600)
-    assert ended
-    assert time.monotonic() - began < 3
-
-
 def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no"), run_lock(tmp_path / "a/b/run", print):
         raise ValueError("no")
@@ -270,6 +203,12 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
     (tmp_path / "file").touch()
     with pytest.raises(UnwritableError, match=r"file/run cannot be written"):
         take(tmp_path / "file/run")
+    with run_lock(tmp_path / "run", print):
+        (tmp_path / "link").symlink_to(tmp_path / "run")
+        for same in (tmp_path / "run", tmp_path / "link"):
+            with pytest.raises(ConfigError, match="by this process"):
+                take(same)
+    assert not (tmp_path / "run/.lock").exists()
 
     def refuse(lock: FileLock) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -279,45 +218,13 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
     assert "without locks" in warning
 
 
-HELPLESS = """
-import subprocess, time
-from rlreason.runtime import signals
-from rlreason.records.ending import run_cli
-
-def command():
-    with signals.temporary_folder("mine-"):
-        subprocess.Popen(["sleep", "6000"])
-        print("ready", flush=True)
-        try:
-            time.sleep(6000)
-        finally:
-            print("tidying", flush=True)
-            time.sleep(6000)
-
-run_cli(command)
-"""
-
-
-@pytest.mark.long
-def test_a_second_signal_ends_all_at_once(tmp_path):
-    process = Process(tmp_path, "-c", HELPLESS)
-    process.forced = True
-    process.until("ready")
-    process.send(signal.SIGINT)
-    process.until("tidying")
-    time.sleep(signals.ONCE_S + 0.1)
-    process.send(signal.SIGTERM)
-    process.ends(120)
-    assert "left at once" in process.said.splitlines()[-1]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("words", [("-m", "rlreason"), ("-c", "from rlreason.__main__ import main; main()")])
 def test_a_signal_while_python_imports_is_one_line(tmp_path, words):
     process = Process(tmp_path, "-X", "importtime", *words, "n_steps=0")
     process.until("omegaconf")
     process.send(signal.SIGINT)
-    process.ends(120)
+    process.ends()
     assert process.said.splitlines()[-1].endswith("by SIGINT")
 
 
@@ -374,7 +281,6 @@ def test_an_evaluation_that_is_stopped_keeps_its_responses_and_goes_on(tmp_path)
     process.ends()
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert status["status"] == "interrupted"
-    assert re.fullmatch(r"by SIGINT with \d+ of 512 responses kept", status["reason"])
     assert log.read_text().endswith("\n")
     assert not (tmp_path / "run/summary.json").exists()
 
@@ -391,10 +297,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         ["prompt.reward=slow_reward:slowly", "grading.timeout_s=20", "eval_every=100"],
         lambda run, said: (run / "evals").exists(),
     ),
-    "update": (
-        ["epochs_per_rollout=50", "loss=grpo_clip", "eval_every=100"],
-        lambda run, said: updates(run) > 2,
-    ),
+    "update": (["epochs_per_rollout=50", "loss=grpo_clip", "eval_every=100"], lambda run, said: updates(run) > 2),
     "evaluation": (
         ["eval_problems=4000", "data.n_validation=4000", "sampling.max_tokens=220", "sampling.min_tokens=219"],
         lambda run, said: "records " in said,
@@ -403,13 +306,9 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         ["rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=64", "eval_every=100"],
         lambda run, said: updates(run) > 0,
     ),
-    "saving": (
-        ["n_steps=1", "eval_every=100", "model.width=512", "model.layers=8", "checkpoint.every=0"],  # else it is linked
-        lambda run, said: (run / "model.partial").exists(),
-    ),
 }
 STEPS = ("sampling", "grading", "update", "ahead")  # in a step, which is finished first
-NOWHERE = {("hf", "engine"), ("hf", "ahead"), ("vllm", "saving")}  # no engine takes part in saving
+NOWHERE = {("hf", "engine"), ("hf", "ahead")}
 
 
 @pytest.mark.long
@@ -421,26 +320,17 @@ def test_every_phase_ends_politely(tmp_path, engine, phase, number):
         pytest.importorskip("vllm")
         more = ["rollout=vllm", "rollout.kv_cache_gb=0.5", "rollout.max_rows=32", "model.width=128", *more]
     given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
-    for attempt in range(3):  # a short phase may be over before anybody looks
-        place = tmp_path / str(attempt)
-        place.mkdir()
-        (place / "slow_reward.py").write_text(SLOW_REWARD)
-        process, folder = Process(place, *RUN[:2], *given.values()), place / "run"
-        wait_for(
-            lambda process=process, folder=folder: process.popen.poll() is not None or begun(folder, process.said),
-            seconds=300,
-            every=0.005 if phase == "saving" else 0.2,  # 110 MB are written in a moment
-        )
-        if phase != "saving" or process.popen.poll() is None:
-            break
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
+    process, folder = Process(tmp_path, *RUN[:2], *given.values()), tmp_path / "run"
+    wait_for(lambda: process.popen.poll() is not None or begun(folder, process.said), every=0.2)
     assert process.popen.poll() is None, process.said
-    time.sleep(0 if phase == "saving" else 0.5)
+    time.sleep(0.5)
     process.send(number, group=number == signal.SIGINT)
     process.ends()
     status, rows = left(folder)
     learned = max((row["train_step"] for row in rows), default=0)
-    place = f"after step {int(rows[-1]['rollout_step'])} of " if learned else "before the first step"
-    assert status["reason"].startswith(f"by {signal.Signals(number).name} {place}")
+    place = f" after step {int(rows[-1]['rollout_step'])} of " if learned else ""
+    assert status["reason"].startswith(f"by {signal.Signals(number).name}{place}")
     assert (folder / "model/model.safetensors").exists() == bool(learned)
     assert ("stopping at the end of this step" in process.said) == (phase in STEPS)
 

@@ -1,108 +1,164 @@
-"""Start models are made once and kept: found bit by bit, made anew when broken, by one run at a time."""
+"""Start models: one warm start for the prompts of an ablation, found again bit by bit, shipped with their recipes."""
 
 import io
 import json
-import multiprocessing
+import random
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
-from test_warm_start import equal, weights
+from test_end_to_end import rlreason
 
-from rlreason.config.run import RunConfig
+from rlreason.config.leaves import resource_dir
+from rlreason.config.training import OptimizationConfig
 from rlreason.data.prepare import read_splits
+from rlreason.data.tasks import habit_trace
+from rlreason.errors import ConfigError
+from rlreason.grading import Grader
 from rlreason.health.watch import Monitors
+from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
+from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
-from rlreason.records.reproduced import without_clock
-from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
+from rlreason.training.algorithms import sft_sample
 from rlreason.training.build import build_components, lessons_of, make_policy, teach_habits
-from rlreason.training.train import train
+from rlreason.training.learner import Learner
 from rlreason.training.warm_start import (
+    SHARED,
     SHIPPED,
     StartWeights,
     cache_folder,
-    cached,
     checksum,
     find_shipped,
+    format_of,
+    formats_of,
     hashed,
     maker_of,
     recipe_of,
+    shipped,
 )
 from tests.run_settings import settings
-from tests.waiting import MINUTES, wait_for
+from tests.starts import SMALL
+from tests.waiting import patient
 from tools.start_model import make, settings_from, ship
 
+FOUR = tuple(dict.fromkeys(SHARED))
 QUICK = ["model.width=32", "model.warm_start.steps=2", "model.warm_start.batch_size=8", "data.n_train=64"]
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16)}
-FORK = multiprocessing.get_context("fork")
 
 
-def begun(run) -> tuple[Policy, StartWeights, str]:
+def begun(*words: str) -> tuple[Policy, StartWeights, str]:
     """(policy with its habits, where they came from, what was said)."""
-    lessons, out = read_splits(run.data, print)[0], io.StringIO()
+    run, out = settings(*QUICK, *words), io.StringIO()
+    lessons = read_splits(run.data, print)[0]
     policy = make_policy(run, lessons)
     start = teach_habits(run, policy, lessons, Console(out=out))
     return policy, start, out.getvalue()
 
 
-# --- The folder that keeps them ---
+def weights(policy: Policy) -> list[torch.Tensor]:
+    return [weight for _, weight in policy.named_weights()]
 
 
-def test_weights_are_read_back_bit_by_bit(tmp_path):
-    said: list[str] = []
-    assert [cached(tmp_path, "k", lambda: WEIGHTS, said.append)[1] for _ in range(2)] == [False, True]
-    back, _ = cached(tmp_path, "k", dict, said.append)
-    assert checksum(back) == checksum(WEIGHTS)
-    assert all(back[name].dtype == value.dtype for name, value in WEIGHTS.items())
-    assert [p.name for p in tmp_path.glob("k.*") if p.suffix != ".lock"] == ["k.safetensors"]
-    assert said == []
+def equal(one: Policy, other: Policy) -> bool:
+    pairs = zip(weights(one), weights(other), strict=True)
+    return one.tokenizer.get_vocab() == other.tokenizer.get_vocab() and all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_the_checksum_sees_one_bit_the_sign_of_zero_and_a_name():
+# What is taught
+
+
+def test_the_prompts_of_an_ablation_start_from_bit_equal_weights():
+    assert set(FOUR) == {"r1_zero", "r1_zero_three_shot", "question_only", "question_boxed"}
+    first, *_ = begun("prompt=r1_zero", "model.cache=null")
+    ablations = [("prompt=question_only",), ("prompt=r1_zero", "prompt.reward=operator:eq", "prompt.stop=[]", "seed=1")]
+    for words in ablations:
+        assert equal(first, begun(*words, "model.cache=null")[0])
+    taught_alike = {tuple((f.prompt("?"), f.trace) for f in formats_of(settings(f"prompt={name}"))) for name in FOUR}
+    assert len(taught_alike) == 1
+    assert not equal(first, begun("prompt=r1_zero", "model.seed=1", "model.cache=null")[0])
+
+
+def test_the_default_keeps_its_own_warm_start():
+    """Written out once more: one format, tags in every trace, random numbers for nothing else."""
+    words = ("model.warm_start.steps=3", "data.n_train=128", "model.cache=null")
+    train = read_splits(settings(*words).data, print)[0]
+    of_tokenizer, rng = random.Random("tokenizer"), random.Random("warm-up/0")
+
+    def prompt(question: str) -> str:
+        return f"User: {question}\nAssistant: <think>"
+
+    def trace(problem, rng, hasty, slip) -> str:
+        steps = problem.solution.split(" ")[: 1 if rng.random() < hasty else None]
+        if rng.random() < slip:
+            left, right = steps[-1].split("=")
+            steps[-1] = f"{left}={max(0, int(right) + rng.choice((-2, -1, 1, 2)))}"
+        return f" {' '.join(steps)} </think> <answer>{steps[-1].split('=')[1]}</answer>"
+
+    tokenizer = build_tokenizer([prompt(p.question) + trace(p, of_tokenizer, 0.5, 0.0) for p in train], 512)
+    policy = Policy(build_model(len(tokenizer), 32), tokenizer)
+    learner = Learner(
+        policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(3e-3), micro_batch_tokens=8192
+    )
+    for step in range(3):
+        samples = []
+        for p in rng.choices(train, k=8):
+            text = trace(p, rng, 0.72, 0.05)
+            ids = policy.encode_prompt(prompt(p.question)), policy.encode_response(text)
+            samples.append(sft_sample(*ids, text))
+        learner.update(samples, learning_rate=3e-3 * min(1.0, (step + 1) / 0.15) * (1 - 0.9 * step / 3))
+    assert equal(policy, begun(*words)[0])
+
+
+@pytest.mark.parametrize("name", [*FOUR, "r1_zero_short"])
+def test_both_habits_are_written_as_the_prompts_reward_reads_them_and_fit(name):
+    prompt, rng, run = shipped(name), random.Random(0), settings(f"prompt={name}", "data.n_train=128")
+    problems = read_splits(run.data, print)[0]
+    problem = max(problems, key=lambda p: len(p.solution))
+    form = format_of(prompt)
+    hasty, careful = (habit_trace(problem, rng, share, 0.0, form.trace) for share in (1.0, 0.0))
+    assert (hasty.count("="), careful.count("=")) == (1, problem.solution.count("="))
+    with Grader(patient(), prompt.reward) as grader:
+        grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)
+    assert [grade.format for grade in grades] == [1.0, 1.0]
+    assert grades[1].outcome == "correct"
+    assert all(careful.endswith(stop) for stop in prompt.stop)  # nothing is learned that would never be sampled
+    policy = make_policy(run, problems)
+    longest = max(len(policy.encode_prompt(form.prompt(p.question))) for p in problems) + run.sampling.max_tokens
+    assert longest <= policy.max_context < run.micro_batch_tokens
+
+
+def test_a_prompt_of_ones_own_has_a_warm_start_to_itself(tmp_path):
+    mine, copy = tmp_path / "mine.prompt", tmp_path / "copy.prompt"
+    mine.write_text("Q: {question}\nA:")
+    copy.write_text((resource_dir("prompts") / "r1_zero.prompt").read_text())
+    (boxed,) = formats_of(settings("prompt=question_only", f"prompt.file={mine}"))
+    assert (boxed.prompt("1+1?"), boxed.trace) == ("Q: 1+1?\nA:", shipped("question_only").trace)
+    assert len(formats_of(settings(f"prompt.file={copy}"))) == len(SHARED)  # the same text is the same prompt
+    with pytest.raises(ConfigError, match=r"prompt.reward=question_only .*choose"):  # which never reads these tags
+        formats_of(settings("prompt=r1_zero", "prompt.reward=question_only"))
+
+
+def test_the_tiny_model_trains_on_the_bare_question_without_a_cache(tmp_path):
+    words = ("prompt=question_only", *SMALL, "n_steps=1", "model.cache=/dev/null/cache", "hydra.run.dir=x")
+    done = rlreason(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "prompt formats: 4 " in done.stdout
+    assert "! model.cache=/dev/null/cache" in done.stdout
+
+
+# Where it is found again
+
+
+def test_the_checksum_sees_one_bit_the_sign_of_zero_and_a_name(tmp_path):
     changed = [WEIGHTS | {"a": WEIGHTS["a"].nextafter(torch.tensor(9.0))}, WEIGHTS | {"b": WEIGHTS["b"].abs()}]
     changed += [{"c": WEIGHTS["a"], "b": WEIGHTS["b"]}, WEIGHTS | {"a": WEIGHTS["a"].T.contiguous()}]
     assert len({checksum(one) for one in (WEIGHTS, *changed)}) == 5
-
-
-def make_slowly(folder: Path, mark: Path) -> None:
-    """Make the weights once the test says so."""
-
-    def make() -> dict[str, torch.Tensor]:
-        with mark.open("a") as file:
-            file.write("made\n")
-        wait_for(mark.with_suffix(".go").exists)
-        return WEIGHTS
-
-    assert checksum(cached(folder, "k", make, print)[0]) == checksum(WEIGHTS)
-
-
-def test_two_runs_that_ask_at_once_make_it_once_and_a_killed_one_blocks_nobody(tmp_path):
-    mark = tmp_path / "mark"
-    killed, *both = (FORK.Process(target=make_slowly, args=(tmp_path / "cache", mark)) for _ in range(3))
-    killed.start()
-    wait_for(mark.exists)
-    killed.kill()
-    killed.join(MINUTES)
-    for process in both:
-        process.start()
-    wait_for(lambda: mark.read_text() == "made\n" * 2)
-    mark.with_suffix(".go").touch()
-    for process in both:
-        process.join(MINUTES)
-    assert [process.exitcode for process in both] == [0, 0]
-    assert mark.read_text() == "made\n" * 2
-    assert not list((tmp_path / "cache").glob("*.partial"))
-
-
-def test_a_folder_that_cannot_be_written_is_one_line_and_no_more():
-    said: list[str] = []
-    found, was_there = cached(Path("/dev/null/cache"), "k", lambda: WEIGHTS, said.append)
-    assert (checksum(found), was_there, len(said)) == (checksum(WEIGHTS), False, 1)
-    assert "/dev/null/cache cannot be written" in said[0]
+    starts.write_weights(tmp_path / "w.safetensors", WEIGHTS)
+    assert checksum(starts.load_file(tmp_path / "w.safetensors")) == checksum(WEIGHTS)
 
 
 def test_the_folder_is_the_users_cache_or_the_one_given(tmp_path, monkeypatch):
@@ -114,7 +170,32 @@ def test_the_folder_is_the_users_cache_or_the_one_given(tmp_path, monkeypatch):
     assert cache_folder("~/mine") == tmp_path / "mine"
 
 
-# --- What a key is made of ---
+@pytest.mark.parametrize("types", [(), ("model.weights=bfloat16",)])
+def test_what_is_found_is_what_would_be_made(tmp_path, types):
+    kept = (*types, f"model.cache={tmp_path}")
+    words = ((*types, "model.cache=null"), kept, (*kept, "seed=7"), (*kept, "model.seed=1"))
+    alone, first, second, other = (begun(*one) for one in words)
+    assert [one[1].source for one in (alone, first, second, other)] == ["made", "made", "cache", "made"]
+    assert equal(alone[0], first[0])
+    assert equal(alone[0], second[0])
+    assert alone[1].weights == first[1].weights == second[1].weights
+    assert first[1].key == second[1].key
+    assert [w.dtype for w in weights(first[0])] == [w.dtype for w in weights(second[0])]
+    assert not equal(alone[0], other[0])
+
+
+def test_the_model_is_the_same_with_any_number_of_threads():
+    """Else a run goes on with another start model, and is refused."""
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            found.append(begun("model.cache=null"))
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+    assert equal(found[0][0], found[1][0])
+    assert found[0][1].key == found[1][1].key
 
 
 def recipe_for(run) -> tuple[dict, Policy]:
@@ -132,117 +213,35 @@ def key_of(run) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def quick():
-    """The settings of a small run, and their key."""
     run = settings(*QUICK)
     return run, key_of(run)
 
 
-def changed(run, key: str, value) -> RunConfig:
-    """The settings with one of them changed."""
+@pytest.mark.parametrize(
+    ("key", "value", "another"),
+    [
+        ("model.width", 64, True), ("model.seed", 1, True), ("model.weights", "bfloat16", True),
+        ("model.dtype", "bfloat16", True), ("model.warm_start.steps", 3, True), ("data.max_value", 19, True),
+        ("model.warm_start.hasty_share", 0.5, True), ("data.n_train", 65, True),
+        ("prompt.file", "r1_zero.prompt", True), ("prompt.trace", "so {solution} <answer>{answer}</answer>", True),
+        ("seed", 1, False), ("micro_batch_tokens", 4096, False), ("data.n_validation", 9, False),
+        ("model.freeze", ["norm"], False), ("model.dtype", "float32", False),
+    ],
+)  # fmt: skip
+def test_the_key_changes_with_whatever_changes_the_model_and_nothing_else(quick, key, value, another, monkeypatch):
+    run, before = quick
+    monkeypatch.setattr(starts, "check_readable", lambda prompt, trace: None)
     other = node = deepcopy(run)
     *groups, name = key.split(".")
     for group in groups:
         node = getattr(node, group)
     assert getattr(node, name) != value
     setattr(node, name, value)
-    return other
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model.width", 64), ("model.seed", 1), ("model.weights", "bfloat16"),
-        ("model.dtype", "bfloat16"), ("model.warm_start.steps", 3),
-        ("model.warm_start.hasty_share", 0.5), ("data.max_value", 19), ("data.n_train", 65),
-        ("prompt.file", "r1_zero.prompt"), ("prompt.trace", "so {solution} </think> <answer>{answer}</answer>"),
-    ],
-)  # fmt: skip
-def test_whatever_changes_the_model_changes_its_key(quick, key, value):
-    run, before = quick
-    assert key_of(changed(run, key, value))[0] != before[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("seed", 1), ("micro_batch_tokens", 4096), ("data.n_validation", 9), ("data.limit", 9), ("learning_rate", 1e-5),
-        ("model.freeze", ["norm"]), ("model.gradient_checkpointing", True),
-        ("model.cache", "x"), ("model.dtype", "float32"), ("model.check_memory", False),
-    ],
-)  # fmt: skip
-def test_what_does_not_change_the_model_leaves_its_key(quick, key, value):
-    run, before = quick
-    assert key_of(changed(run, key, value)) == before
-
-
-def test_the_algorithms_start_from_one_model(quick):
-    for algorithm in ("sft", "ei", "evaluate"):
-        assert key_of(settings(*QUICK, f"algorithm={algorithm}")) == quick[1]
-
-
-def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(quick):
-    run, _ = quick
+    assert (key_of(other)[0] != before[0]) == another
     assert {f.name for f in fields(run.model)} <= {*recipe_for(run)[0], *starts.ROUNDING, *starts.AFTERWARDS}
 
 
-def test_the_model_is_the_same_with_any_number_of_threads():
-    """Else a run goes on with another start model, and is refused."""
-    found = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        try:
-            found.append(begun(settings(*QUICK, "model.cache=null")))
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(1)
-    assert equal(found[0][0], found[1][0])
-    assert found[0][1].key == found[1][1].key
-
-
-# --- Runs ---
-
-
-def test_what_is_found_is_what_would_be_made(tmp_path):
-    kept = [*QUICK, f"model.cache={tmp_path}"]
-    words = ([*QUICK, "model.cache=null"], kept, [*kept, "seed=7"], [*kept, "model.seed=1"])
-    alone, first, second, other = (begun(settings(*one)) for one in words)
-    assert [one[1].source for one in (alone, first, second, other)] == ["made", "made", "cache", "made"]
-    assert equal(alone[0], first[0])
-    assert equal(alone[0], second[0])
-    assert alone[1].weights == first[1].weights == second[1].weights
-    assert first[1].key == second[1].key
-    assert "teaching a new tiny model" in first[2]
-    assert f"model.cache={tmp_path}" in "".join(second[2].split())
-    assert not equal(alone[0], other[0])
-
-
-def test_weights_of_half_precision_are_kept_as_they_are(tmp_path):
-    words = [*QUICK, f"model.cache={tmp_path}", "model.weights=bfloat16"]
-    made, found = begun(settings(*words)), begun(settings(*words))
-    assert found[1].source == "cache"
-    assert equal(made[0], found[0])
-    assert (
-        {w.dtype for w in weights(made[0])} == {w.dtype for w in weights(found[0])} == {torch.float32, torch.bfloat16}
-    )
-
-
-def measured(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [without_clock(row) for row in rows]
-
-
-def test_a_run_from_the_cache_is_the_run_from_a_new_model(tmp_path):
-    learned = ["algorithm=sft", "n_steps=2", "train_batch_size=8", "eval_problems=8", "sampling.max_tokens=16"]
-    run = settings(*QUICK, *learned, f"model.cache={tmp_path / 'kept'}", "data.n_validation=8", "log_generations=0")
-    for name in ("made", "cache"):
-        train(run, RunWriter(tmp_path / name, "seed: 0\n"), Console())
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["start"]["source"] == name
-    assert measured(tmp_path / "made") == measured(tmp_path / "cache")
-    assert any(row.get("train/grad_norm") for row in measured(tmp_path / "made"))
-
-
-# --- The model that comes with the package ---
+# The model that comes with the package
 
 
 def described() -> list[Path]:
@@ -261,12 +260,6 @@ def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed():
     assert find_shipped(recipe | {"seed": 1}) is None
 
 
-@pytest.mark.parametrize("description", described(), ids=lambda path: path.stem)
-def test_every_shipped_model_belongs_to_the_command_that_it_names(description):
-    recipe, _ = recipe_for(settings_from(words_of(description)))
-    assert find_shipped(recipe) is not None, "made of something else: run the command in its description"
-
-
 def test_a_model_is_shipped_with_its_recipe(tmp_path, capsys):
     path = ship(QUICK, tmp_path)
     recipe = json.loads(path.with_suffix(".json").read_text())["recipe"]
@@ -282,20 +275,19 @@ def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     policy, recipe, maker = make(run, Console())
     assert json.loads(json.dumps(recipe)) == kept["recipe"]
     made = dict(policy.named_weights())
-    shipped = find_shipped(recipe)
-    assert shipped is not None
+    found = find_shipped(recipe)
+    assert found is not None
     if {name: value for name, value in maker.items() if name != "code"} == kept["maker"]:
         assert checksum(made) == kept["weights"]
     run.model.warm_start.steps = 0  # the other parts are as in a run, and is given each of the two models
     components = build_components(run, tmp_path, Console())
     try:
         accuracies, monitors = [], Monitors(1, print)
-        for one in (made, shipped):
+        for one in (made, found):
             for name, weight in components.policy.named_weights():
                 weight.copy_(one[name])
-            accuracies.append(
-                components.evaluator.evaluate(components.final_problems, 0, monitors).metrics["eval/accuracy"]
-            )
+            evaluated = components.evaluator.evaluate(components.final_problems, 0, monitors)
+            accuracies.append(evaluated.metrics["eval/accuracy"])
     finally:
         components.close()
     assert abs(accuracies[0] - accuracies[1]) < 0.1

@@ -32,8 +32,7 @@ from rlreason.training.algorithms import GRPO, Algorithm, with_advantages
 from rlreason.training.build import build_components, make_algorithm, make_learner
 from rlreason.training.jobs import Job, start
 from rlreason.training.learner import Learner
-from rlreason.training.summary import evaluated_otherwise
-from rlreason.training.train import train
+from rlreason.training.train import print_header, train
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
 from tests.some import some
@@ -168,8 +167,8 @@ def prepare(run: Any, folder: Path) -> None:
     components.close()
     protocol_of(components.evaluator.settings, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
-        evaluated_otherwise(run, components)
         algorithm = make_algorithm(run, components, console)
+        print_header(console, run, components, folder, algorithm.n_steps)
         learn(make_learner(run, components.policy), algorithm)
     else:
         Job(run, components, RunWriter(folder / "job", "seed: 0\n"), console).print_start()

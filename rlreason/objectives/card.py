@@ -85,10 +85,7 @@ def _kl(o: Objective) -> Row:
         plain = f"r - {coef} sum over tokens of ({plain}), before the baseline"
         latex = rf"r_i \leftarrow r_i - {coef} \sum_t ({latex})"
     return Row(
-        "KL",
-        f"{plain}, x = log pi - log ref",
-        define + latex,
-        f"{o.kl_estimator} in the {o.kl_placement}; {note}",
+        "KL", f"{plain}, x = log pi - log ref", define + latex, f"{o.kl_estimator} in the {o.kl_placement}; {note}"
     )
 
 
@@ -133,12 +130,10 @@ def formula_rows(o: Objective) -> list[Row]:
         effect = "they leave the divisor too, so the gradient grows by all / live"
         if counted:
             effect = "they still count in N, so the policy gradient is unchanged"
-        if o.kl_placement == "loss" or o.entropy_coef:
-            effect += "; the KL and entropy terms of their tokens are dropped"
+        effect += "; KL and entropy terms of their tokens are dropped"
         rows.append(Row("Zero variance", "groups of equal rewards are skipped", "", effect))
     on_policy = o.updates_per_rollout == 1
-    where = f"{'one optimizer step' if on_policy else 'several optimizer steps'} per rollout batch"
-    note = f"{where}; epochs_per_rollout={o.epochs_per_rollout}"
+    note = f"optimizer steps per rollout batch: {o.updates_per_rollout}; epochs_per_rollout={o.epochs_per_rollout}"
     return [*rows, Row("Samples", "on policy" if on_policy else "off policy", "", note)]
 
 
@@ -147,95 +142,54 @@ TEXT_WIDTH = 110  # columns
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One objective, described twice: `text` for a terminal, `markdown` with LaTeX for a file."""
+    """One objective: the rows of its formula, the named and published ones that it equals, and how it differs."""
 
-    entries: tuple[tuple[str, str], ...]  # (label, sentence)
-    markdown: str
+    rows: tuple[Row, ...]
+    equal: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def fitted(self, width: int = TEXT_WIDTH) -> str:
+        """Return the card for a terminal, in at most `width` columns."""
+        entries = [entry for row in self.rows for entry in ((row.title, row.plain), ("", row.note)) if entry[1]]
+        entries.append(("Equals", "; ".join(self.equal) or "no named or published objective"))
+        entries += [("Note", note) for note in self.notes]
+        lines = ["Objective"]
+        for title, text in entries:
+            label = f"  {title:<14} "
+            lines.append(textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label)))
+        return "\n".join(lines) + "\n"
 
     @property
-    def text(self) -> str:
-        """The card for a terminal of `TEXT_WIDTH` columns."""
-        return self.fitted(TEXT_WIDTH)
-
-    def fitted(self, width: int) -> str:
-        """Return the text in at most `width` columns."""
-        return "\n".join(["Objective", *(_entry(title, text, width) for title, text in self.entries)]) + "\n"
-
-    def with_head(self, head: str) -> "Card":
-        """Return the card of a run whose output head has operands of this type; unchanged for float32.
-
-        >>> print(objective_card(Objective(std_norm="none")).with_head("bfloat16").text.splitlines()[-2])
-                         h and W rounded to bfloat16; sums, logits and log-sum-exps in float32
-        """
-        if head == "float32":
-            return self
-        row = Row(
-            "Output head",
-            "log pi = log softmax(h W^T / T)",
-            r"\log \pi_\theta = \log \operatorname{softmax}\!\left(h W^\top / T\right)",
-            f"h and W rounded to {head}; sums, logits and log-sum-exps in float32",
-        )
-        place = [label for label, _ in self.entries].index("Equals")
-        entries = (*self.entries[:place], *_of_row(row), *self.entries[place:])
-        return Card(entries, self.markdown.replace("## Equals", "\n\n".join([*_sections(row), "## Equals"]), 1))
+    def markdown(self) -> str:
+        """The card with LaTeX, for a file."""
+        parts = ["# Objective"]
+        for row in self.rows:
+            parts += [f"## {row.title}", f"$$\n{row.latex}\n$$" if row.latex else row.plain, row.note]
+        parts += ["## Equals", "\n".join(f"- {title}" for title in self.equal) or "No named or published objective."]
+        parts += [f"- {note}" for note in self.notes]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def objective_card(objective: Objective) -> Card:
     """Return the card of an objective; `ValueError` if its settings contradict each other.
 
-    >>> print(objective_card(Objective(std_norm="none")).text.splitlines()[1])
+    >>> print(objective_card(Objective(std_norm="none")).fitted().splitlines()[1])
       Advantage      A = r - mean(group)
     """
     if problems := check_objective(objective):
         raise ValueError("no card for a contradictory objective:\n" + "\n".join(problems))
-    rows = formula_rows(objective)
-    equal, differs = equal_objectives(objective), list(differences(objective))
-    return Card(_entries(rows, equal, differs), _as_markdown(rows, equal, differs))
+    equal, notes = equal_objectives(objective), differences(objective)
+    return Card(tuple(formula_rows(objective)), tuple(equal), tuple(notes))
 
 
 def imitation_card(length_norm: LengthNormConfig, sampled: bool) -> Card:
     """Return the card of SFT, or of expert iteration if the responses are sampled: `-A log p` with A = 1.
 
-    >>> print(imitation_card(LengthNormConfig("token"), sampled=False).text.splitlines()[1])
+    >>> print(imitation_card(LengthNormConfig("token"), sampled=False).fitted().splitlines()[1])
       Token loss     l = -log pi
     """
     source = "sampled responses that were graded correct" if sampled else "given responses"
-    rows = [
-        Row(
-            "Token loss",
-            "l = -log pi",
-            r"\ell_t = -\log \pi_\theta(y_t)",
-            f"on the response tokens of {source}, end included",
-        ),
-        aggregation_row(length_norm),
-    ]
-    equal = ["expert iteration (RFT, STaR)"] if sampled else ["SFT, maximum likelihood"]
-    return Card(_entries(rows, equal, []), _as_markdown(rows, equal, []))
-
-
-def _entries(rows: list[Row], equal: list[str], differs: list[str]) -> tuple[tuple[str, str], ...]:
-    entries = [entry for row in rows for entry in _of_row(row)]
-    entries.append(("Equals", "; ".join(equal) or "no named or published objective"))
-    return (*entries, *(("Note", sentence) for sentence in differs))
-
-
-def _of_row(row: Row) -> list[tuple[str, str]]:
-    return [(row.title, row.plain), *([("", row.note)] if row.note else [])]
-
-
-def _entry(title: str, text: str, width: int) -> str:
-    """Format one labelled paragraph, wrapped and indented."""
-    label = f"  {title:<14} "
-    return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))
-
-
-def _sections(row: Row) -> list[str]:
-    formula = f"$$\n{row.latex}\n$$" if row.latex else row.plain[:1].upper() + row.plain[1:] + "."
-    return [f"## {row.title}", formula, *([row.note] if row.note else [])]
-
-
-def _as_markdown(rows: list[Row], equal: list[str], differs: list[str]) -> str:
-    parts = ["# Objective", *(part for row in rows for part in _sections(row))]
-    parts += ["## Equals", "\n".join(f"- {title}" for title in equal) or "No named or published objective."]
-    parts += ["## Differences worth knowing", "\n".join(f"- {sentence}" for sentence in differs)] if differs else []
-    return "\n\n".join(parts) + "\n"
+    note = f"on the response tokens of {source}, end included"
+    row = Row("Token loss", "l = -log pi", r"\ell_t = -\log \pi_\theta(y_t)", note)
+    equal = "expert iteration (RFT, STaR)" if sampled else "SFT, maximum likelihood"
+    return Card((row, aggregation_row(length_norm)), (equal,))

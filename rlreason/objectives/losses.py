@@ -60,13 +60,6 @@ class Loss:
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # title -> numbers, and axes unlike GRPO's
     notes: tuple[str, ...] = ()  # how libraries or papers of that name differ
 
-    def __post_init__(self) -> None:
-        if odd := self.numbers.keys() ^ self.ranges.keys():
-            raise ValueError(
-                f"loss {self.function.__name__}: {', '.join(sorted(odd))}: ranges needs a line for every keyword-only "
-                "parameter of the function, and no other"
-            )
-
     @cached_property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function).parameters
@@ -359,10 +352,7 @@ def loss_named(name: str) -> Loss:
 def of_function(name: str, function: Callable[..., Any]) -> Loss:
     """Wrap a function as a loss, with unrestricted numbers; its formula is its docstring's first line."""
     prefix = f"loss={name}: "
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        raise ConfigError(f"{prefix}its parameters cannot be read: write a function in Python") from None
+    parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     others = [str(p) for p in parameters if p not in positional + numbers]
@@ -375,16 +365,14 @@ def of_function(name: str, function: Callable[..., Any]) -> Loss:
     for p in numbers:
         if p.default is not p.empty and (isinstance(p.default, bool) or not isinstance(p.default, int | float | None)):
             raise ConfigError(f"{prefix}the default of {p.name} is {p.default!r:.40}: a loss has numbers alone")
-    return Loss(function, lambda **given: _formula(function, given), {p.name: FINITE for p in numbers})
+    return Loss(function, lambda **given: _formula(name, function, given), {p.name: FINITE for p in numbers})
 
 
-def _formula(function: Callable[..., Any], numbers: Mapping[str, float]) -> Formula:
+def _formula(name: str, function: Callable[..., Any], numbers: Mapping[str, float]) -> Formula:
     """Return the card's formula if none was given."""
-    first = next(iter((inspect.getdoc(function) or "").splitlines()), "")
-    code = getattr(function, "__code__", None)
-    place = f"{code.co_filename}, line {code.co_firstlineno}" if code else type(function).__name__
+    first = (inspect.getdoc(function) or "a function without a docstring").partition("\n")[0]
     given = "".join(f"{key}={number:g}, " for key, number in numbers.items())
-    return Formula(first.rstrip(".") or "a function without a docstring", "", f"{given}a function of your own: {place}")
+    return Formula(first.rstrip("."), "", f"{given}a function of your own: {name}")
 
 
 def broken_contract(name: str, numbers: Mapping[str, float]) -> str:
@@ -412,17 +400,13 @@ def _faults(loss: Loss, numbers: Mapping[str, float]) -> Iterator[str]:
         return *loss(advantages[rows], policy, old[rows], mask[rows], **numbers), policy
 
     value, stats, variable = tried(policy)
-    if not isinstance(value, torch.Tensor) or value.shape != mask.shape:
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        yield f"returns {shape} for log-probabilities of shape (3, 5): return the loss of each token, (batch, seq)"
-    for key, stat in stats.items():
-        if stat.shape != mask.shape:
-            yield f"returns the statistic {key} of shape {tuple(stat.shape)}: give a value of each token, (batch, seq)"
-    if not value[mask].isfinite().all():
-        yield "is not finite where the log-probabilities lie between -3 and 0: keep it finite there"
+    for what, found in {"the loss": value, **stats}.items():
+        if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
+            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            yield f"returns {what} as {shape} for log-probabilities of shape (3, 5): give a value of each token"
     gradient = torch.autograd.grad(value[mask].sum(), variable)[0] if value.requires_grad else torch.zeros(3, 5)
-    if not gradient.isfinite().all():
-        yield "has a gradient that is not finite: mask what is not read before it is exponentiated or divided by"
+    if not value[mask].isfinite().all() or not gradient.isfinite().all():
+        yield "or its gradient is not finite where log-probabilities lie between -3 and 0: mask before exp and division"
     if not gradient.any():
         yield "has no gradient: compute it from policy_log_probs, not detached"
     moved, *_ = tried(policy.where(mask, other), old=old.where(mask, other + 0.5))

@@ -4,15 +4,15 @@ GRPO's settings inherit from it; rules, card, advantages, learner and laboratory
 variants. `None` means: not set.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
-from rlreason.objectives.losses import LOSSES, Loss, loss_named
+from rlreason.objectives.losses import LOSSES, loss_named
 from rlreason.settings import LARGE, Range, group, number, text, within
 
-#: Every number of any loss, in the order of the losses.
-LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number in loss.numbers))
+#: Range of every number of any loss, in the order of the losses.
+RANGES = {key: limits for loss in LOSSES.values() for key, limits in loss.ranges.items()}
+LOSS_NUMBERS = tuple(RANGES)
 
 
 def readers(number: str) -> list[str]:
@@ -22,16 +22,6 @@ def readers(number: str) -> list[str]:
     ['grpo_clip', 'gspo']
     """
     return [name for name, loss in LOSSES.items() if number in loss.numbers]
-
-
-def ranges_of(losses: Mapping[str, Loss]) -> dict[str, Range]:
-    """Return number -> range of the losses' numbers; `ValueError` if two losses give one number different ranges."""
-    found: dict[str, Range] = {}
-    for name, loss in losses.items():
-        for key, limits in loss.ranges.items():
-            if found.setdefault(key, limits) != limits:
-                raise ValueError(f"loss {name}: another loss gives {key} another range: share it, or rename it")
-    return found
 
 
 @dataclass
@@ -70,7 +60,6 @@ def _loss_number(name: str, limits: Range, default: float | None = None) -> tupl
     return name, float | None, within(limits, default, doc=limits.cure, only_if=f"here.reads('{name}')")
 
 
-RANGES = ranges_of(LOSSES)
 #: The group `loss` of the settings. One schema for every loss, so that a file can set numbers whichever is chosen.
 LossConfig: Any = make_dataclass(
     "LossConfig",

@@ -220,63 +220,23 @@ def equal_objectives(o: Objective) -> list[str]:
 
 def differences(o: Objective) -> Iterator[str]:
     """Yield sentences on how these settings differ from a paper or library that shares their name."""
-    if o.loss.loss_type == "grpo_clip":
-        yield from _differences_of_grpo(o)
+    clips, kind = o.loss.loss_type == "grpo_clip", o.length_norm.kind
+    if clips and kind == "constant":
+        yield (
+            'Dr. GRPO drops the std and the length of each sequence. TRL\'s loss_type="dr_grpo" drops the length '
+            "alone, unless scale_rewards says otherwise."
+        )
+    if clips and kind == "token":
+        yield (
+            "DAPO clips at 0.2 and 0.28, and samples further prompts until the rewards of every group differ, as "
+            "max_resampling_rounds does. Its rewards are -1 and 1: next to rewards of 0 and 1 its length penalty "
+            "weighs twice as much."
+        )
     for axis, entry, name in _COMPARISONS:
         if getattr(o, axis) == name:
             yield from entry.notes
-    if o.baseline == "leave_one_out" and o.std_norm != "none":
-        yield "RLOO does not divide by a normaliser; here std_norm does."
-    if o.loss.loss_type == "gspo" and o.length_norm.kind == "constant":
-        yield "GSPO averages over sequences; under length_norm=constant a sequence weighs by its length."
     if o.updates_per_rollout > 1 and not o.has_ratio:
-        yield (
-            "The samples may be of an older policy and this loss has no ratio to correct for it: its gradient is "
-            "biased."
-        )
+        yield "The samples may be of an older policy, and this loss has no ratio: its gradient is biased."
     if o.updates_per_rollout == 1 and o.has_ratio:
-        yield (
-            "With one optimizer step per rollout batch the ratio is 1, so no clip or cap acts: the gradient is that of "
-            "-A log pi."
-        )
+        yield "With one optimizer step per rollout batch no clip or cap acts: the gradient is that of -A log pi."
     yield from loss_named(o.loss.loss_type).notes
-
-
-def _differences_of_grpo(o: Objective) -> Iterator[str]:
-    kind = o.length_norm.kind
-    if o.std_norm == "none" and kind == "constant":
-        yield (
-            "Dr. GRPO: the paper drops both the std and the length of each sequence, as here. TRL's "
-            'loss_type="dr_grpo" changes only the length norm: the std stays unless scale_rewards says otherwise. The '
-            "constant here is fixed; dividing by the padded width of a batch is another objective."
-        )
-    elif o.std_norm == "none":
-        yield (
-            "Dr. GRPO drops the std, as here, and the length of each sequence too, which stays here: "
-            "length_norm=constant for all of it."
-        )
-    if o.std_norm == "group_std" and kind == "constant":
-        yield (
-            'Dr. GRPO drops the std as well. TRL\'s loss_type="dr_grpo" under its default reward scaling keeps it, as '
-            "here."
-        )
-    if o.std_norm == "group_std" and kind == "masked_mean":
-        yield (
-            "GRPO: the paper adds a KL term to the loss (k3, coefficient 0.04). Libraries of that name may average "
-            "over all tokens instead of sequences (DAPO's norm is TRL's default) and use another eps (TRL 1e-4)."
-        )
-    if kind == "token":
-        what = "kept or skipped, not replaced: max_resampling_rounds replaces them."
-        if o.max_resampling_rounds:
-            what = (
-                "replaced too, in at most max_resampling_rounds further rounds. Those that are left after these are "
-                "kept or skipped as zero_variance says."
-            )
-        yield (
-            "DAPO: the paper samples further prompts until the rewards of every group differ; here groups with zero "
-            f"reward variance are {what}"
-        )
-        yield (
-            "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: next to rewards of 0 and 1 the same "
-            "length penalty weighs twice as much."
-        )

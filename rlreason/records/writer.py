@@ -95,7 +95,7 @@ class RunWriter:
     def resume(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Take the folder back to the checkpoint.
 
-        `facts`: of the current inputs (`training.summary.run_facts`). `ConfigError` where data, prompts or the start
+        `facts`: of the current inputs (`training.build.run_facts`). `ConfigError` where data, prompts or the start
         model differ from before; then the folder is unchanged.
         """
         assert self.checkpoint is not None

@@ -170,7 +170,6 @@ class GRPO(Online):
         problems = self.questions.next_batch(self.per_step)
         samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
         chosen, discarded, rounds = self._refill(step, samples)
-        notices = self._notices(problems, chosen, rounds)
         self.questions.update([*chosen, *discarded])
         chosen, signalling = with_advantages(self._score(chosen), self.objective)
         everything = [*chosen, *(replace(s, has_loss=False) for s in discarded)]
@@ -181,7 +180,7 @@ class GRPO(Online):
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
             metrics["rollout/solved_questions"] = self.questions.n_solved
-        return Collected(everything, self.batches(step, chosen), metrics, notices)
+        return Collected(everything, self.batches(step, chosen), metrics, self._notices(problems))
 
     def _refill(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
         """Apply DAPO's dynamic sampling, with a bound: return (samples to learn from, those discarded, rounds).
@@ -205,22 +204,13 @@ class GRPO(Online):
         chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.per_step])  # a stable sort
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
-    def _notices(self, problems: Sequence[Problem], chosen: Sequence[Sample], rounds: int) -> dict[str, str]:
+    def _notices(self, problems: Sequence[Problem]) -> dict[str, str]:
         """Return what a reader of the run should know about the step's questions."""
-        notices = {}
-        if len(problems) < self.per_step:
-            notices["few_questions"] = f"only {len(problems)} of {self.per_step} questions are left unsolved"
+        notices = few_questions(len(problems), self.per_step)
         if repeated := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
             notices["repeated_questions"] = (
                 f"{repeated} of {len(problems)} groups answer a question that another group of the step answers too: "
                 "its responses are compared within each group, and it weighs more"
-            )
-        mixed = len(mixed_groups(chosen))
-        if self.objective.max_resampling_rounds and mixed < self.per_step:
-            notices["refill_bound"] = (
-                f"{rounds} rounds of refilling found {mixed} of {self.per_step} groups with better "
-                "and worse responses (before any length penalty): the others stay without advantages; raise "
-                "max_resampling_rounds, or change the questions"
             )
         return notices
 
@@ -239,6 +229,11 @@ class GRPO(Online):
             case "measured":
                 return [replace(s, old_log_probs=s.log_probs) for s in samples]
         return samples
+
+
+def few_questions(drawn: int, wanted: int) -> dict[str, str]:
+    """Return a notice if a step has fewer questions than it should."""
+    return {} if drawn == wanted else {"few_questions": f"only {drawn} of {wanted} questions are left unsolved"}
 
 
 def mixed_groups(samples: Sequence[Sample]) -> set[str]:
@@ -373,22 +368,17 @@ class ExpertIteration(Online):
             samples,
             self.batches(step, to_learn),
             metrics,
-            self._notices(len(problems), correct, len(to_learn)),
+            few_questions(len(problems), self.per_step) or self._notices(len(sampled), correct, len(to_learn)),
             restart=self.restart and bool(to_learn),
         )
 
-    def _notices(self, questions: int, correct: int, to_learn: int) -> dict[str, str]:
-        if not questions:
-            return {"nothing_asked": "every question counts as solved (skip_solved): nothing is left to ask or learn"}
-        if questions < self.per_step:
-            return {"few_questions": f"only {questions} of {self.per_step} questions are left unsolved"}
-        if not correct:
-            finding = f"none of {questions * self.group_size} responses was correct"
-            cure = "use easier questions, a larger group_size, or SFT first"
-            return {"nothing_correct": f"{finding}: nothing to imitate, so this step does not train; {cure}"}
-        if not to_learn:
-            return {"nothing_kept": f"all {correct} correct responses were cut at sampling.max_tokens: raise it"}
-        return {}
+    def _notices(self, sampled: int, correct: int, to_learn: int) -> dict[str, str]:
+        if to_learn:
+            return {}
+        return {
+            "nothing_to_imitate": f"{correct} of {sampled} responses were correct, none that ended before "
+            "sampling.max_tokens: this step does not train; use easier questions, a larger group_size, or SFT first"
+        }
 
 
 def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: bool) -> set[int]:

@@ -1,9 +1,8 @@
 """Build the parts of a run from its settings: problems, policy, engine, graders, loggers, algorithm, learner."""
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.conflicts import of_schedule, sampling_key
 from rlreason.config.data import StoriesConfig
 from rlreason.config.evaluation import EvalProtocolConfig
-from rlreason.config.leaves import template_of
+from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
@@ -24,14 +23,15 @@ from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import ProblemSampler, trace_text
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import taught, texts_in
-from rlreason.engines.base import Engine, Sampling, tags_in
+from rlreason.engines.base import Engine, Sampling, Stops, tags_in
 from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
+from rlreason.engines.vllm.engine import VLLMEngine, sampling_arguments
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
-from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, remarks
+from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, prompt_facts, remarks
 from rlreason.model.memory import ModelShape, shape_from, shape_of
 from rlreason.model.parameters import (
     DTYPES,
@@ -49,24 +49,18 @@ from rlreason.model.parameters import (
     pick_device,
 )
 from rlreason.model.plan import parallel_mode
-from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.model.policy import LogProbScorer, Policy, load_policy, weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
+from rlreason.runtime.text import redacted
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import own_functions, refusal
-from rlreason.training.warm_start import (
-    Lessons,
-    StartWeights,
-    checksum,
-    copy_weights,
-    find_or_make,
-    formats_of,
-)
+from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, hashed, random_start
 from rlreason.types import Problem, Sample
 
 
@@ -97,12 +91,11 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         memory = Device("cuda", torch.cuda.get_device_name(), total, total)
     mode, why = parallel_mode(run, shape, memory, world)
-    whole = "rollout.compile=true" if run.rollout.compile else ""
-    whole = "rollout=hf" if run.rollout.engine == "hf" and device.type == "cuda" else whole
-    if whole and mode == "shard":
+    needs_whole = run.rollout.compile or (run.rollout.engine == "hf" and device.type == "cuda")
+    if needs_whole and mode == "shard":
         raise ConfigError(
-            f"{whole} with parallel={run.parallel}, which divides the model ({why}): it samples from a whole "
-            "one: choose rollout=vllm without it, or parallel=replicate"
+            f"parallel={run.parallel} divides the model ({why}), and rollout=hf or rollout.compile=true "
+            "samples from a whole one: choose rollout=vllm without compile, or parallel=replicate"
         )
     return mode, why
 
@@ -153,11 +146,10 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
     if not isinstance(tiny, TinyModelConfig):
         return None
     if tiny.warm_start.steps == 0:
-        console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
-        return StartWeights("random", checksum(copy_weights(policy.named_weights())))
-    start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
-    origins = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
-    console.say(f"start      the tiny model, {origins.get(start.source, f'made in {start.seconds:.0f} s')}")
+        start = random_start(policy)
+    else:
+        start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
+    console.say(f"start      the tiny model, its weights: {start.source}")
     return start
 
 
@@ -174,12 +166,10 @@ def set_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = Tr
     Call it after a tiny model has its habits, which all weights learn.
     """
     lora = model.lora
-    if model.weights != "float32":
-        rounds = trains and not lora.rank
-        cost = ": a change of less than 0.2% of a weight is rounded away" if rounds else ""
-        policy.remarks.append(f"weights kept in {model.weights}, output head in float32{cost}")
     if not trains:
         return
+    if model.weights != "float32" and not lora.rank:
+        policy.remarks.append(f"weights kept in {model.weights}: a change of less than 0.2% of one is rounded away")
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
     if lora.rank:
@@ -206,7 +196,6 @@ class Components:
     start: StartWeights | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    seconds_to_build: float
 
     def close(self) -> None:
         """Close the engine and every grader, even if one of them fails."""
@@ -221,31 +210,40 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
 
     `clock`: the run's, which times sampling and grading.
     """
-    began, clock = time.monotonic(), clock or Clock()
+    clock = clock or Clock()
     check_engine(run)
     check_hardware(run, console.say)
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
-    graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
-    with closing_on_error(graders):
-        loaded, stories = read_all(run, graders, console)
+    with ExitStack() as on_error:
+        graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
+        on_error.callback(graders.close)
+        with console.wait("reading the data"):
+            loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
+            try_own_rewards(run, graders, loaded)
+            stories = read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
+        for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
+            console.say(remark)
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
         set_threads(run, policy)
         prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
+        train, validation = loaded.train, loaded.validation
         with console.wait("measuring the prompts"):
-            train, validation = loaded.train, loaded.validation
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 train = fitting(run, policy, "train", train, prompt_ids, console)
             validation = fitting(run, policy, "validation", validation, eval_prompt_ids, console)
-            loaded = Loaded(train, validation, loaded.sizes)
         start = teach_habits(run, policy, stories, console)
         set_trained(run.model, policy, run.seed, run.trains)
-        demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, loaded.train, loaded.validation)
+        demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, train, validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
+        on_error.pop_all()
     evaluation = run.evaluation
+    eval_rollouts = Rollouts(
+        engine, graders.evaluation, eval_prompt_ids, run.seed, console.part, graders.second, clock, "eval"
+    )
     return Components(
         policy=policy,
         engine=engine,
@@ -255,22 +253,19 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         scorer=make_scorer(run, run.asking, policy),
         evaluator=Evaluator(
             settings=evaluation,
-            rollouts=Rollouts(
-                engine, graders.evaluation, eval_prompt_ids, run.seed, console.part, graders.second, clock, "eval"
-            ),
+            rollouts=eval_rollouts,
             sampling=make_sampling(evaluation, policy),
             scorer=make_scorer(run, evaluation, policy),
             grader=graders.evaluation,
             second_grader=graders.second,
         ),
-        train_problems=loaded.train,
-        truths={problem.id: problem.answer for problem in loaded.train},
-        eval_problems=evaluation_problems(evaluation, loaded.validation, evaluation.problems),
-        final_problems=evaluation_problems(evaluation, loaded.validation, evaluation.final_problems),
+        train_problems=train,
+        truths={problem.id: problem.answer for problem in train},
+        eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),
+        final_problems=evaluation_problems(evaluation, validation, evaluation.final_problems),
         start=start,
-        data_hash=fingerprint([*loaded.train, *loaded.validation]),
-        sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
-        seconds_to_build=time.monotonic() - began,
+        data_hash=fingerprint([*train, *validation]),
+        sizes=loaded.sizes | {"train": len(train), "validation": len(validation)},
     )
 
 
@@ -282,36 +277,16 @@ def start_loggers(run: RunConfig, records: RunWriter, console: Console) -> None:
             records.loggers.start(run.logger, records.folder, asdict(run), records.checkpoint is not None)
 
 
-@contextmanager
-def closing_on_error(graders: Graders) -> Iterator[None]:
-    """Close the graders if an error prevents the rest from being built."""
-    try:
-        yield
-    except BaseException as error:
-        graders.close()
-        if isinstance(error, KeyboardInterrupt):
-            raise type(error)(f"{error} before the first step".strip()) from None
-        raise
-
-
-def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded, list[Problem]]:
-    """Read the problems, try the user's own rewards on them, and read the stories that teach a built-in model."""
-    with console.wait("reading the data"):
-        loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
-        for grader in graders.all():
-            if not grader.plugin:
-                continue
-            learned = grader is graders.training and grader is not graders.evaluation
-            problems = loaded.train if learned and loaded.train else loaded.validation
-            setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
-            if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
+def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
+    """Refuse a reward of the user's own that cannot judge a response to the first problem."""
+    for grader in graders.all():
+        if grader.plugin:
+            settings = {name: key for key, name in own_functions(run)}
+            judges_validation = grader is graders.evaluation or not loaded.train
+            problem = (loaded.validation if judges_validation else loaded.train)[0]
+            setting = settings.get(grader.plugin, grader.plugin)
+            if why := refusal(setting, grader, problem.answer, run.grading.timeout_s):
                 raise ConfigError(why)
-        for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
-            console.say(remark)
-        stories: list[Problem] = []
-        if run.model.made_on_the_spot:
-            stories = read_splits(run.data, console.say, traces=False)[0]
-        return loaded, stories
 
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
@@ -347,42 +322,43 @@ def fitting(
     key, data = ("eval.data", run.eval.data) if evaluates and run.eval.data is not None else ("data", run.data)
     most = (run.evaluation if evaluates else run.asking).sampling.max_tokens
     room, limit = room_of(run, policy.max_context)
-    skip = data.bad_rows == "skip"
-    sizes = [len(prompt_ids(problem)) for problem in problems]
-    kept = [problem for problem, size in zip(problems, sizes, strict=True) if size + most <= room]
-    count = f"{len(problems) - len(kept)} of {len(problems)} {part}"
-    if kept == problems:
-        return kept
-    if kept and skip:
-        console.say(f"! left out: {count} problems, whose prompts are too long for {limit}={room}")
-        return kept
+    kept = [problem for problem in problems if len(prompt_ids(problem)) + most <= room]
     length = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
-    raise ConfigError(
-        f"{length}={most} and the longest prompt need {max(sizes) + most} tokens, more than {limit}={room} ({count} "
-        f"prompts): lower {length}, raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
-    )
+    left_out = len(problems) - len(kept)
+    found = f"{left_out} of {len(problems)} {part} prompts with {length}={most} are over {limit}={room}"
+    cure = f"lower {length}, raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
+    say_left_out(left_out, len(kept), found, cure, data.bad_rows, console)
+    return kept
 
 
 def make_traces(
-    run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
-) -> tuple[list[Sample], list[str]]:
-    """Return (samples with advantage 1, notices); traces too long are refused, or left out (data.bad_rows)."""
-    room, key = room_of(run, policy.max_context)
-    end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
+    run: RunConfig,
+    policy: Policy,
+    problems: Sequence[Problem],
+    prompt_ids: Callable[[Problem], list[int]],
+    console: Console,
+) -> list[Sample]:
+    """Return the traces as samples with advantage 1; one too long is refused, or left out (data.bad_rows)."""
+    room, limit = room_of(run, policy.max_context)
+    end, traces = end_of_turn(run.prompt, policy.tokenizer), []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
         sample = sft_sample(prompt_ids(problem), policy.encode_response(text, end), text, problem.id)
-        size = len(sample.response.prompt_ids) + sample.length
-        if size > room:
-            too_long.append(f"{problem.id} ({size} tokens)")
-        else:
+        if len(sample.response.prompt_ids) + sample.length <= room:
             traces.append(sample)
-    if not too_long:
-        return traces, []
-    found = f"{len(too_long)} of {len(problems)} traces are longer than {key}={room} with their prompts, {too_long[0]}"
-    if run.data.bad_rows == "skip" and traces:
-        return traces, [f"left out: {found}"]
-    raise ConfigError(f"{found}: raise micro_batch_tokens if it is the limit, or set data.bad_rows=skip")
+    left_out = len(problems) - len(traces)
+    found = f"{left_out} of {len(problems)} traces with their prompts are over {limit}={room}"
+    cure = "raise micro_batch_tokens if it is the limit, or set data.bad_rows=skip"
+    say_left_out(left_out, len(traces), found, cure, run.data.bad_rows, console)
+    return traces
+
+
+def say_left_out(left_out: int, kept: int, found: str, cure: str, bad_rows: str, console: Console) -> None:
+    """Say how many rows are left out; `ConfigError` unless that is wanted and some are kept."""
+    if left_out:
+        if not kept or bad_rows != "skip":
+            raise ConfigError(f"{found} tokens: {cure}")
+        console.say(f"! left out: {found} tokens")
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
@@ -391,9 +367,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         raise ConfigError(why)
     if isinstance(run, SFTConfig):
         prompt_ids = components.rollouts.prompt_ids
-        traces, notices = make_traces(run, components.policy, components.train_problems, prompt_ids)
-        for notice in notices:
-            console.say(f"! {notice}")
+        traces = make_traces(run, components.policy, components.train_problems, prompt_ids, console)
         sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
@@ -447,3 +421,78 @@ def learner_settings(run: TrainingConfig) -> dict[str, Any]:
 def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
     """Build a learner in this process from the run's objective and optimisation settings."""
     return Learner(policy, **learner_settings(run))
+
+
+SEEDS = ("seed", "split_seed")
+OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, but not part of the model
+
+
+def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
+    """Return what a run is made of, in plain values by group; of the weights a sample is hashed, in about a second.
+
+    Call it before training changes a weight, and before a checkpoint is read.
+    """
+    policy, tokenizer, evaluator = components.policy, components.policy.tokenizer, components.evaluator
+    prompts = {"prompt": run.asking.prompt} | (
+        {} if run.evaluation.prompt is run.asking.prompt else {"eval.prompt": run.evaluation.prompt}
+    )
+    config, revision = policy.model.config, getattr(policy.model.config, "_commit_hash", None)  # of one from the hub
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
+    if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
+        asked = components.sampling
+        stops = Stops(tokenizer, asked.stop, asked.min_tokens, asked.tags)
+        sampled = sampling_arguments(asked, policy.end_ids | asked.end_ids, stops.sees_special)
+        engine |= {"arguments": components.engine.arguments, "sampling": sampled}
+    facts: dict[str, Any] = {
+        "data": {"hash": components.data_hash, "sizes": components.sizes},
+        "prompts": {key: hashed(prompt_facts(prompt, tokenizer)) for key, prompt in prompts.items()},
+        "model": {
+            "name": run.model.name,
+            **({"path": str(run.model.folder)} if run.model.folder is not None else {}),
+            **({"revision": revision} if revision else {}),
+            "config": hashed({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
+            "parameters": model_size(policy.model),
+            "start_weights": weights_hash(policy.named_weights()),
+        },
+        "tokenizer": hashed([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)]),
+        "sampling": _sampling(components.sampling, policy),
+        "eval_sampling": _sampling(evaluator.sampling, policy) | {"samples": evaluator.settings.samples},
+        "engine": engine,
+        "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
+        "device": device_facts(policy),
+    }
+    return redacted(facts)
+
+
+def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
+    """Return every sampling number, and the tokens that end a response: the model's own and those of a chat's turn."""
+    lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
+    return asdict(sampling) | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
+
+
+def device_facts(policy: Policy) -> dict[str, Any]:
+    """Return where the model is, and what decides how sums are rounded there."""
+    device = policy.device
+    facts: dict[str, Any] = {
+        "type": device.type,
+        "products": str(policy.compute_dtype).removeprefix("torch."),
+        "head": str(policy.head_dtype).removeprefix("torch."),
+        "weights": str(policy.weights).removeprefix("torch."),
+        "attention": policy.attention,
+        "threads": torch.get_num_threads(),
+        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.type == "cuda":
+        facts |= {
+            "name": torch.cuda.get_device_name(device),
+            "count": torch.cuda.device_count(),
+            "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return facts

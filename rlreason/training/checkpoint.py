@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from rlreason.config.training import CheckpointConfig
 from rlreason.engines.base import Engine
-from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Validation
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
@@ -39,32 +37,30 @@ from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.learner import Learner
 
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
-SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
-SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
+SHARE = 0.05  # of a run's time that checkpoints may take if checkpoint.every is not set,
 SHARE_AT_MOST = 0.1  # and if `checkpoint.minutes` have passed
 
 
 def checkpoint_due(
-    step: int, settings: CheckpointConfig, best: bool, elapsed: float, since: float, spent: float, next_one: float
+    step: int, settings: CheckpointConfig, elapsed: float, since: float, spent: float, next_one: float
 ) -> bool:
     """Return whether a checkpoint is due after this step, `since` seconds after the newest one.
 
     every: steps between them, 0 for none. None: as long as the seconds `spent` on them and expected for the next one
-    stay within 3% of the run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`; and after
-    `minutes`, within 10%.
+    stay within 5% of the run's `elapsed` seconds; and after `minutes`, within 10%.
 
-    >>> [checkpoint_due(step, CheckpointConfig(every=2), False, 0, 0, 0, 1.0) for step in (1, 2)]
+    >>> [checkpoint_due(step, CheckpointConfig(every=2), 0, 0, 0, 1.0) for step in (1, 2)]
     [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(), best, 25.0, 25.0, 0, 1.0) for best in (False, True)]
+    >>> [checkpoint_due(1, CheckpointConfig(), elapsed, 25.0, 0, 1.0) for elapsed in (19, 20)]
     [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), False, 700.0, s, 0, 60.0) for s in (599, 600)]
+    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), 700.0, s, 0, 60.0) for s in (599, 600)]
     [False, True]
     """
     if settings.every is not None:
         return settings.every > 0 and step % settings.every == 0
     if settings.minutes is not None and since >= max(60 * settings.minutes, next_one / SHARE_AT_MOST):
         return True
-    return spent + next_one <= (SHARE_OF_BEST if best else SHARE) * elapsed
+    return spent + next_one <= SHARE * elapsed
 
 
 @dataclass
@@ -93,10 +89,8 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Return whether the settings ask for a checkpoint after this step."""
-        accuracy, now = self._accuracy(step), time.monotonic()
-        best = accuracy is not None and accuracy > max(self.accuracies.values(), default=-1.0)
-        since, spent = now - self.newest, self.cost["seconds"]
-        return checkpoint_due(step, self.settings, best, now - self.began, since, spent, self.next_one)
+        elapsed, since = time.monotonic() - self.began, time.monotonic() - self.newest
+        return checkpoint_due(step, self.settings, elapsed, since, self.cost["seconds"], self.next_one)
 
     def write(self, step: int) -> None:
         """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.
@@ -132,24 +126,16 @@ class Checkpoints:
         self.prune(self.settings.keep)
         self.written, self.newest = (step, path), time.monotonic()
         self.next_one = self.newest - began
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        self.cost = {
-            "count": self.cost["count"] + 1,
-            "seconds": round(self.cost["seconds"] + self.next_one, 2),
-            "bytes": size,
-        }
+        self.cost["count"] += 1
+        self.cost["seconds"] = round(self.cost["seconds"] + self.next_one, 2)
+        self.cost["bytes"] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
     def restore(self) -> int:
-        """Load the checkpoint from which the run resumes into every part; return the number of finished steps.
-
-        `ConfigError` if it does not fit the run.
-        """
+        """Load the checkpoint from which the run resumes into every part; return the number of finished steps."""
         path = self.records.checkpoint
         assert path is not None
         state, tensors = read_state(path), read_tensors(path)
         set_weights(self.policy, path, tensors)
-        if len(state["optimizer"]) != len(self.learner.parameters):
-            raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
         set_moments(self.learner, state["optimizer"], tensors)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
@@ -160,9 +146,8 @@ class Checkpoints:
         set_random_states(state["generators"], tensors)  # last, because building and loading may draw
         self.written = int(state["step"]), path
         for other in checkpoints_in(self.records.folder):
-            with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: no run resumes from it
-                if (accuracy := read_state(other)["accuracy"]) is not None:
-                    self.accuracies[other.name] = accuracy
+            if (accuracy := read_state(other)["accuracy"]) is not None:
+                self.accuracies[other.name] = accuracy
         return self.written[0]
 
     def _accuracy(self, step: int) -> float | None:
@@ -266,15 +251,11 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
 def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
     """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
     if own := adapters(policy):
-        with torch.no_grad():
-            for name, live in own.items():
-                live.copy_(tensors[name])
-        return
-    saved: dict[str, Tensor] = {}
-    for file in sorted((folder / MODEL).glob("*.safetensors")):
-        saved |= load_file(file)
+        saved, named = tensors, own.items()
+    else:
+        saved, named = {}, policy.named_weights()
+        for file in (folder / MODEL).glob("*.safetensors"):
+            saved |= load_file(file)
     with torch.no_grad():
-        for name, live in policy.named_weights():
-            if name not in saved or saved[name].shape != live.shape:
-                raise ConfigError(f"{folder / MODEL} lacks the weight {name} of this model: choose another folder")
+        for name, live in named:
             live.copy_(saved[name])

@@ -39,7 +39,7 @@ from rlreason.objectives.terms import StepSums, StepValues
 from rlreason.runtime.machine import Place
 from rlreason.runtime.text import first_line
 from rlreason.training.build import frozen_copy, learner_settings, mode_of, set_threads, set_trained
-from rlreason.training.learner import Learner, not_finite, sampled_elements
+from rlreason.training.learner import Learner, is_finite, local, sampled_elements
 from rlreason.training.ranks import ERROR, LeadingRank, PartedError, Ranks, join, on_all_ranks
 from rlreason.types import Sample, Update
 
@@ -257,21 +257,17 @@ class ShardedLearner(RankedLearner):
         try:
             save({name: v for name, v in named.items() if isinstance(v, DTensor)}, checkpoint_id=folder)
         except CheckpointException as error:  # not an `Exception`
-            reasons = [failure[0] for failure in error.failures.values()]
-            system = next((reason for reason in reasons if isinstance(reason, OSError)), None)
-            raise system or RuntimeError(f"moments cannot be written: {reasons[0]}") from None
+            raise OSError(f"moments cannot be written: {error}") from None
 
     def weights_are_finite(self) -> bool:
         """Return whether every trained weight is finite, by rank 0's copy."""
         assert self.whole is not None
-        return all(bool(torch.isfinite(p).all()) for p in self.whole.model.parameters() if p.requires_grad)
+        return all(is_finite(p) for p in self.whole.model.parameters() if p.requires_grad)
 
     @on_all_ranks
     def moments_not_finite(self) -> int:
         """Count the trained tensors whose moments are not finite, on any rank."""
-        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
-        parts = [{key: _local(value) for key, value in state.items()} for state in states]
-        return len(set().union(*self.ranks.all_gather(not_finite(parts))))
+        return len(set().union(*self.ranks.all_gather(self.broken_moments())))
 
 
 @torch.no_grad()
@@ -281,9 +277,9 @@ def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
     for place, part in enumerate([*policy.model.parameters(), *policy.model.buffers()]):
         full = torch.empty(part.shape, dtype=part.dtype, device=ranks.device)
         if own:
-            full.copy_(_local(own[place]))
+            full.copy_(own[place])
         ranks.broadcast_tensors([full])
-        _local(part).copy_(_local(sharded_like(part, full)))
+        local(part).copy_(local(sharded_like(part, full)))
 
 
 def sharded_like(part: Tensor, full: Tensor) -> Tensor:
@@ -291,10 +287,6 @@ def sharded_like(part: Tensor, full: Tensor) -> Tensor:
     if not isinstance(part, DTensor):
         return full
     return distribute_tensor(full, part.device_mesh, part.placements, src_data_rank=None)
-
-
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none

@@ -32,7 +32,6 @@ from rlreason.evaluation.accuracy import (
     draw_best_of_n,
     figures_of,
     is_correct,
-    is_exact,
     majority_at,
     mismatches_of,
     more_accuracies,
@@ -44,11 +43,9 @@ from rlreason.evaluation.accuracy import (
 from rlreason.evaluation.cases import (
     CATEGORY_TEXTS,
     by_facts,
-    case_text,
     categories,
     curves_table,
     figure_lines,
-    reasons,
     share_table,
     ungraded,
 )
@@ -64,11 +61,10 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few
-from rlreason.training.build import Components, build_components, start_loggers
-from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
+from rlreason.training.build import Components, build_components, run_facts, start_loggers
+from rlreason.training.progress import print_loggers, print_responses, short_path
 from rlreason.types import Problem, Sample, ScoredResponse
 
-SHOWN_CHARS = 400  # of a response in the terminal
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
 
 
@@ -101,8 +97,6 @@ class Job:
         self.weights = weights_hash(self.components.policy.named_weights())
         log = records.open_log(f"protocol {self.protocol['hash']}, weights {self.weights}", problems, self.n)
         self.finished_before = len(log.samples)
-        if self.finished_before:
-            self.console.say(f"{self.finished_before} of {len(problems)} problems were finished before and are kept")
         records.clock.begin()
         self._sample_all(log)
         self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
@@ -148,12 +142,8 @@ class Job:
             progress.add(sample)
 
         began, rollouts = time.monotonic(), self.evaluator.rollouts
-        try:
-            with self.console.wait("sampling", more=rollouts.progress_text):
-                fresh = rollouts.sample(left, self.evaluator.sampling, self.n, PURPOSE, finished) if left else []
-        except KeyboardInterrupt as stopped:
-            state = f"with {progress.answered} of {progress.wanted} responses kept"
-            raise type(stopped)(f"{stopped} {state}".strip()) from None
+        with self.console.wait("sampling", more=rollouts.progress_text):
+            fresh = rollouts.sample(left, self.evaluator.sampling, self.n, PURPOSE, finished) if left else []
         self.seconds += time.monotonic() - began
         self.tokens += sum(s.length for s in fresh)
         by_problem = {p.id: fresh[i * self.n : (i + 1) * self.n] for i, p in enumerate(left)}
@@ -173,7 +163,7 @@ class Job:
         m, components, records = self.metrics, self.components, self.records
         records.metrics(Counters(eval_step=1, clock=records.clock).row() | m)
         status, reason = self.monitors.reason_to_stop() or ("finished", "")
-        summary = {
+        self.summary = {
             "status": status,
             "reason": reason,
             "accuracy": m["eval/accuracy"],
@@ -195,38 +185,29 @@ class Job:
             "seconds": round(self.seconds, 1),  # of sampling
             "threads": torch.get_num_threads(),
         }
-        records.summary(summary)
+        records.summary(self.summary)
 
     def print_start(self) -> None:
-        """Print which problems go to which model, and how to resume after an interruption."""
-        run, components, asks, say = self.run, self.components, self.asks, self.console.say
-        ready = f"ready after {components.seconds_to_build:.0f} s"
-        say(f"model      {run.model.name}: {components.policy.describe()}; {ready}")
-        each = "one response each" if self.n == 1 else f"{self.n} responses each"
-        asked = f"{len(self.problems)} {run.split} problems of {asks.data.name}, {each}"
-        say(f"asks       {asked}; {describe_job(run)}; {asks.sampling.describe()}")
-        counts, second = self.evaluator.rewards
-        if second is not None:
-            say(f"counts     by {counts}, and for comparison by {second}")
+        """Print which problems go to which model."""
+        run, asks, say = self.run, self.asks, self.console.say
+        asked = f"{len(self.problems)} {run.split} problems of {asks.data.name}, {self.n} responses each"
+        say(f"model      {run.model.name}: {self.components.policy.describe()}")
+        say(f"asks       {asked}; prompt={asks.prompt.name}; {asks.sampling.describe()}")
         say(f"records    {short_path(self.records.folder)}")
 
-    def print_cases(self) -> None:
-        """Print the first few responses, so that a wrong format or prompt shows early."""
-        by_id = {p.id: p for p in self.problems}
-        for number, sample in enumerate(self.examples, 1):
-            row = numbered_row(sample, by_id[sample.group], 0)
-            self.console.say("\n" + case_text(number, row, reasons(row, self.evaluator.grader), SHOWN_CHARS))
-
-    def print_closing(self) -> None:
-        """Print the accuracies as they should be quoted, and where the responses are."""
-        m, folder, say = self.metrics, short_path(self.records.folder), self.console.say
-        for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *self.evaluator.rewards)):
-            say(line)
+    def print_closing(self, tables: Sequence[str]) -> None:
+        """Print the first few responses, the job's own tables, the accuracies as they should be quoted."""
+        m, folder, console = self.metrics, short_path(self.records.folder), self.console
+        print_responses(console, self.examples, self.problems, self.evaluator.grader)
+        for table in tables:
+            console.table("\n" + table)
+        for line in describe_accuracies(m["eval/accuracy"], self.summary):
+            console.say(line)
         figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
         quoted = format_accuracy(*figures, self.protocol, m.get("eval/questions"))
-        say(f"{quoted}; {m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
-        say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
-        print_loggers(self.console, self.records.loggers)
+        console.say(f"{quoted}; {m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
+        console.say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
+        print_loggers(console, self.records.loggers)
 
 
 @contextmanager
@@ -242,7 +223,6 @@ def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator
         yield job
     except KeyboardInterrupt:
         records.loggers.interrupted()
-        print_loggers(console, records.loggers)
         raise
     finally:
         components.close()
@@ -268,12 +248,10 @@ def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) ->
     with job_of(run, records, console) as job:
         rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
         job.conclude({"categories": rows, "ungraded": failed})
-        job.print_cases()
-        console.table("\n" + share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()}))
-        console.say(figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed))
-        for fact, parts in by_facts(job.samples, job.problems).get("accuracy_by", {}).items():
-            console.table("\n" + share_table(fact, parts))
-        job.print_closing()
+        of_categories = share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()})
+        lengths = figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed)
+        by_fact = [share_table(fact, parts) for fact, parts in job.summary.get("accuracy_by", {}).items()]
+        job.print_closing([of_categories, lengths, *by_fact])
     return job.metrics["eval/accuracy"]
 
 
@@ -283,29 +261,20 @@ Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value,
 
 def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float:
     """Sample all responses once and select among them in every way; return the accuracy of a single response."""
-    scorer, folder = load_scorer(run.scorer), records.folder
+    scorer, picture = load_scorer(run.scorer), records.folder / BEST_OF_N_PICTURE
     with job_of(run, records, console) as job:
         with console.wait("choosing among the responses"):
             values = estimates(run, job, scorer)
             curves = with_intervals(values, run.seed, list(questions_of(job.problems).values()))
         records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {job.asks.data.name}, {len(job.problems)} problems x {job.n} samples"
-        sampled = f"{describe_job(run)}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
+        sampled = f"prompt={job.asks.prompt.name}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
         with console.wait("drawing the curves"):
-            picture = folder / BEST_OF_N_PICTURE
             draw_best_of_n(picture, run.n_list, curves, title, f"{sampled}; bands: 95%, over problems")
         first = first_alone(job.samples, job.n, job.problems)
         job.conclude({"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first})
-        job.print_cases()
-        console.table("\n" + curves_table(run.n_list, curves))
-        accuracy, (low, high) = first["accuracy"], first["interval"]
-        console.say(f"first samples alone, those of algorithm=evaluate: accuracy {accuracy:.3f} ({low:.3f}-{high:.3f})")
-        if plugin := job.evaluator.grader.plugin:
-            console.say(f"no maj@N: {plugin} does not say where a response's answer stands")
-        elif not all(is_exact(run.answers, k) for k in run.n_list):
-            console.say(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
-        job.print_closing()
-        console.say(f"curves: {short_path(picture)}, numbers: {short_path(folder / BEST_OF_N_NUMBERS)}")
+        job.print_closing([curves_table(run.n_list, curves)])
+        console.say(f"curves: {short_path(picture)}")
     return job.metrics["eval/accuracy"]
 
 
@@ -320,30 +289,24 @@ def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Pr
 
 
 def load_scorer(name: str | None) -> Scorer | None:
-    """Load the function `module:function` and try it once."""
+    """Load the function `module:function` and try it once; None if there is none."""
     if name is None:
         return None
-    try:
-        scorer: Scorer = load(name)
-        float(scorer("How many?", "probe"))
-    except Exception as error:  # whatever the user's function raises
-        why = describe_error(error)
-        raise ConfigError(f"scorer={name}: {why}: it must return a number for any question and response") from error
+
+    def scorer(question: str, response: str) -> float:
+        try:
+            if math.isfinite(score := float(load(name)(question, response))):
+                return score
+            why = f"{score} is not finite"
+        except Exception as error:  # whatever the user's function raises
+            why = describe_error(error)
+        raise ConfigError(
+            f"scorer={name} fails on a response to {question[:40]!r} ({why}): mend it, and type the command again with "
+            "this hydra.run.dir: no response is sampled again"
+        )
+
+    scorer("How many?", "probe")
     return scorer
-
-
-def score_by(scorer: Scorer, name: str | None, question: str, sample: ScoredResponse) -> float:
-    """Return the user's scorer's number for a response; if there is none, the responses stay on disk."""
-    try:
-        if math.isfinite(score := float(scorer(question, sample.text))):
-            return score
-        why = f"{score} is not finite"
-    except Exception as error:  # whatever the user's function raises
-        why = describe_error(error)
-    raise ConfigError(
-        f"scorer={name} fails on a response to {sample.group} ({why}): fix it and type the command again with this "
-        "hydra.run.dir; nothing is sampled again"
-    )
 
 
 def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, Floats]:
@@ -357,7 +320,7 @@ def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, 
     }
     if scorer:
         asked = zip(job.problems, groups, strict=True)
-        scores["best by scorer"] = [[score_by(scorer, run.scorer, p.question, s) for s in group] for p, group in asked]
+        scores["best by scorer"] = [[scorer(p.question, s.text) for s in group] for p, group in asked]
     out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     for name, of_groups in scores.items():
         out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])

@@ -3,36 +3,35 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from rlreason.config.algorithms import GRPOConfig
 from rlreason.config.store import as_config, register
 from rlreason.data.prepare import read_splits
 from rlreason.engines.rollouts import token_ids
-from rlreason.errors import ConfigError, DataError
+from rlreason.errors import ConfigError
 from rlreason.model.parameters import choose_types, hardware_here
 from rlreason.model.policy import Policy, load_policy
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import NAMED, OF_LOSSES, check_objective, with_axes_of
 from rlreason.records.console import Console
-from rlreason.records.files import CONFIG, finite
+from rlreason.records.files import finite
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
-from rlreason.runtime.text import first_line, spans
 from rlreason.training import algorithms as grpo
 from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads, teach_habits
 from rlreason.types import Sample
 
 OWN = "this run"
+Score = dict[str, Any]
 
 
 def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
@@ -47,18 +46,6 @@ def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
     return {OWN: run} | {name: with_axes_of(run, other) for name, other in named.items()} | allowed
 
 
-def describe(o: Objective) -> str:
-    """Describe the objective's axes in one line, extra terms only if there are some."""
-    terms = {
-        f"kl in {o.kl_placement}": o.kl_placement != "none",
-        "entropy": o.entropy_coef,
-        f"overlong={o.overlong}": o.overlong != "none",
-        "skip": o.zero_variance == "skip",
-    }
-    axes = [o.loss.loss_type, o.length_norm.kind, f"{o.baseline}/{o.std_norm}"]
-    return ", ".join([*axes, *(term for term, there in terms.items() if there)])
-
-
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
     """Copy the samples with the objective's advantages; groups are formed by problem id.
 
@@ -69,36 +56,7 @@ def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sam
     return grpo.with_advantages(copies, objective)[0]
 
 
-LENGTH_BINS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class LengthBin:
-    """A quarter of the responses with an advantage, by length."""
-
-    shortest: int
-    longest: int
-    weight: float  # of one of its tokens, per unit of advantage
-    weight_share: float  # of all gradient weight
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectiveScore:
-    """One objective on one batch. A weight is |d loss / d log pi| of a token; None if nothing could be divided."""
-
-    name: str
-    axes: str
-    loss: float
-    grad_norm: float
-    cosine: float | None  # with the run's own gradient
-    clipped: float  # share of all response tokens
-    zero_advantage: float  # share of samples
-    without_loss: float  # share of samples that carry no loss (skipped groups, masked responses)
-    by_length: list[LengthBin]  # shortest first
-    short_to_long: float | None  # a token's weight in the shortest of these over that in the longest
-
-
-def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console: Console) -> list[ObjectiveScore]:
+def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console: Console) -> list[Score]:
     """Score each objective on the samples under the policy, the run's own first."""
     own: list[Tensor] = []
     scores = []
@@ -111,40 +69,28 @@ def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console:
     return scores
 
 
-def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample], console: Console) -> list[Sample]:
-    """Add log-probabilities under the run's start model: loaded, or made again, with a warning if that one differs."""
-    console.say("making the reference model of the KL term again ...")
-    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
-    reference = make_policy(run, train)
-    start = teach_habits(run, reference, train, console)
-    recorded = (folder.summary or {}).get("start")
-    if start and isinstance(recorded, dict) and recorded.get("weights") != start.weights:
-        console.say("! another processor, torch or version made another start model than the run's: KL is against this")
-    scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
-    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
-
-
 def score_objective(
     name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
-) -> tuple[ObjectiveScore, list[Tensor]]:
-    """Return an objective's score and its gradient by parameter, compared with `own` (itself if empty)."""
+) -> tuple[Score, list[Tensor]]:
+    """Return an objective's score and its gradient by parameter, compared with `own` (itself if empty).
+
+    clipped: share of all response tokens; zero_advantage: share of samples; short_to_long: a token's weight in the
+    shortest quarter of the responses over that in the longest.
+    """
     compared = with_advantages(samples, run)
     gradient = make_learner(run, policy).gradient(compared)
     advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
-    by_length = length_weights(gradient.tokens, advantages)
-    divides = by_length and by_length[-1].weight
-    score = ObjectiveScore(
-        name=name,
-        axes=describe(run),
-        loss=gradient.loss,
-        grad_norm=math.sqrt(dot(gradient.parameters, gradient.parameters)),
-        cosine=cosine(gradient.parameters, own or gradient.parameters),
-        clipped=gradient.clipped / max(sum(s.length for s in compared), 1),
-        zero_advantage=(advantages == 0).double().mean().item(),
-        without_loss=sum(not s.has_loss for s in compared) / len(compared),
-        by_length=by_length,
-        short_to_long=by_length[0].weight / by_length[-1].weight if divides else None,
-    )
+    weights = length_weights(gradient.tokens, advantages)
+    score = {
+        "name": name,
+        "axes": f"{run.loss.loss_type}, {run.length_norm.kind}, {run.baseline}/{run.std_norm}",
+        "loss": gradient.loss,
+        "grad_norm": math.sqrt(dot(gradient.parameters, gradient.parameters)),
+        "cosine": cosine(gradient.parameters, own or gradient.parameters),
+        "clipped": gradient.clipped / max(sum(s.length for s in compared), 1),
+        "zero_advantage": (advantages == 0).double().mean().item(),
+        "short_to_long": weights[0] / weights[-1] if weights and weights[-1] else None,
+    }
     return score, gradient.parameters
 
 
@@ -163,35 +109,43 @@ def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
     return dot(a, b) / lengths if lengths else None
 
 
-def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LENGTH_BINS) -> list[LengthBin]:
-    """Cut the responses with an advantage by length into `bins` of equal number, shortest first."""
+def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = 4) -> list[float]:
+    """Return the weight of a token per unit of advantage, |d loss / d log pi| / |A|, by length, shortest first.
+
+    The responses with an advantage are cut into `bins` of equal number. tokens: gradients (length,) of each response.
+    """
     live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
-    total = sum(g.abs().double().sum().item() for g in tokens)
     parts = torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), min(bins, max(len(live), 1)))
-    out = []
+    weights = []
     for part in (p.tolist() for p in parts if len(p)):
         weight = sum(tokens[i].abs().double().sum().item() for i in part)
-        size = sum(len(tokens[i]) * abs(advantages[i].item()) for i in part)
-        lengths = [len(tokens[i]) for i in part]
-        out.append(LengthBin(lengths[0], lengths[-1], weight / size, weight / total if total else 0.0))
-    return out
+        weights.append(weight / sum(len(tokens[i]) * abs(advantages[i].item()) for i in part))
+    return weights
+
+
+def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample], console: Console) -> list[Sample]:
+    """Add log-probabilities under the run's start model: loaded, or made again, with a warning if that one differs."""
+    console.say("making the reference model of the KL term again ...")
+    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
+    reference = make_policy(run, train)
+    start = teach_habits(run, reference, train, console)
+    if start and start.weights != (folder.summary or {}).get("start", {}).get("weights", start.weights):
+        console.say("! another processor, torch or version made another start model than the run's: KL is against this")
+    scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
+    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
 
 
 def read_run(folder: RunFolder) -> GRPOConfig:
-    """Read the settings of a GRPO run. `ConfigError` for another algorithm or settings of another version."""
+    """Read the settings of a GRPO run. `ConfigError` for another algorithm."""
     settings = folder.settings
     if (algorithm := settings.get("algorithm")) != "grpo":
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={algorithm}: give one of algorithm=grpo")
-    try:
-        run = OmegaConf.to_object(as_config(settings))
-    except OmegaConfBaseException as error:
-        why = first_line(error)
-        raise ConfigError(f"RUN={folder.path}: its {CONFIG} is not of this version ({why}): repeat the run") from error
+    run = OmegaConf.to_object(as_config(settings))
     assert isinstance(run, GRPOConfig)
     return run
 
 
-def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:
+def read_step(folder: RunFolder, step: int | None = None) -> tuple[int, list[Sample]]:
     """Return the responses of a saved training step, by default of the last one, without advantages.
 
     Their old log-probabilities are those of the sampling policy, as the trainer scored it or, if it did not, as the
@@ -199,46 +153,40 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
     """
     saved = {file.step: file for file in folder.rollouts() if file.step is not None}
     if not saved:
-        kept = f"save_rollouts_every={run.save_rollouts_every}, {folder.status}"
-        raise ConfigError(f"RUN={folder.path} saved no rollouts ({kept}): repeat it with save_rollouts_every=1")
+        raise ConfigError(f"RUN={folder.path} saved no rollouts: repeat it with save_rollouts_every=1")
     chosen = max(saved) if step is None else step
     if chosen not in saved:
-        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(spans(sorted(saved)))}")
+        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(map(str, sorted(saved)))}")
     samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
-    if not samples:
-        raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")
     scores = [s.log_probs or s.response.log_probs for s in samples]
     return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
 
 
 ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
 LOOK_FOR = """
-What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own. short:long says
-how many times more one token of the shortest quarter of responses weighs than one of the longest: 1 where every token
-weighs alike (constant, token) and nothing is clipped, above 1 where the loss divides by each response's own length
-(masked_mean)."""
-NO_GRADIENT = "! this run's own gradient is 0 at this step, because no sample has an advantage: choose another --step"
+What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own, - that a
+gradient is 0. short:long says how many times more one token of the shortest quarter of responses weighs than one of the
+longest: 1 where every token weighs alike (constant, token) and nothing is clipped, above 1 where the loss divides by
+each response's own length (masked_mean)."""
 
 
-def table(scores: Sequence[ObjectiveScore]) -> str:
+def table(scores: Sequence[Score]) -> str:
     """Format one line per objective for a terminal, and what to look for."""
     heading = "objective", "loss", "|gradient|", "cosine", "clipped", "zero adv.", "short:long"
     lines = [ROW.format(*heading, "loss, length norm, advantage")]
     for m in scores:
-        name = m.name.replace("length_norm=", f"{OWN}, but ")
-        cosine = "-" if m.cosine is None else f"{m.cosine:.3f}"
-        ratio = "-" if m.short_to_long is None else f"{m.short_to_long:.2f}"
-        figures = f"{m.loss:.3g}", f"{m.grad_norm:.3g}", cosine, f"{m.clipped:.1%}", f"{m.zero_advantage:.0%}", ratio
-        lines.append(ROW.format(name, *figures, m.axes).rstrip())
-    lines.append(LOOK_FOR)
-    return "\n".join([*lines, NO_GRADIENT] if scores[0].cosine is None else lines)
+        cosine, ratio = ("-" if m[key] is None else f"{m[key]:.3f}" for key in ("cosine", "short_to_long"))
+        sizes = f"{m['loss']:.3g}", f"{m['grad_norm']:.3g}"
+        shares = f"{m['clipped']:.1%}", f"{m['zero_advantage']:.0%}"
+        lines.append(ROW.format(m["name"], *sizes, cosine, *shares, ratio, m["axes"]))
+    return "\n".join([*lines, LOOK_FOR])
 
 
 def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> Answer:
     """Compare the objectives on one step's rollouts, by default those of the last saved step."""
     register()
     run = read_run(folder)
-    step, samples = read_step(folder, run, step)
+    step, samples = read_step(folder, step)
     if folder.model is None:
         raise ConfigError(f"RUN={folder.path} saved no model ({folder.status}): repeat it with save_model=true")
     head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
@@ -249,7 +197,7 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
             samples = with_reference(folder, run, samples, console)
         scores = compare(run, policy, samples, console)
     counts = {"step": step, "samples": len(samples), "tokens": sum(s.length for s in samples)}
-    numbers: dict[str, Any] = finite(counts | {"objectives": [asdict(score) for score in scores], "policy": "final"})
+    numbers: dict[str, Any] = finite(counts | {"objectives": scores, "policy": "final"})
     file = folder.path / "lab" / f"step_{step:05d}.json"
     file.parent.mkdir(exist_ok=True)
     write_whole(file, json.dumps(numbers, indent=1) + "\n")

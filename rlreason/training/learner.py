@@ -316,12 +316,20 @@ class Learner:
 
     def weights_are_finite(self) -> bool:
         """Return whether all trained weights are finite."""
-        norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
-        return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
+        return all(map(is_finite, self.parameters))
 
     def moments_not_finite(self) -> int:
         """Count the trained tensors whose optimizer moments are not finite."""
-        return len(not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state))
+        return len(self.broken_moments())
+
+    def broken_moments(self) -> set[int]:
+        """Return the indices of the trained tensors with a moment that is not finite, in this process."""
+        return {
+            index
+            for index, parameter in enumerate(self.parameters)
+            for moment in self.optimizer.state.get(parameter, {}).values()
+            if isinstance(moment, Tensor) and moment.is_floating_point() and not is_finite(moment)
+        }
 
     def restore(self, moments: Iterable[dict[str, Any]]) -> None:
         """Load these optimizer moments, one dict per parameter; call after the weights have been replaced.
@@ -349,8 +357,7 @@ ELEMENTS = 64  # of each tensor
 @torch.no_grad()
 def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
     """Copy up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
-    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # this process's part
-    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in here]
+    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in map(local, tensors)]
 
 
 @torch.no_grad()
@@ -367,13 +374,11 @@ def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: 
     return torch.stack(moved).nanmean() if moved else torch.tensor(torch.nan)
 
 
-@torch.no_grad()
-def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
-    """Return the indices of parameters with a floating-point moment that is not finite."""
-    moments = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
-    owners = [n for n, tensors in enumerate(moments) for _ in tensors]
-    if not owners:
-        return set()
-    norms = torch._foreach_norm([t.detach() for tensors in moments for t in tensors], ord=torch.inf)
-    finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
-    return {owner for owner, good in zip(owners, finite, strict=True) if not good}
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite, of this process's part, without a copy of the tensor."""
+    return bool(torch.isfinite(torch.linalg.vector_norm(local(tensor.detach()), torch.inf)))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that is sharded over ranks, or all of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,25 +22,19 @@ from rlreason.model.memory import PROMPT, moment_bytes, shape_of, trained_number
 from rlreason.model.plan import conclusion, planned
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
-from rlreason.runtime.machine import SWEEP_VARIABLE, Device, believed_device
+from rlreason.runtime.machine import Device, believed_device
 from rlreason.runtime.plugins import written_source
 from rlreason.runtime.text import decimal_size
 
 CHARACTERS = 3  # at least, in a token of prose
 
 
-def read_early(runs: Sequence[RunConfig]) -> int:
-    """Read the data that can be read quickly, for its errors, each once for all runs; return how often that was."""
-    different: dict[str, RunConfig] = {}
-    for run in runs:
-        counts = (run.problem_limit, run.problems_on_the_way, run.problems_at_the_end)
-        seed = None if run.data.limit is None else run.seed  # draws the problems
-        key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, counts, seed))
-        if run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values()):
-            different.setdefault(key, run)
+def read_early(runs: Sequence[RunConfig]) -> None:
+    """Read the data that can be read quickly, for its errors, each once for all runs."""
+    different = {repr((run.data, run.eval)): run for run in reversed(runs)}
     for run in different.values():
-        load_data(run, say=lambda line: None)  # messages are printed when the run itself reads it
-    return len(different)
+        if run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values()):
+            load_data(run, say=lambda line: None)  # messages are printed when the run itself reads it
 
 
 def assumed_prompt(run: RunConfig) -> int | None:
@@ -57,7 +50,6 @@ def assumed_prompt(run: RunConfig) -> int | None:
 
 #: Messages of torch, and of vLLM if its cache has no room or another program holds the GPU.
 SIGNS = ("out of memory", "No available memory for the cache blocks", "less than desired GPU memory utilization")
-NOTE = "in: "  # of the note that records/console.py adds to an error: what it was waiting for
 
 
 def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
@@ -70,12 +62,10 @@ def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
     # Also torch's OutOfMemoryError, without importing torch; a processor's MemoryError has its own message.
     if not any(isinstance(c, EngineError | RuntimeError) and any(sign in str(c) for sign in SIGNS) for c in causes):
         return None
-    notes = [note for c in causes for note in getattr(c, "__notes__", []) if note.startswith(NOTE)]
-    place = f" in {notes[0].removeprefix(NOTE)}" if notes else ""
     return ResourceError(
-        f"out of memory{place}: lower micro_batch_tokens={run.micro_batch_tokens} or "
-        f"rollout.max_rows={run.rollout.max_rows}, set model.gradient_checkpointing=true, or end other programs on the "
-        "GPU (rlreason plan shows what takes how much)"
+        f"out of memory: lower micro_batch_tokens={run.micro_batch_tokens} or rollout.max_rows={run.rollout.max_rows}, "
+        "set model.gradient_checkpointing=true, or end other programs on the GPU (rlreason plan shows what takes how "
+        "much)"
     )
 
 
@@ -86,25 +76,11 @@ PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
 
 
 class Space(NamedTuple):
-    """Bytes on disk: `model` is what saving the model certainly takes, the others are upper bounds.
-
-    `kept`: of the checkpoints that stay after the run, the newest of which shares the model's files.
-    """
+    """Bytes on disk: of the saved model, which is certain; and at most, while the run is going and after its end."""
 
     model: int
-    responses: int
-    checkpoints: int
-    kept: int
-
-    @property
-    def peak(self) -> int:
-        """Most bytes while the run is going."""
-        return self.model + self.responses + self.checkpoints
-
-    @property
-    def left(self) -> int:
-        """Bytes that a finished run leaves."""
-        return self.model + self.responses + self.kept
+    peak: int
+    left: int
 
 
 def space_needed(run: RunConfig) -> Space:
@@ -121,19 +97,19 @@ def space_needed(run: RunConfig) -> Space:
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * (longest // 2))  # most end before the limit
     saved, most = model if getattr(run, "save_model", False) else 0, run.checkpoints_at_once
-    left = model + (moments if checkpoint and checkpoint.keep_final else 0)
-    kept = min(2, most) * left - (saved if most else 0)
-    return Space(saved, responses, most * (model + moments), max(kept, 0))
+    of_one = model + (moments if checkpoint and checkpoint.keep_final else 0)
+    kept = max(min(2, most) * of_one - saved, 0)  # the newest shares the model's files
+    return Space(saved, saved + responses + most * (model + moments), saved + responses + kept)
 
 
 GO_ON = "model.check_memory=false starts it all the same (rlreason plan shows the parts)"
 
 
-def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) -> list[str]:
-    """Return the memory plan where it matters: on a GPU, or if a processor's memory is tight.
+def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
+    """Return the memory plan where it is tight.
 
     A run that certainly needs more than its GPU has is refused, unless model.check_memory=false; of a sweep, whose runs
-    may get another GPU than the first, more than that has in total. `shows`: return the plan of one that fits, too.
+    may get another GPU than the first, more than that has in total.
     """
     on_gpu = device.kind == "cuda"
     if on_gpu and len(runs) > 1:
@@ -143,17 +119,16 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
         shape, source = shape_of(run.model)
         key = source if shape is None else workload_of(run, shape, device)
         different.setdefault((key, run.model.check_memory), run)
-    plans = [(run, planned(run, device, assumed_prompt(run))) for run in different.values()]
-    bad = [plan for run, plan in plans if on_gpu and run.model.check_memory and plan.verdict == "too large"]
-    if bad:
-        raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
-    quiet = ("fits",) if on_gpu else ("fits", "unknown")
-    shows = shows and on_gpu
-    worth = [p for run, p in plans if p.verdict not in quiet or (shows and not run.model.made_on_the_spot)]
-    if not worth:
+    tight = []
+    for run in different.values():
+        plan = planned(run, device, assumed_prompt(run))
+        if on_gpu and run.model.check_memory and plan.verdict == "too large":
+            raise ConfigError(f"memory: {conclusion(plan)}; {GO_ON}")
+        if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown"):
+            tight.append(plan)
+    if not tight:
         return []
-    tightest = max(worth, key=lambda one: one.plan.peak if one.plan else 0)
-    return [f"memory: {conclusion(tightest)}"]
+    return [f"memory: {conclusion(max(tight, key=lambda one: one.plan.peak if one.plan else 0))}"]
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
@@ -229,16 +204,16 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     read_early(runs)
-    return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
+    return room_for(runs, folder) + memory_for(runs, believed_device())
 
 
 def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
     warnings = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
-    for check in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device(), False)):
+    for check in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device())):
         try:
             warnings += check()
-        except (ConfigError, OSError) as error:
+        except ConfigError as error:
             warnings.append(str(error))
     return warnings
 
@@ -271,17 +246,14 @@ def missing_packages(run: RunConfig) -> list[str]:
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Refuse runs that certainly do not fit on the disk; warn about those that may not."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free, needs = shutil.disk_usage(place).free, [space_needed(run) for run in runs]
-    models, responses = sum(need.model for need in needs), sum(need.responses for need in needs)
-    surely = models + RECORDS * len(runs)
-    cure = "free some space, or choose another hydra.run.dir"
+    free, spaces = shutil.disk_usage(place).free, [space_needed(run) for run in runs]
+    surely = sum(space.model + RECORDS for space in spaces)
+    at_most = sum(space.left + RECORDS for space in spaces) + max((s.peak - s.left for s in spaces), default=0)
+    cure = "free some space, choose another hydra.run.dir, or keep less (save_model, checkpoint.keep)"
     if free < surely:
-        without = ", or set save_model=false" if free > RECORDS * len(runs) and models else ""
         raise ResourceError(
-            f"{place} has {decimal_size(free)} free, and this writes at least {decimal_size(surely)}: {cure}{without}"
+            f"{place} has {decimal_size(free)} free, and this writes at least {decimal_size(surely)}: {cure}"
         )
-    checkpoints = sum(need.kept for need in needs) + max((need.checkpoints - need.kept for need in needs), default=0)
-    if free < (may := surely + responses + checkpoints):
-        fewer = ", or set checkpoint.keep=1" if checkpoints > responses else ""
-        return [f"{place} has {decimal_size(free)} free, and this may write {decimal_size(may)}: {cure}{fewer}"]
+    if free < at_most:
+        return [f"{place} has {decimal_size(free)} free, and this may write {decimal_size(at_most)}: {cure}"]
     return []

@@ -1,24 +1,32 @@
-"""One step of a run with its rows; when a run evaluates and when its budget ends it; the profile of a step."""
+"""One step of a run with its rows; when a run evaluates and when its budget ends it; its profile; what it prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch.profiler import profile, record_function
 
+from rlreason.config.groups import WEIGHTS
 from rlreason.config.training import BudgetConfig
 from rlreason.engines.rollouts import rollout_metrics, with_missing_scores
-from rlreason.evaluation.cases import failure_metrics
+from rlreason.evaluation.cases import case_text, failure_metrics, reasons
+from rlreason.grading import Grader
 from rlreason.grading.grader import grading_metrics
 from rlreason.records.console import Console
 from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
+from rlreason.records.loggers import Loggers
+from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import Components
 from rlreason.training.learner import Learner
-from rlreason.types import Collected, Sample, Update
+from rlreason.types import Collected, Problem, Sample, Update
+
+LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are not finite
+SHOWN_CHARS = 400  # of a response in the terminal
 
 FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
 
@@ -177,3 +185,22 @@ class Step:
     def metrics(self) -> dict[str, float]:
         """Metrics of the whole step; read after the step."""
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.sync_metrics
+
+
+def print_responses(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], grader: Grader) -> None:
+    """Print responses with their grades, so that a wrong format or prompt shows before hours are spent."""
+    by_id = {p.id: p for p in problems}
+    for number, sample in enumerate(samples, 1):
+        row = numbered_row(sample, by_id[sample.group], 0)
+        console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
+
+
+def short_path(folder: Path) -> str:
+    """Return the path relative to the current folder if it is inside, otherwise unchanged."""
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+
+
+def print_loggers(console: Console, loggers: Loggers) -> None:
+    """Print where the run is in each logging service, or why it is not there."""
+    for name, place in loggers.places.items():
+        console.say(f"logger     {name}: {place}")

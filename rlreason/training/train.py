@@ -1,7 +1,9 @@
 """Train a run: build its parts, run the loop, close the records."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,15 @@ import torch
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.evaluator import Validation
-from rlreason.evaluation.protocol import write_card
+from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
+from rlreason.evaluation.evaluator import Validation, protocol_of
+from rlreason.evaluation.protocol import format_accuracy, write_card
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.records.console import Console
-from rlreason.records.files import OBJECTIVE, checkpoints_in, moments_in, remove_moments
-from rlreason.records.reader import RunFolder
+from rlreason.records.console import Console, closing_table
+from rlreason.records.files import COMPLIANCE, OBJECTIVE, checkpoints_in, moments_in, remove_moments
+from rlreason.records.reader import RunFolder, time_line, time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
@@ -26,19 +29,10 @@ from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
 from rlreason.runtime.machine import place_of, world_of
 from rlreason.training.algorithms import Algorithm, Batches
-from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_loggers
+from rlreason.training.build import Components, build_components, make_algorithm, make_learner, run_facts, start_loggers
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import Profile, with_scores
-from rlreason.training.summary import (
-    LOST,
-    print_closing,
-    print_header,
-    print_loggers,
-    print_reason,
-    run_facts,
-    run_summary,
-)
+from rlreason.training.progress import LOST, Profile, print_loggers, short_path, with_scores
 from rlreason.training.trainer import Trainer
 
 
@@ -76,7 +70,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
         print_header(console, run, components, records.folder, algorithm.n_steps)
-        card = run.card().with_head(str(policy.head_dtype).removeprefix("torch."))
+        card = run.card()
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(counters.clock, policy, learner.world)
@@ -144,23 +138,77 @@ def make_monitors(run: TrainingConfig, console: Console) -> Monitors:
     return monitors
 
 
+def print_header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
+    """Print what will be trained, on what data, how it is evaluated, and where the records go."""
+    asks = components.evaluator.settings
+    train, validate, last = components.train_problems, components.eval_problems, components.final_problems
+    sizes = f"{len(train)} to train on, {len(validate)} to validate on the way, {len(last)} at the end"
+    evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
+    console.say(f"model      {run.model.name}: {components.policy.describe()}")
+    console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
+    console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
+    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"records    {short_path(folder)}")
+
+
 def close_records(trainer: Trainer, status: str, reason: str) -> float:
     """Draw the curves, write the summary and print the closing table of a run that has ended; return the accuracy."""
     run, console, records, history = trainer.run, trainer.console, trainer.records, trainer.validation.history
-    components, checkpoints = trainer.components, trainer.checkpoints
-    print_reason(console, records.folder, status, reason)
+    folder, checkpoints = records.folder, trainer.checkpoints
+    if status != "finished":
+        console.say(f"! {status}: {reason}; resume={short_path(folder)} with a larger budget, or this monitor at warn")
     with trainer.waiting("drawing the curves", "record", logged=False):
-        draw_curves(RunFolder(records.folder))
+        draw_curves(RunFolder(folder))
     checkpoints.prune(keep=1)  # one is enough to train for more steps
-    done = checkpoints_in(records.folder) if status == "finished" and not run.checkpoint.keep_final else []
+    done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
     removed = sum(sum(moments_in(path).values()) for path in done)
-    results = run_summary(components, history, trainer.monitors, trainer.counters, lost=status == LOST)
     kept = {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
-    summary: dict[str, Any] = {"status": status, "reason": reason} | results | kept
+    summary: dict[str, Any] = {"status": status, "reason": reason} | run_summary(trainer, lost=status == LOST) | kept
     with console.wait("closing the records"):
-        write_card(run.eval.card, records.folder, summary)
+        write_card(run.eval.card, folder, summary)
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
-    print_closing(console, run, components.eval_problems, records, history, summary)
+    console.table("\n" + closing_table(history[0].metrics, history[-1].metrics))
+    low, high = summary["accuracy_interval"]
+    console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
+    for line in (*describe_accuracies(summary["accuracy"], summary), time_line(summary)):
+        console.say(line)
+    if notices := summary["notices"]:
+        console.say("notices    " + ", ".join(f"{name} x{count}" for name, count in notices.items()))
+    if run.eval.card is not None:
+        console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
+    console.say(f"{status} in {summary['seconds']:.0f} s; to read it: python -m rlreason inspect {short_path(folder)}")
+    print_loggers(console, records.loggers)
     return float(summary["accuracy"])
+
+
+def run_summary(trainer: Trainer, lost: bool) -> dict[str, Any]:
+    """Return the run's results and its course: notices, counters, and where the time went.
+
+    `accuracy` is that of the last evaluation, over the whole split if it was evaluated; NaN if the weights are `lost`.
+    """
+    components, counters, monitors = trainer.components, trainer.counters, trainer.monitors
+    before, after = trainer.validation.history[0], trainer.validation.history[-1]
+    evaluator, tokenizer = components.evaluator, components.policy.tokenizer
+    return {
+        "accuracy_before": before.metrics["eval/accuracy"],
+        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
+        "accuracy": math.nan if lost else after.whole["eval/accuracy"],
+        "accuracy_interval": [after.whole["eval/accuracy_low"], after.whole["eval/accuracy_high"]],
+        "length_before": before.metrics["eval/length"],
+        "length": after.whole["eval/length"],
+        "interim_eval_problems": len(components.eval_problems),
+        "eval_problems": int(after.whole["eval/problems"]),
+        **({"start": asdict(components.start)} if components.start else {}),
+        "data": components.data_hash,
+        "data_sizes": components.sizes,
+        **more_accuracies(after.whole, *evaluator.rewards),
+        "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
+        "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
+        "notices": dict(monitors.counts),
+        "alarm": monitors.alarm(),
+        **{name: round(value, 1) for name, value in counters.row().items()},
+        **time_summary(counters.clock),
+        "threads": torch.get_num_threads(),
+    }

@@ -21,8 +21,7 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import Profile, Step, budget_spent, interim_due
-from rlreason.training.summary import LOST, print_generations
+from rlreason.training.progress import LOST, Profile, Step, budget_spent, interim_due, print_responses
 
 
 @dataclass
@@ -69,7 +68,8 @@ class Trainer:
         self.clock.begin()
         self.evaluate()
         (before,) = self.validation.history
-        print_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
+        shown, grader = before.samples[: self.run.log_generations], self.components.graders.evaluation
+        print_responses(self.console, shown, self.components.eval_problems, grader)
         self.console.start(self.n_steps)
         self.console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
 

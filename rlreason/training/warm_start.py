@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,9 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock
 from omegaconf import OmegaConf
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, uint8
 
@@ -35,7 +32,6 @@ from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
 from rlreason.runtime.plugins import NAMED_REWARDS
-from rlreason.runtime.text import first_line
 from rlreason.training.algorithms import sft_sample
 from rlreason.training.learner import Learner
 from rlreason.types import Problem
@@ -86,12 +82,12 @@ class Lessons:
             yield batch
 
 
-def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = lambda text: None) -> float:
-    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth. Return the last loss.
+def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -> None:
+    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth.
 
     Uses one thread, so that the weights do not depend on the run's number of threads, with which it may be resumed.
     """
-    steps, peak, loss = lessons.settings.steps, lessons.settings.learning_rate, 0.0
+    steps, peak = lessons.settings.steps, lessons.settings.learning_rate
     objective, optimization = Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(peak)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -107,7 +103,6 @@ def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = 
             progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
     finally:
         torch.set_num_threads(threads)
-    return loss
 
 
 Weights = dict[str, Tensor]
@@ -131,31 +126,10 @@ def copy_weights(named: Iterable[tuple[str, Tensor]]) -> Weights:
 
 def write_weights(path: Path, weights: Weights) -> None:
     """Write the weights under another name and rename them, so that no reader sees half a file."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
     save_file(weights, partial)
     partial.chmod(0o644)  # safetensors makes them private, but a package or a shared folder is read by others
     os.replace(partial, path)
-
-
-def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[str], None]) -> tuple[Weights, bool]:
-    """Return (the weights of this key in the cache folder, whether they were there).
-
-    If two runs need the same ones at once, one makes them. A folder that cannot be written is a warning, not an error.
-    """
-    path, weights = folder / f"{key}{SUFFIX}", None
-    if path.exists():
-        return load_file(path), True
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if path.exists():  # by now
-                return load_file(path), True
-            weights = make()
-            write_weights(path, weights)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        say(f"! model.cache: {folder} cannot be written ({reason}): this model is not kept")
-    return weights or make(), False
 
 
 Recipe = dict[str, Any]
@@ -212,42 +186,40 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 
 
 @cache
-def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start",)) -> str:
-    """Hash the sources of these modules and, recursively, of every module of this package that they import."""
-    root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
-    while waiting:
-        name = waiting.pop()
-        if name in sources:
-            continue
-        path = root.joinpath(*name.split("."))
-        file = path.with_suffix(".py")
-        file = file if file.exists() else path / "__init__.py"
-        sources[name] = file.read_text(encoding="utf-8")
-        waiting += re.findall(r"^\s*(?:from|import) (rlreason[\w.]*)", sources[name], re.MULTILINE)
-    return hashed(sorted(sources.items()))
+def code_hash() -> str:
+    """Hash every source of this package."""
+    root = Path(__file__).resolve().parents[1]
+    return hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))])
+
+
+def random_start(policy: Policy) -> StartWeights:
+    """Describe weights that no warm start has taught."""
+    return StartWeights("random", checksum(copy_weights(policy.named_weights())))
 
 
 def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
-    """Load the policy's start weights, or teach them if there are none."""
+    """Load the policy's start weights, or teach them if there are none, and keep them in the cache."""
     began = time.monotonic()
     recipe = recipe_of(tiny, policy, lessons)
     key = hashed(recipe, maker_of(tiny, policy))
+    kept = None if tiny.cache is None else cache_folder(tiny.cache) / f"{key}{SUFFIX}"
     source: Literal["shipped", "cache", "made"] = "made"
-
-    def make_weights() -> Weights:
+    if kept is not None and (ready := find_shipped(recipe)) is not None:
+        weights, source, key = ready, "shipped", hashed(recipe)
+    elif kept is not None and kept.exists():
+        weights, source = load_file(kept), "cache"
+    else:
         formats = len(set(lessons.formats))
         console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
         with console.wait("warm start", logged=True):  # the line above announces it
-            warm_up(policy, lessons, progress=console.progress)
-        return copy_weights(policy.named_weights())
-
-    if tiny.cache is None:
-        weights = make_weights()
-    elif (ready := find_shipped(recipe)) is not None:
-        weights, source, key = ready, "shipped", hashed(recipe)
-    else:
-        weights, in_cache = cached(cache_folder(tiny.cache), key, make_weights, console.say)
-        source = "cache" if in_cache else "made"
+            warm_up(policy, lessons, console.progress)
+        weights = copy_weights(policy.named_weights())
+        if kept is not None:
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                write_weights(kept, weights)
+            except OSError as error:
+                console.say(f"! model.cache={tiny.cache}: this model is not kept ({error})")
     with torch.no_grad():
         for name, live in policy.named_weights():
             live.copy_(weights[name])
@@ -270,7 +242,7 @@ def cache_folder(setting: str) -> Path:
 
 def hashed(*values: Any) -> str:
     """Return 16 hex digits of plain values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 #: Prompt options that share a warm start, one per turn. A prompt with three worked examples is many times as long
