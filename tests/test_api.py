@@ -194,10 +194,6 @@ def test_what_is_no_run_here_is_refused_in_one_line_and_leaves_nothing(words, sa
 
 def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
     config = compose(*TINY)
-    config.data.name = "gsm8k"
-    with pytest.raises(ConfigError, match="choose the option itself, data=gsm8k"):
-        train(config=config)
-    config = compose(*TINY)
     config.group_size = 3
     with pytest.raises(ConfigError, match="group_size"):
         train(config=config)
@@ -247,10 +243,10 @@ def test_the_rows_of_a_run_are_flat_and_ready_for_pandas(tmp_path, done):
 
 def test_the_names_are_there_at_once_and_load_nothing():
     script = (
-        "import sys; import rlreason; from rlreason import train, load_run\n"
-        "print(sorted({'torch', 'transformers', 'hydra', 'omegaconf'} & set(sys.modules)))\n"
-        "from rlreason import Grader\n"
-        "print(sorted({'torch', 'transformers', 'hydra'} & set(sys.modules)), 'train' in dir(rlreason))\n"
+        "import sys; import rlreason; from rlreason import load_run, Grader\n"
+        "print(sorted({'torch', 'transformers', 'hydra'} & set(sys.modules)))\n"
+        "from rlreason import train\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)), 'train' in dir(rlreason))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()

@@ -11,7 +11,7 @@ from conftest import PROMPT
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
-from rlreason.api import train
+from rlreason import train
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops

@@ -261,22 +261,18 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 @pytest.mark.parametrize(
     ("words", "key", "cure"),
     [
-        (["model.lora.alpha=16"], "model.lora.alpha=16.0", "set model.lora.rank=8"),
-        (["model.lora.targets=[q_proj]"], "model.lora.targets=[q_proj]", "model.lora.rank above 0"),
+        (["model.lora.alpha=16"], "model.lora.alpha=16.0", "model.lora.rank > 0"),
         (["algorithm=evaluate", "model.lora.rank=8"], "model.lora.rank=8", "leave it out"),
-        (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement=loss"),
+        (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement"),
         ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "mismatch=truncate", "exactly 1"),
-        (["rollout.sleep=false"], "rollout.sleep=false", "rollout=vllm"),
+        (["rollout.sleep=false"], "rollout.sleep=false", "rollout.engine=vllm"),
         (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "colocate"),
         (["algorithm=evaluate", "data.limit=5"], "data.limit=5", "eval_problems"),
         (["algorithm=evaluate", "monitors.parity=correct"], "monitors.parity=correct", "needs weights"),
-        (["data.max_pass_rate=0.5"], "data.max_pass_rate=0.5", "data.pass_rates=FILE"),
-        (["prompt.reward=mine:f", "grading.extract=sentence"], "grading.extract=sentence", "leave it out"),
         ([CLOUD, "data=countdown", "data.path=a/b", "data.max_value=9"], "data.max_value=9", "data.path=null"),
         ([CLOUD, "data.split_seed=3"], "data.split_seed=3", "data.n_validation=200"),
         (["prompt=r1_zero", "prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
-        (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger=trackio"),
-        (["logger=[tensorboard,trackio]", "logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
+        (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger.trackio"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
