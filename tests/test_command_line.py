@@ -4,16 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
-from rlreason.cli.names import NAMES, VALUES, translated
+from rlreason.cli.names import translated
 from rlreason.config.leaves import refuse_own_input, resource_dir
-from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -80,14 +78,6 @@ def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
     check_command_line([*common, "normalize_by_std=False"])
     check_command_line(["algorithm=ei", *common, "n_ei_steps=5", "ei_batch_size=512"])
     check_command_line(["algorithm=ei", "D_b=512", "G=4"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_of_the_table_is_a_setting(name):
-    group, _, key = NAMES[name].partition(".")
-    options = {p.stem for p in (resource_dir("conf") / group).glob("*.yaml")}
-    assert set(VALUES.get(name, {}).values()) <= options
-    assert key or options or group in {field.name for schema in SCHEMAS["schema"].values() for field in fields(schema)}
 
 
 def test_a_sweep_over_a_handouts_switch_runs_both_arms():
@@ -161,11 +151,6 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
 )
 def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
     assert says in mistake(*words)
-
-
-def test_what_is_asked_of_hydra_alone_is_left_to_it():
-    for words in (["-sc", "install=bash"], ["--hydra-help"]):
-        assert not check_command_line(words).starts
 
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):

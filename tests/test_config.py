@@ -16,7 +16,6 @@ from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
 from rlreason.settings import Settings
-from rlreason.training.learner import learning_rate_at
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
@@ -93,14 +92,6 @@ def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(c
     assert changed.loss == run.loss
 
 
-def test_the_paper_preset_has_the_handouts_numbers(composed, gsm8k):
-    run = typed(composed("scale=paper", "model=smollm2_135m", f"data.path={gsm8k}"))
-    assert (run.n_steps, run.learning_rate, run.advantage_eps) == (200, 1e-5, 1e-6)
-    assert (run.rollout_batch_size, run.group_size, run.train_batch_size, run.epochs_per_rollout) == (256, 8, 256, 1)
-    assert (run.sampling.temperature, run.sampling.min_tokens, run.sampling.max_tokens) == (1.0, 4, 1024)
-    assert (run.weight_decay, list(run.adam_betas), run.max_grad_norm) == (0.0, [0.9, 0.95], 1.0)
-
-
 def test_a_pretrained_model_brings_its_scale_and_data_unless_they_are_chosen(composed, gsm8k):
     run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}"))
     assert (run.data.name, run.prompt.name, run.rollout_batch_size) == ("gsm8k", "r1_zero", 256)
@@ -165,17 +156,6 @@ def test_a_wrong_word_is_one_line_with_the_cure(words, says):
     text = mistake(*words)
     assert says in text
     assert len(text.splitlines()) <= 2
-
-
-def test_a_restarted_step_may_warm_up_over_its_own_length(composed):
-    """The rate of such a step rises to its height with the last update, however many there are."""
-    run = typed(composed("algorithm=ei", "restart=true", "warmup_steps=1"))
-    rates = [learning_rate_at(place / 4, 1 / 4, 1, 1.0, run.lr_schedule, run.warmup_steps) for place in range(4)]
-    assert rates == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_all_violated_rules_are_named_at_once():
-    assert len(mistake("learning_rate=0", "group_size=7", "threads=0").splitlines()) == 3
 
 
 def test_the_handouts_accumulation_becomes_the_micro_batch(composed):

@@ -23,7 +23,6 @@ from rlreason.records.reader import RESOURCES, RunFolder, exit_code, runs_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.design import key_of, parsed
-from rlreason.sweeps.state import FILE, read_state
 
 Note = Callable[[str], object]
 RESUME, RUN_DIR = "resume", "hydra.run.dir"
@@ -85,8 +84,7 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
                 node = OmegaConf.select(base, key_of(word))
                 if one.key_or_group == "algorithm" or (node is None and not one.is_delete()):
                     raise ConfigError(
-                        f"{word} chooses more than one setting of a run that has all of its own: give them one by one "
-                        f"(python -m rlreason --cfg job {word} shows them)"
+                        f"{word} chooses more than one setting of a run that has all of its own: give them one by one"
                     )
                 OmegaConf.update(config, key_of(word), node, merge=False)
             elif word not in of_hydra:
@@ -115,10 +113,8 @@ def repeated(
     if not folder.is_dir():
         raise ConfigError(f"{name}={folder} is no folder: give the folder of a run, as printed at its start")
     if inner := runs_in(folder):
-        command = f" ({read_state(folder).command})" if (folder / FILE).exists() else ""
         raise ConfigError(
-            f"{name}={folder} is a sweep with {len(inner)} runs: type its command again{command}, or give one run, "
-            f"such as {inner[-1]}"
+            f"{name}={folder} is a sweep with {len(inner)} runs: type its command again, or give one of them"
         )
     before, given = RunFolder(folder), set(map(key_of, overrides))
     began_in, sweep = before.provenance.get("directory"), before.provenance.get("sweep")
@@ -136,16 +132,13 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     resumes = [word for word in words if key_of(word) == RESUME]
     if not resumes:
         return None
-    others = ["-m"] * multirun + [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")]
-    if others := [*others, *resumes[1:]]:
-        raise ConfigError(
-            f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out (a sweep resumes when its own "
-            "command is typed again)"
-        )
+    others = ["-m"] * multirun + [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")] + resumes[1:]
+    if others:
+        raise ConfigError(f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out")
     folder = resumes[0].partition("=")[2].strip().strip("'\"")
     if not folder:
-        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as {RESUME}=runs/grpo/2026-01-31_12-00-00")
-    return Path(os.path.expanduser(folder))
+        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as printed at its start")
+    return Path(folder).expanduser()
 
 
 # Whether it could begin
@@ -184,13 +177,12 @@ def check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} is not writable")
+            raise PermissionError("no permission to write there")
     except OSError as error:
         if exit_code(error) == RESOURCES:
             raise
-        raise ConfigError(
-            f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
-        ) from None
+        why = error.strerror or error
+        raise ConfigError(f"the run folder {folder} cannot be made: {why}: choose another") from None
     finally:
         for path in missing:
             with suppress(OSError):

