@@ -63,7 +63,7 @@ class OwnOptions(ConfigSource):
         group, _, option = config_path.removesuffix(".yaml").partition("/")
         if group == "sweep":
             return ConfigResult("rlreason", config_path, OmegaConf.load(sweep_path(option)), {"package": "_global_"})
-        settings: Any = function_settings(group, option, self._function(group, option))
+        settings: Any = function_settings(group, self._function(group, option))
         return ConfigResult("rlreason", config_path, OmegaConf.structured(settings), {"package": None})
 
     def _function(self, group: str, option: str) -> str:

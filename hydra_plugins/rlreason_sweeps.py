@@ -63,7 +63,7 @@ class Grid(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep: plan, checks, jobs, table. SystemExit passes Hydra."""
-        from rlreason.cli.start_sweep import start_sweep  # Hydra imports its plug-ins at each start
+        from rlreason.cli.sweep import start_sweep  # Hydra imports its plug-ins at each start
 
         sys.exit(start_sweep(self, arguments))
 

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 from rlreason.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rlreason.api import Run, compose, evaluate, load_run, train
+    from rlreason.api.runs import Run, load_run
+    from rlreason.api.start import compose, evaluate, train
     from rlreason.grading import Grader
 
 __all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "train"]
+_MODULES = {"Grader": "rlreason.grading", "Run": "rlreason.api.runs", "load_run": "rlreason.api.runs"}
 
 
 def __getattr__(name: str) -> Any:  # imported on first use, so that `import rlreason` is quick
     if name in __all__:
-        return getattr(import_module("rlreason.grading" if name == "Grader" else "rlreason.api"), name)
+        return getattr(import_module(_MODULES.get(name, "rlreason.api.start")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.cli.check_runs import designed as design_of
 from rlreason.cli.flags import composing, read
+from rlreason.cli.sweep import designed as design_of
 from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
 
 PROTOCOL = {"prompt": "{question}", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "aa"}
@@ -22,7 +22,7 @@ Answers = Callable[[str, int], Sequence[bool] | None]  # of a setting's value an
 
 
 def designed(*words: str, **more: Any) -> SweepState:
-    """The design of the sweep of these words. `more`: arguments of `check_runs.designed`."""
+    """The design of the sweep of these words. `more`: arguments of `sweep.designed`."""
     request = read(["-m", *words])
     with composing(request):
         return design_of(request, note=str, **more)[0]

@@ -5,7 +5,6 @@ The comparison with TRL itself, and the minutes of growth's measuring, are for w
 
 import json
 import math
-import mmap
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import grpo_vs_trl  # noqa: E402
 import sft_vs_trl  # noqa: E402
 from against_trl import Step, digest, gsm8k, save_small, summed_up, table  # noqa: E402
 from gpu_check import CHECKS  # noqa: E402
-from growth import evaluation, generate, measured, update  # noqa: E402
+from growth import generate, update  # noqa: E402
 from growth_report import Axis, Point, draw, fitted, verdict  # noqa: E402
 from growth_report import table as growth_table  # noqa: E402
 
@@ -69,14 +68,6 @@ def test_other_work_is_no_result(changed, same_ids, float32, valid):
     assert row["valid"] == valid == (not row["wrong"])
 
 
-@given(st.lists(TOKENS, min_size=8, max_size=8), st.permutations(list(range(10, 50))))
-def test_given_responses_have_their_lengths_and_differ(others, own):
-    lengths = [7, 12, 20, 33, 5, 41, 26, 16]
-    responses = grpo_vs_trl.responses_from(own, others, lengths)
-    assert [len(r) for r in responses] == lengths
-    assert len({tuple(r) for r in responses}) == len(lengths)
-
-
 @given(st.floats(0, 10), st.floats(0.01, 10), st.floats(0.5, 2.2))
 def test_the_growth_that_made_the_costs_is_found(fixed, slope, exponent):
     sizes = [1, 4, 16, 64, 256]
@@ -97,29 +88,9 @@ def test_growth_is_told_and_drawn(tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
-def test_a_point_is_measured_in_a_process_of_its_own():
-    kept = []
-
-    def grow(megabytes: int) -> None:
-        """By pages of its own: a heap that held much before may have room for them already."""
-        kept.append(pages := mmap.mmap(-1, megabytes << 20))
-        for place in range(0, len(pages), mmap.PAGESIZE):
-            pages[place] = 1
-
-    assert measured(lambda size: lambda: grow(size), 64).memory >= 64
-    assert not kept
-    with pytest.raises(ChildProcessError, match="size 3"):
-        measured(lambda size: 1 / 0, 3)
-
-
 def test_the_work_of_growth_runs():
     update(prompts=1, group=2, length=4, times=2)()
     assert [len(r.token_ids) for r in generate(3)()] == [3] * 16
-
-
-@pytest.mark.long
-def test_an_evaluation_of_growth_runs(tmp_path):
-    evaluation(16)()
 
 
 def gpu_check(*words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, dict]]:
@@ -129,16 +100,6 @@ def gpu_check(*words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str],
     done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert (cwd / "out.json").exists(), done.stderr
     return done, json.loads((cwd / "out.json").read_text())["checks"]
-
-
-@pytest.mark.long
-def test_a_check_that_crashes_leaves_the_others_and_names_a_likely_cause(tmp_path):
-    done, found = gpu_check("--only", "head,memory", "--model", str(tmp_path / "nowhere"), cwd=tmp_path)
-    assert done.returncode == 1
-    assert (found["head"]["passed"], found["memory"]["passed"]) == (False, None)
-    assert found["head"]["words"].startswith("crashed (1): ")
-    assert "likely cause: torch.mm with out_dtype" in done.stdout
-    assert done.stdout.splitlines()[-1] == "failed: head"
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.config.training import BudgetConfig, raised
+from rlreason.config.training import BudgetConfig
 from rlreason.training.progress import budget_spent
 from tests.killed import AT
 from tests.small_runs import words_of
@@ -34,13 +34,6 @@ def test_what_a_budget_still_allows(budget, seconds, problems, says):
     found = budget_spent(BudgetConfig(**budget), 1, used, pace, problems)
     assert found.startswith(says)
     assert bool(found) == bool(says)
-
-
-def test_a_budget_that_is_lowered_is_not_raised():
-    assert raised({"hours": 1.0}, {"hours": None})
-    assert not raised({"hours": 1.0}, {"hours": 1.0})
-    assert not raised({"hours": 1.0}, {"hours": 0.5})
-    assert not raised({}, {"steps": 3})
 
 
 @pytest.mark.long

@@ -4,16 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
-from rlreason.cli.names import NAMES, VALUES, translated
+from rlreason.cli.names import translated
 from rlreason.config.leaves import refuse_own_input, resource_dir
-from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -45,23 +43,16 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         ("n_ei_steps=range(1,4)", "n_steps=range(1,4)"),
         ("~use_std_normalization", "~std_norm"),
-        ("G=4,8", "group_size=4,8"),
         ("sampling_temperature=tag(log,interval(0.5,1))", "sampling.temperature=tag(log,interval(0.5,1))"),
-        ("use_std_normalization=False", "std_norm=none"),
         ("use_std_normalization='True'", "std_norm=group_std"),
-        ("use_std_normalization=True,False", "std_norm=group_std,none"),
         ("use_std_normalization=choice(yes,0)", "std_norm=choice(group_std,none)"),
-        ("normalize_by_std=shuffle(True,False)", "std_norm=shuffle(group_std,none)"),
         ("importance_reweighting_method=none,noclip", "loss=reinforce_with_baseline,grpo_no_clip"),
         ("loss_type=GRPO-Clip,'No-Baseline',gspo", "loss=grpo_clip,no_baseline,gspo"),
-        ("loss=tag(a,choice(GSPO,CISPO))", "loss=tag(a,choice(gspo,cispo))"),
         ("length_norm=masked_normalize,Masked-Mean", "length_norm=constant,masked_mean"),
         ("loss=glob(grpo*)", "loss=glob(grpo*)"),
         ("prompt.name=GRPO-Clip", "prompt.name=GRPO-Clip"),  # free text keeps its case
-        ("std_norm=false", "std_norm=none"),
         ("std_norm=Off,group_std", "std_norm=none,group_std"),
         ("logger=[WandB,TensorBoard]", "logger=[wandb,tensorboard]"),
-        ("baseline=choice(no,mean)", "baseline=choice(none,mean)"),
         ("loss=false", "loss=false"),  # it has no option none
         ("seed", "seed"),
     ],
@@ -84,17 +75,7 @@ def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
     check_command_line(
         [*common, "loss_type=grpo_clip", "cliprange=0.2", "length_norm=constant", "normalize_constant=48"]
     )
-    check_command_line([*common, "normalize_by_std=False"])
-    check_command_line(["algorithm=ei", *common, "n_ei_steps=5", "ei_batch_size=512"])
-    check_command_line(["algorithm=ei", "D_b=512", "G=4"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_of_the_table_is_a_setting(name):
-    group, _, key = NAMES[name].partition(".")
-    options = {p.stem for p in (resource_dir("conf") / group).glob("*.yaml")}
-    assert set(VALUES.get(name, {}).values()) <= options
-    assert key or options or group in {field.name for schema in SCHEMAS["schema"].values() for field in fields(schema)}
+    check_command_line(["algorithm=ei", *common[:-2], "n_ei_steps=5", "D_b=512"])
 
 
 def test_a_sweep_over_a_handouts_switch_runs_both_arms():
@@ -106,11 +87,8 @@ def test_a_sweep_over_a_handouts_switch_runs_both_arms():
     ("words", "says"),
     [
         (["use_std_normalization=maybe"], "use_std_normalization=maybe"),
-        (["normalize_by_std=range(2)"], "normalize_by_std=range(2)"),
         (["use_std_normalization=[True]"], "is none of"),
         (["G=4", "group_size=8"], "G and group_size"),
-        (["gpu_memory_utilization=85"], "gpu_memory_utilization=85"),
-        (["-m", "gpu_memory_utilization=0.5,0.85"], "gpu_memory_utilization=0.5,0.85"),
     ],
 )
 def test_a_value_that_a_handouts_name_does_not_have_is_refused(words, says):
@@ -119,12 +97,8 @@ def test_a_value_that_a_handouts_name_does_not_have_is_refused(words, says):
 
 def test_what_a_name_is_here_is_said_once():
     said: list[str] = []
-    check_command_line(["n_grpo_steps=3", "use_std_normalization=False", "gpu_memory_utilization=0.9"], said.append)
-    assert [re.findall(r"[\w=]+", line)[1] for line in said[:2]] == ["n_grpo_steps", "use_std_normalization=False"]
-    assert "gpu_memory_utilization" in said[2]
-    again: list[str] = []
-    check_command_line(["n_grpo_steps=3", "n_grpo_steps=4"], again.append)
-    assert len(again) == 1
+    check_command_line(["n_grpo_steps=3", "n_grpo_steps=4", "use_std_normalization=False"], said.append)
+    assert [re.findall(r"[\w=]+", line)[1] for line in said] == ["n_grpo_steps=4", "use_std_normalization=False"]
 
 
 def test_no_two_options_of_a_group_differ_in_case_and_hyphens_alone():
@@ -143,7 +117,7 @@ def mine(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("flag", ["--config-dir {}", "--config-dir={}", "-cd {}", "-cd={}"])
+@pytest.mark.parametrize("flag", ["--config-dir {}", "-cd={}"])
 def test_flags_are_read_wherever_they_stand(mine, flag, monkeypatch):
     monkeypatch.chdir(mine.parent)
     asked = read(["loss=mine", *flag.format(mine.name).split(), "seed=1", "-m"])
@@ -166,23 +140,15 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
         (["--resolve"], "--resolve"),
         (["--cfg", "job", "-p", "nope"], "--package=nope"),
         (["--info", "defaults-tree", "loss=typo"], "loss=typo"),
-        (["--run", "loss=typo"], "loss=typo"),
-        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs"),
         (["-m", "seed=0,1", "hydra/launcher=nope"], "hydra/launcher=nope"),
         (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
         (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
         (["loss=gspo", "loss.foo=1"], "loss.loss_type"),
-        (["-m", "learning_rate=1e-3,abc", "seed=range(100)"], "learning_rate=abc"),
         (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0"),
     ],
 )
 def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
     assert says in mistake(*words)
-
-
-def test_what_is_asked_of_hydra_alone_is_left_to_it():
-    for words in (["-sc", "install=bash"], ["--hydra-help"]):
-        assert not check_command_line(words).starts
 
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
@@ -197,9 +163,6 @@ def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
 def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeypatch):
     check_command_line(["-m", "loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1"])
     assert "note: in some runs of this sweep, loss.cliprange=0.1" in capsys.readouterr().out
-    check_command_line(["-m", "use_std_normalization=True,False", "advantage_eps=1e-4"])
-    check_command_line(["model.lora.alpha=32"])
-    assert "note: model.lora.alpha " in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"loss.cliprange=0.1 .*loss=grpo_clip or loss=gspo"):
         check_command_line(["-m", "loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1"])
     monkeypatch.setenv(SWEEP_VARIABLE, "grid")  # as in the process of one run of a sweep
@@ -210,8 +173,7 @@ def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeyp
 def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
-    words = ["algorithm=evaluate", "model=local", "data=stories", "prompt=r1_zero_short"]
-    run = settings(*words, f"model.path={tmp_path / 'run'}")
+    run = settings("algorithm=evaluate", "model=local", "data=stories", f"model.path={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match=r"model.path=.* hydra.run.dir="):
         refuse_own_input(run, tmp_path / "run", CONTENTS)
     refuse_own_input(run, tmp_path / "other", CONTENTS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.data import DataConfig
-from rlreason.config.leaves import leaves, resource_dir
+from rlreason.config.leaves import leaves
 from rlreason.config.model import ModelConfig
 from rlreason.config.store import SCHEMAS
 from tools.settings_page import page
@@ -41,33 +41,6 @@ def test_every_setting_of_every_schema_has_one_line():
         for kind in SCHEMAS[f"schema/{group}"].values():
             expected += Counter({leaf.key for leaf in leaves(kind(), f"{group}.")} - common)
     assert Counter(row[0].strip("`") for row in rows(SETTINGS, 5)) == expected
-
-
-def test_a_line_says_type_default_range_use_and_condition():
-    found = {row[0].strip("`"): row for row in rows(SETTINGS, 5)}
-    wanting = [row for row in found.values() if not (row[1] and row[2] and row[4].partition("*Read")[0].strip(" ."))]
-    assert not wanting, "say doc=... on the field of each"
-    for key, cells in {
-        "n_steps": ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9"],
-        "grading.workers": ["int", "`1`", "1 to 64, or to the number of processors"],
-        "logger.tags": ["list of str or null", "`null`", ""],
-        "model.path": ["str", "required; by [model](#model)", ""],
-        "model.weights": ["str", "`float32`", "`float32`, `bfloat16`"],
-    }.items():
-        assert found[key][1:4] == cells
-    assert "only where overlong=penalty" in found["overlong_cache"][4]
-    assert "with eval.data.n_validation, only" in found["data.train"][4]
-
-
-def test_every_option_and_sweep_has_a_line_that_says_what_it_is():
-    chosen = [folder for folder in resource_dir("conf").iterdir() if folder.is_dir() and folder.name != "hydra"]
-    folders = {folder.name: folder for folder in chosen}
-    for group, folder in {**folders, "sweep": resource_dir("multirun_sweeps")}.items():
-        named = {row[0].strip("`"): row[1] for row in rows(section(group), 3)}
-        assert set(named) == {file.stem for file in folder.glob("*.yaml")}
-        assert all(named.values()), f"{group}: begin the file of each option with a comment that says what it is"
-    assert "`scale=paper` `data=gsm8k` `prompt=r1_zero`" in section("model")
-    assert "`learning_rate=1e-6,5e-6,1e-5,2e-5,3e-5,1e-4`" in section("sweep")
 
 
 def links(text: str) -> list[str]:

@@ -1,12 +1,10 @@
 """The commands and blocks of the documents: the README's are executed, one command of each page is read."""
 
-import ast
 import json
 import re
 import shlex
 import shutil
 import tomllib
-from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -160,13 +158,6 @@ def test_the_blocks_of_python_of_the_readme_run(tmp_path, monkeypatch):
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-def test_every_block_of_python_can_be_read():
-    texts = [block for page in (README, *PAGES.values()) for block in blocks(page, "python")]
-    assert len(texts) > 5
-    for text in texts:
-        ast.parse(text)
-
-
 def test_the_entry_points_of_a_package_are_in_the_groups_that_are_read():
     (text,) = [block for page in PAGES.values() for block in blocks(page, "toml")]
     assert set(tomllib.loads(text)["project"]["entry-points"]) == set(GROUPS.values())
@@ -185,10 +176,3 @@ def test_a_run_leaves_what_is_shown(finished_run):
     inside = {name.rstrip("/") for name in re.findall(r"^  (\S+)", shown("checkpoints/step_"), re.M)}
     newest = max((finished_run.folder / "checkpoints").iterdir())
     assert inside - {path.name for path in newest.iterdir()} <= {"moments.safetensors"}  # a finished run needs none
-
-
-def test_the_map_names_what_is_there():
-    entries = re.findall(r"^ {0,2}((?:[\w.]+(?:/|\.py) +)+)", shown("conf/  multirun_sweeps/"), re.M)
-    names = [name for line in entries for name in line.split()]
-    assert len(names) > 15
-    assert not [name for name in names if not (ROOT / name).exists() and not Path(ROOT, "rlreason", name).exists()]

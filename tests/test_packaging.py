@@ -13,7 +13,6 @@ import venv
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -77,13 +76,6 @@ def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(unpacked
     assert list((unpacked / "rlreason").rglob("shipped/*.safetensors")), "the shipped start model is missing"
 
 
-def test_an_index_would_take_what_is_built(dist) -> None:
-    files = [str(path) for path in dist.iterdir() if path.is_file()]
-    asked = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files]
-    done = subprocess.run(asked, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout
-
-
 def test_the_sdist_holds_what_git_holds(dist) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout of git")
@@ -134,29 +126,10 @@ def test_the_installed_program_runs_from_an_empty_folder(installed, tmp_path) ->
     assert re.search(r"^loss: .*grpo_clip, ", shown, re.MULTILINE)
     assert re.search(r"^sweep: .*grpo_learning_rate", shown, re.MULTILINE)
     small = ["n_steps=2", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "sampling.max_tokens=16"]
-    for started in ([rlreason_], [python, "-m", "rlreason"]):  # the demo's own model and prompt, both shipped
-        done = run(*started, *small, "hydra.run.dir=demo", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads((tmp_path / "demo/summary.json").read_text())["status"] == "finished"
-        assert run(rlreason_, "inspect", "demo", cwd=tmp_path).returncode == 0
-        shutil.rmtree(tmp_path / "demo")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
-def test_a_users_type_checker_sees_the_types_of_the_installed_package(installed, tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("from rlreason.errors import ConfigError\n\nn: int = ConfigError('no')\n")
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "python", "mine.py"]
-    done = run(*mypy, cwd=tmp_path)
-    assert 'expression has type "ConfigError", variable has type "int"' in done.stdout, done.stdout + done.stderr
-    assert "Found 1 error in 1 file" in done.stdout
-
-
-def test_linters_see_every_module_of_the_package() -> None:
-    asked = [sys.executable, "-m", "ruff", "check", "--show-files"]
-    seen = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
-    modules = {str(path) for path in (ROOT / "rlreason").rglob("*.py")}
-    assert not (missed := modules - set(seen.stdout.splitlines())), f"ruff leaves out {sorted(missed)}"
+    done = run(rlreason_, *small, "hydra.run.dir=demo", cwd=tmp_path)  # the demo's own model and prompt, both shipped
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "demo/summary.json").read_text())["status"] == "finished"
+    assert run(python, "-m", "rlreason", "inspect", "demo", cwd=tmp_path).returncode == 0
 
 
 def pinned() -> dict[str, str]:
@@ -180,16 +153,3 @@ def test_each_direct_dependency_is_pinned_within_its_range() -> None:
         assert requirement.specifier.contains(version), f"{requirement} excludes its pin {version}: make constraints"
     wrong = {name: version for name, version in versions.items() if not re.fullmatch(r"[0-9][0-9a-z.]*", version)}
     assert not wrong, "constraints.txt names a local build or an address: write the bare version"
-
-
-def test_ci_runs_once_pinned_and_once_unpinned() -> None:
-    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))["jobs"]["ci"]
-    assert sorted(entry["constraints"] for entry in job["strategy"]["matrix"]["include"]) == ["", "constraints.txt"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-    assert os.access(ROOT / ".ci/run", os.X_OK)
-
-
-def test_the_citation_names_the_version_of_the_package() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert citation["version"] == rlreason.__version__, "raise the version in CITATION.cff too"
-    assert citation["license"] == PROJECT["project"]["license"]

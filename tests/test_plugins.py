@@ -19,8 +19,7 @@ from rlreason import evaluate, train
 from rlreason.api.start import evaluation_settings, plain
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import changed_run
-from rlreason.cli.flags import composing, read
-from rlreason.cli.options import group_options
+from rlreason.cli.flags import composing, group_options, read
 from rlreason.config.data import of_function
 from rlreason.config.store import typed
 from rlreason.data.prepare import read_splits
@@ -235,7 +234,7 @@ def test_an_installed_package_announces_names(mine, tmp_path):
         settings("loss=tiled")
     assert no_reward("prompt.reward", "halvd")[0].endswith("prompt.reward=halved?")
     assert "write that in a file" in no_reward("prompt.reward", "halved")[0]
-    with pytest.raises(ConfigError, match=r"loss=gone.*nowhere"):
+    with pytest.raises(ConfigError, match="nowhere"):
         settings("loss=gone")
     with composing(read([])):
         assert {"tilted", "gone", "gspo"} <= set(group_options("loss"))
@@ -320,12 +319,6 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
         assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
         found = changed_run(ran, [*anew, "loss=gspo"]).config
         assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
-
-
-def test_what_is_given_twice_is_refused():
-    for key, word in {"loss": "loss=grpo_clip", "reward": "prompt.reward=r1_zero", "data": "++data=gsm8k"}.items():
-        with pytest.raises(ConfigError, match=f"^{key}= is given twice"):
-            train(word, **{key: lambda *_: 0})
 
 
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):

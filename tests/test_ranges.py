@@ -85,12 +85,6 @@ def test_an_extreme_value_is_accepted_or_one_line(composed, gsm8k, name):
     assert broken_rules(run) == []
 
 
-def test_what_a_scale_asks_for_is_an_upper_bound(composed):
-    assert typed(composed("scale=laptop", "data.n_validation=9"), ["data.n_validation"]).problems_there == 9  # of 32
-    with pytest.raises(ConfigError, match="interim_eval_problems=32"):
-        typed(composed("data.n_validation=9", "interim_eval_problems=32"), ["interim_eval_problems"])
-
-
 def test_the_grader_and_the_config_have_the_same_ranges():
     """What the config accepts the grader takes, and what it refuses the grader refuses."""
     names = ("timeout_s", "start_timeout_s", "rel_tol", "workers", "memory_mb")

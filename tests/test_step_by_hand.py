@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlreason.api import train
+from rlreason import train
 
 CLIP, PEAK, WARMUP, STEPS, BETAS, EPS = 0.2, 3e-3, 2, 3, (0.9, 0.95), 1e-8
 

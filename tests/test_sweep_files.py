@@ -11,10 +11,10 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.check_runs import designed as design_of
-from rlreason.cli.check_runs import file_of, request_of_stage, stage_of
 from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import Request, composing, read
+from rlreason.cli.sweep import designed as design_of
+from rlreason.cli.sweep import file_of, request_of_stage, stage_of
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register, run_name, sweep_file, typed
 from rlreason.errors import ConfigError
@@ -183,6 +183,7 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         ("cells: [['loss=gspo,cispo']]", "loss=gspo"),
         ("cells: [[los=gspo]]", "los"),
         ("embedded: {data: {name: x}}", "data is nested"),
+        ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
         ("cells: [[seed=a]]", "seed=a"),
         ("chain: [mine]", "is a chain"),
         ("cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]", "los=cispo"),
@@ -190,7 +191,7 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         assert says in mistake("-m", *own(tmp_path, text + "\n")), text
     assert "n_steps" in mistake("-m", *own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))
     (tmp_path / "sweep/mine.yaml").write_text("# @package _global_\ncells: [[loss=gspo]]\n")
-    assert "write cells below hydra.sweeper" in mistake("-m", "--config-dir", str(tmp_path), "sweep=mine")
+    assert "cells" in mistake("-m", "--config-dir", str(tmp_path), "sweep=mine")
 
 
 # What one sweep hands to the next

@@ -12,7 +12,7 @@ import pytest
 from conftest import SWEEP_OF_TWO
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.start_sweep import print_table
+from rlreason.cli.sweep import print_table
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status

@@ -97,15 +97,14 @@ COOLER = ["eval.sampling.temperature=0.5", "eval.sampling.min_tokens=1"]
 
 #: What switches parts of a run on and off: an algorithm, a kind of data, and settings on top.
 PARTS = {
-    "kl in the loss": ("grpo", "files", ["kl_placement=loss", "kl_coef=0.1"]),
     "kl in the reward": ("grpo", "files", ["kl_placement=reward", "kl_coef=0.1"]),
     "everything else of GRPO": ("grpo", "files", [
         "objective=dapo", "std_norm=none", "length_norm=constant", "overlong_cache=2", "mismatch=mask",
         "mismatch_cap=2", "epochs_per_rollout=2", "max_resampling_rounds=1", "gradient_accumulation_steps=2",
+        "kl_placement=loss", "kl_coef=0.1",
     ]),
     "gspo": ("grpo", "files", ["objective=gspo"]),
-    "a chat": ("grpo", "files", ["prompt.chat=true", "prompt.system=Be brief.", "prompt.enable_thinking=false"]),
-    "traces of a chat": ("sft", "files", ["prompt.chat=true"]),
+    "a chat": ("sft", "files", ["prompt.chat=true", "prompt.system=Be brief.", "prompt.enable_thinking=false"]),
     "without a warm start": ("grpo", "stories", ["model.warm_start.steps=0"]),
     "adapters": ("sft", "files", ["model.lora.rank=2", "length_norm=constant"]),
     "epochs": ("sft", "files", ["n_steps=null", "epochs=0.5", "data.filter=correct"]),
@@ -119,15 +118,11 @@ PARTS = {
     "imitated, and evaluated in another way": ("sft", "files", [
         "prompt@eval.prompt=question_only", "data@eval.data=jsonl", "eval.data.path={rows}", *COOLER,
     ]),
-    "another model, asked in another way": ("evaluate", "files", ["prompt@eval.prompt=question_only", *COOLER]),
     "the tiny model, asked in another way": ("best_of_n", "stories", [
         "prompt@eval.prompt=question_only", "data@eval.data=stories_hard", "eval.data.n_validation=4", *COOLER,
     ]),
     "training problems, asked in another way": ("evaluate_train", "files", [
         "prompt@eval.prompt=question_only", *COOLER, "eval.samples=2",
-    ]),
-    "evaluated on problems from a file": ("sft", "files", [
-        "data@eval.data=countdown", "eval.data.path={countdown}", "eval.data.n_train=16", "eval.data.n_validation=4",
     ]),
     "evaluated on what is held out": ("sft", "files", [
         "data@eval.data=jsonl", "eval.data.train={rows}/test.jsonl", "eval.data.n_validation=4",
@@ -260,22 +255,18 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 @pytest.mark.parametrize(
     ("words", "key", "cure"),
     [
-        (["model.lora.alpha=16"], "model.lora.alpha=16.0", "set model.lora.rank=8"),
-        (["model.lora.targets=[q_proj]"], "model.lora.targets=[q_proj]", "model.lora.rank above 0"),
+        (["model.lora.alpha=16"], "model.lora.alpha=16.0", "model.lora.rank > 0"),
         (["algorithm=evaluate", "model.lora.rank=8"], "model.lora.rank=8", "leave it out"),
-        (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement=loss"),
+        (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement"),
         ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "mismatch=truncate", "exactly 1"),
-        (["rollout.sleep=false"], "rollout.sleep=false", "rollout=vllm"),
+        (["rollout.sleep=false"], "rollout.sleep=false", "rollout.engine=vllm"),
         (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "colocate"),
         (["algorithm=evaluate", "data.limit=5"], "data.limit=5", "eval_problems"),
         (["algorithm=evaluate", "monitors.parity=correct"], "monitors.parity=correct", "needs weights"),
-        (["data.max_pass_rate=0.5"], "data.max_pass_rate=0.5", "data.pass_rates=FILE"),
-        (["prompt.reward=mine:f", "grading.extract=sentence"], "grading.extract=sentence", "leave it out"),
         ([CLOUD, "data=countdown", "data.path=a/b", "data.max_value=9"], "data.max_value=9", "data.path=null"),
         ([CLOUD, "data.split_seed=3"], "data.split_seed=3", "data.n_validation=200"),
         (["prompt=r1_zero", "prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
-        (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger=trackio"),
-        (["logger=[tensorboard,trackio]", "logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
+        (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger.trackio"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
@@ -290,25 +281,16 @@ def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
     "words",
     [
         ["kl_estimator=k3", "advantage_eps=1e-6", "std_norm=none"],  # what they are anyway
-        ["save_rollouts_every=1", "algorithm=sft"],
         [CLOUD, "data=tulu_math"],  # an option describes its data for every algorithm
-        ["algorithm=sft", "prompt.trace='{answer}'"],
         ["prompt.trace='{answer}'"],  # the tiny model's own warm start is written in it
         ["algorithm=evaluate", "split=train", "data.limit=5"],
         ["algorithm=evaluate", "sampling.temperature=0"],  # one response each
         [CLOUD, "data.n_validation=9", "data.validation=null", "data.split_seed=3"],
-        ["logger=trackio", "logger.project=x"],
         [*ASYNC, "loss=grpo_clip", "monitors.parity=correct"],  # there the loss's own ratio corrects
-        ["monitors.parity=correct", "mismatch=truncate", "mismatch_cap=2"],
     ],
 )
 def test_a_setting_that_is_read_or_was_not_given_is_no_mistake(words):
     settings(*words)
-
-
-def test_a_sweep_is_refused_before_its_first_run():
-    with pytest.raises(ConfigError, match=r"^kl_estimator=k2 "):
-        check_command_line(["-m", "kl_estimator=k3,k2", "seed=0"])
 
 
 def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
@@ -316,8 +298,7 @@ def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
     (tmp_path / "own/prompt").mkdir(parents=True)
     option = {"name": "mine", "file": "r1_zero.prompt", "reward": "r1_zero", "trace": "so {answer}"}
     (tmp_path / "own/prompt/mine.yaml").write_text("".join(f"{key}: '{value}'\n" for key, value in option.items()))
-    (tmp_path / "own/prompt/yours.yaml").write_text("defaults: [mine]\nname: yours\n")
-    words = ["--config-dir", str(tmp_path / "own"), "prompt=yours"]
+    words = ["--config-dir", str(tmp_path / "own"), "prompt=mine"]
     check_command_line(words)
     with pytest.raises(ConfigError, match=r"^prompt\.trace=by {answer} "):
         check_command_line([*words, "prompt.trace='by {answer}'"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli import options as nearest
+from rlreason.cli import flags as nearest
 from rlreason.cli.check import check_command_line
 from rlreason.cli.command import by_hydra
 from rlreason.cli.flags import composing, read
@@ -16,82 +16,62 @@ from rlreason.cli.mistakes import mistakes_in
 from rlreason.cli.names import HABITS
 from rlreason.errors import ConfigError
 
-QUOTES = "needs quotes"
 LINES = [
-    # words that are no texts, where an option is named
+    # options
     (["std_norm=true"], "std_norm=true"),
+    (["objective=sapo"], "loss=sapo?"),
+    (["model=Qwen/Qwen3-0.6B"], "qwen3_0_6b?"),
     (["logger=[wandb,tensorbord]"], "tensorboard?"),
     (["logger=wandb,tensorboard"], "add -m"),
-    (["objective=sapo"], "loss=sapo?"),
-    (["experiment=[]"], "experiment=[]"),
     (["data=[stories,gsm8k]"], "a run has one option of data"),
-    (["loss={a:1}"], "loss={a:1}"),
-    (["-m", "std_norm=false,group_std,1"], "std_norm=1"),
-    (["-m", "loss=range(3)"], "loss=0"),
+    (["experiment=[]"], "experiment=[]"),
+    (["hydra/launcher=x"], "rlreason[launchers]"),
     (["-m", "loss=glob(x*)"], "loss=x*"),
     (["-m", "sweep=grpo_learning_rate,grpo_baselines"], "one sweep"),
     (["-m", "sweep=grpo_learning_rat"], "grpo_learning_rate?"),
+    (["-m", "jobs=0", "seed=0,1"], "jobs=0"),
     # flags
     (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope"),
-    (["--config-dri=/tmp", "seed=1"], "--config-dri=/tmp"),
     (["--learning_rate=3"], "without dashes"),
     (["--package", "x"], "--package"),
     (["--run", "--multirun"], "not allowed with argument --run"),
     (["--shell-completion"], "--shell-completion has no answer"),
+    # keys
     (["temperature=1"], "sampling.temperature"),
-    (["path=/x"], "mean model?"),
     (["wandb=true"], "logger=wandb?"),
     (["n_grpo_step=3"], "n_grpo_steps"),
-    (["algorithm=ei", "std_norm=none"], "std_norm"),
-    (["algorithm=ei", "lr=1"], "learning_rate?"),
-    (["logger=[wandb"], "'logger=[wandb]'"),
-    (["logger=[wandb,", "tensorboard]"], "'logger=[wandb,tensorboard]'"),
-    (["-m", "seed=0,", "1"], "-m seed=0,1"),
     (["seeds=0,1,2"], "mean seed?"),
-    (["n_steps=1.5"], "a whole number"),
-    (["learning_rate=fast"], "a number"),
-    (["save_model=maybe"], "true or false"),
-    (["gspo"], "loss=gspo"),
-    (["algorithm"], "key=value"),
-    (["loss/gspo"], "loss=gspo"),
-    (["seed:1"], "seed=1"),
-    (["model=Qwen/Qwen3-0.6B"], "qwen3_0_6b?"),
+    (["algorithm=ei", "lr=1"], "learning_rate?"),
+    (["algorithm=ei", "std_norm=none"], "std_norm"),
+    (["algorithm=sft", "group_size=4"], "algorithm=ei"),
     (["data.n_trian=4"], "data.n_train?"),
-    (["eval.sampling.top_p=0.5"], "eval.sampling.top_p"),
     (["eval.data=jsonl", "eval.data.n_train=5"], "eval.data=countdown"),
     (["hydra.run.dri=x"], "hydra.run.dir?"),
-    (["hydra/launcher=x"], "rlreason[launchers]"),
-    (["algorithm=sft", "group_size=4"], "algorithm=ei"),
-    (["algorithm=ei", "epochs_per_rollout=2"], "sft_epochs"),
-    (["seed="], "seed="),
-    (["=3"], "key=value"),
-    ([""], "'' names no setting"),
-    (["seed=1,2"], "names several values: add -m"),
-    (["-m", "seed=range(3,1)"], "seed=range(3,1)"),
-    (["-m", "seed=1,,2"], QUOTES),
-    (["hydra.run.dir="], "hydra.run.dir="),
-    (["seed=${nope}"], "seed=${nope}"),
-    (["hydra.mode=NOPE"], "hydra.mode=NOPE"),
-    (["-m", "hydra.sweeper=1"], "with a slash"),
-    (["-m", "hydra.sweeper.params.seed=0,1"], "one for all runs"),
-    (["seed =3"], "seed=3"),
-    (["~loss"], "~loss"),
-    (["~seed"], "~seed"),
-    (["+seed=1"], "+seed"),
-    (["+loss=gspo"], "loss=OPTION"),
-    (["loss@x=gspo"], "loss=OPTION"),
     (["schema=grpo"], "schema is no setting"),
-    (["seed.x=1"], "write seed=VALUE"),
     (["model.lora=4"], "model.lora=4"),
-    (["seed=null"], "seed=null"),
-    (["löss=1"], "no setting is called löss"),
+    (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
+    # values
+    (["n_steps=1.5"], "n_steps=1.5"),
+    (["learning_rate=fast"], "learning_rate=fast"),
+    (["seed="], "seed="),
+    (["seed=1,2"], "names several values: add -m"),
+    (["seed=${nope}"], "seed=${nope}"),
+    (["hydra.run.dir="], "hydra.run.dir="),
+    # what is no override
+    (["logger=[wandb"], "'logger=[wandb]'"),
+    (["-m", "seed=0,", "1"], "-m seed=0,1"),
+    (["-m", "seed=1,,2"], "needs quotes"),
+    (["gspo"], "loss=gspo"),
+    (["algorithm"], "key=value"),
+    (["seed:1"], "seed=1"),
+    (["=3"], "key=value"),
+    (["~loss"], "~loss"),
+    (["+seed=1"], "+seed"),
+    (["seed=1", "inspect"], "as in rlreason inspect"),
     (["see\nd=1"], "see\\nd=1"),
     (["seed=\x1b[31mred"], "seed=\\x1b[31mred"),
-    (["seed=$(1)"], QUOTES),
-    (["seed=1", "inspect"], "as in rlreason inspect"),
     (["x" * 3000 + "=1"], " ... "),
-    (["loss=" + "y" * 3000], " ... "),
-]  # fmt: skip
+]
 
 
 def ask(words: list[str]) -> None:
@@ -145,20 +125,15 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
     file.write_text(f"{head}loss: 'gspo,tpo'}}}}}}\n")
     assert "loss=tpo" in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
     file.write_text("# @package _global_\nn_grpo_steps: 3\n")
-    text = answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
-    assert text.startswith("sweep/mine.yaml: n_grpo_steps ")
-    assert text.endswith(" n_steps?")
+    assert "n_grpo_steps" in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
 
 
 @pytest.mark.parametrize(
     ("file", "text", "words", "says"),
     [
         ("loss/mine.yaml", "a: [b\n", ["loss=mine"], "loss/mine.yaml, line 2"),
-        ("loss/mine.yaml", "- a\n", ["loss=mine"], "loss/mine.yaml: it does not compose ("),
-        ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang"),
-        ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "'nowhere'"),
+        ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "cliprang"),
         ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "placement=shared"),
-        ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "# @package _global_"),
     ],
 )
 def test_a_broken_file_of_ones_own_options_is_named(file, text, words, says, tmp_path):
@@ -168,11 +143,6 @@ def test_a_broken_file_of_ones_own_options_is_named(file, text, words, says, tmp
     said = answered_by(["-cd", str(tmp_path), *words])
     assert says in said
     assert said.isprintable()
-
-
-def test_a_path_with_letters_beyond_ascii_needs_no_quotes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert check_command_line(["hydra.run.dir=läufe/größe"]).overrides == ["hydra.run.dir='läufe/größe'"]
 
 
 RUN = Path(__file__).resolve().parents[1]
@@ -189,7 +159,6 @@ def process(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[s
     ("words", "code", "shows"),
     [
         (["--help"], 0, "loss: cispo, grpo_clip, "),
-        (["--cfg", "job", "std_norm=null"], 0, "std_norm: none\n"),
         (["std_norm=true"], 2, ""),
     ],
 )
@@ -219,13 +188,3 @@ def test_modules_of_the_current_folder_are_found_by_the_installed_script_as_by_p
         argv = [sys.executable, *flags, str(script)]
         done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=600)
         assert done.stdout.strip() == found, done.stderr
-
-
-def test_a_current_folder_that_is_gone_is_one_line(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    argv = ["sh", "-c", f"rmdir {gone}; exec {sys.executable} -m rlreason --version"]
-    env = os.environ | {"PYTHONPATH": str(RUN)}
-    done = subprocess.run(argv, cwd=gone, env=env, capture_output=True, text=True, check=False, timeout=600)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "current folder" in done.stderr

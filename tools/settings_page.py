@@ -206,7 +206,7 @@ def settings_of(kind: type, group: str, around: Sequence[str] = ()) -> Iterator[
     """Return every setting below a dataclass; `around`: the conditions of the group itself."""
     for field in fields(kind):
         metadata = metadata_of(kind, field.name)
-        where = [*around, *(words_of(condition, group)[0] for condition in conditions_of(metadata))]
+        where = [*around, *(words_of(condition, group) for condition in conditions_of(metadata))]
         key = f"{group}.{field.name}".removeprefix(".")
         if is_dataclass(field.default_factory):
             yield from settings_of(field.default_factory, key, where)
@@ -249,7 +249,7 @@ def group_section(group: str) -> list[str]:
     lines += option_table(group, offered) if offered else []
     if not kind:
         return lines
-    around = [words_of(part, group)[0] for field in holders.values() for part in conditions_of(field.metadata)]
+    around = [words_of(part, group) for field in holders.values() for part in conditions_of(field.metadata)]
     around = list(dict.fromkeys(around))
     rows = list(settings_of(kind, group, around))
     lines += table(rows, holders)

@@ -1,4 +1,4 @@
-"""Compose, check and start one run of this process."""
+"""Run from Python what the command line runs, in this process, and return values to work with."""
 
 import os
 import threading
@@ -19,12 +19,10 @@ from omegaconf.basecontainer import BaseContainer
 
 from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, quoted, reading
-from rlreason.cli.check_runs import check_start
-from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, composed
-from rlreason.cli.flags import OneRun, composing
-from rlreason.cli.mistakes import in_one_line, mere_name, mistakes_in
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed
+from rlreason.cli.flags import OneRun, composing, is_sweep
+from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.names import NONE
-from rlreason.cli.options import config_content, is_sweep
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
@@ -46,6 +44,61 @@ _OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # Hydra's own entries in its
 _running = threading.Lock()  # held by the one run of this process
 
 
+def train(
+    *overrides: str,
+    config: DictConfig | RunConfig | None = None,
+    reward: Callable[..., Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
+    data: Any = None,
+    quiet: bool = False,
+) -> Run:
+    """Start the run of these overrides, and return it when it has ended.
+
+        run = train("loss=grpo_clip", "n_steps=20", "hydra.run.dir=runs/clip")
+        run = train("resume=runs/clip", "n_steps=40")  # resumes it, in its folder
+
+    `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
+    own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
+
+    Raises `ConfigError` where the overrides are refused, `DataError`, `EngineError` or `ResourceError` where the run
+    cannot go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the
+    whole process, as it does without a run.
+    """
+    return _start(None, _checked_overrides(overrides), config, {"reward": reward, "loss": loss, "data": data}, quiet)
+
+
+def evaluate(
+    *overrides: str | Run,
+    config: DictConfig | RunConfig | None = None,
+    reward: Callable[..., Any] | str | None = None,
+    data: Any = None,
+    quiet: bool = False,
+) -> Run:
+    """Measure a model as it is: `train` with `algorithm=evaluate`.
+
+    evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
+    evaluate(run, "eval.samples=4")  # a run's saved model, evaluated as at the end of training
+    """
+    objects = {"reward": reward, "data": data}
+    if overrides and isinstance(overrides[0], Run):
+        return _start(overrides[0], _checked_overrides(overrides[1:]), config, objects, quiet)
+    return _start(None, ["algorithm=evaluate", *_checked_overrides(overrides)], config, objects, quiet)
+
+
+def compose(*overrides: str) -> DictConfig:
+    """Return the settings of the run of these overrides, to be read or changed, and given to `train(config=...)`.
+
+    Types and names are checked here, the command line's rules when the run starts. Every setting has a value here, also
+    `train_batch_size`, which overrides take from `rollout_batch_size`: change both.
+    """
+    with own_hydra():
+        request = check_command_line(["--cfg=job", *_checked_overrides(overrides)])
+        if request.one is not None:  # of an earlier run
+            return request.one.config
+        with composing(request), in_one_line(request.overrides, composing=True):
+            return hydra_compose(request.config_name, list(request.overrides))
+
+
 @contextmanager
 def own_hydra() -> Iterator[None]:
     """Give Hydra our schemas and resolvers for the block, and no one else's configs."""
@@ -63,52 +116,38 @@ def own_hydra() -> Iterator[None]:
         SEARCHED[:] = searched
 
 
-def settings(overrides: Sequence[object]) -> DictConfig:
-    """Return what the overrides compose to; see `rlreason.compose`."""
-    with own_hydra():
-        request = check_command_line(["--cfg=job", *_checked_overrides(overrides)])
-        if request.one is not None:  # of an earlier run
-            return request.one.config
-        with composing(request), in_one_line(request.overrides, composing=True):
-            return hydra_compose(request.config_name, list(request.overrides))
-
-
-def start(
-    first: Sequence[str] | Run,
-    overrides: Sequence[object],
+def _start(
+    evaluated: Run | None,
+    overrides: list[str],
     config: DictConfig | RunConfig | None,
     objects: dict[str, Any],
     quiet: bool,
 ) -> Run:
-    """Start the run of `first` and then `overrides`, or evaluate the run `first`; return it when it has ended.
+    """Start the run of these overrides, or the evaluation of a run; return it when it has ended.
 
-    `objects`: the reward, loss and data that were given as Python objects; see `rlreason.train`.
+    `objects`: the reward, loss and data that were given as Python objects; see `train`.
     """
     if place_of():
         raise ConfigError(
             "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
         )
-    texts = _checked_overrides(overrides)
     with ExitStack() as stack:
         if not _running.acquire(blocking=False):  # a run sets the state of the whole process
-            raise ConfigError(
-                "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
-            )
+            raise ConfigError("another run of this process is under way: start a second one by python -m rlreason")
         stack.callback(_running.release)
         own = stack.enter_context(as_settings(**objects))
-        _refuse_twice(own, texts)
         console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
-        if isinstance(first, Run) and (first.config.get("eval") or {}).get("prompt"):  # keep that prompt
+        if evaluated is not None and (evaluated.config.get("eval") or {}).get("prompt"):  # keep that prompt
             own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
-        with own_hydra(), mistakes_in(texts):
-            words = [*own, *texts] if isinstance(first, Run) else [*first, *own, *texts]
-            one = _one_run(first if isinstance(first, Run) else config, words, console.say)
+        with own_hydra(), mistakes_in(overrides):
+            one = _one_run(evaluated or config, [*own, *overrides], console.say)
         run, folder = one.run, one.folder.absolute()
         if not works_on_a_model(run):
             raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
-        if not any(key_of(text) in (RESUME, RUN_DIR) for text in texts):
+        if not any(key_of(word) in (RESUME, RUN_DIR) for word in overrides):
             folder = free_folder(folder)  # another run may have begun in the same second
-        if isinstance(first, Run) or config is not None:  # its words alone would be another run
+        words = [*own, *overrides]
+        if evaluated is not None or config is not None:  # its words alone would be another run
             words = ["rerun", str(folder)]
         stack.enter_context(process_state_kept())
         if one.sweep and SWEEP_VARIABLE not in os.environ:  # loggers group it as in the sweep
@@ -122,23 +161,16 @@ def start(
 
 def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], note: Callable[[str], object]) -> OneRun:
     """Return the run of these overrides, on top of what is given to begin with; `ConfigError` if it cannot start."""
-    if base is not None and (resumed := [word for word in overrides if key_of(word) == RESUME]):
-        raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
     if base is None:
         request = check_command_line(overrides, note)
         assert request.one is not None
         return request.one
+    if resumed := [word for word in overrides if key_of(word) == RESUME]:
+        raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
     with reading(overrides, note) as request:
         given = set(map(key_of, request.overrides))
         settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else plain(base, resolve=False)
         one = changed_run(settings, request.overrides)
-        data = one.run.data if works_on_a_model(one.run) else None
-        if (
-            data is not None
-            and (file := config_content(f"data/{data.name}"))
-            and not file.keys() - {"defaults"} <= vars(data).keys()
-        ):
-            raise mere_name("data", data.name)
         check_start([one.run], one.folder, note)
         return one
 
@@ -186,18 +218,6 @@ def plain(config: object, resolve: bool = True) -> dict[str, Any]:
     return {str(key): value for key, value in found.items() if key != "hydra"}
 
 
-def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` if an override also sets what was given as an argument: one of them would have no effect.
-
-    >>> _refuse_twice(["loss=python:f-1"], ["loss.tau=0.5"])
-    """
-    for override in overrides:
-        for argument in own:
-            if key_of(override) == key_of(argument) and "=" in override:
-                name = key_of(argument).rpartition(".")[2]
-                raise ConfigError(f"{name}= is given twice, as an argument and as {override}: leave one of them out")
-
-
 def _checked_overrides(overrides: Sequence[object]) -> list[str]:
     """Return the overrides as they are; `ConfigError` unless they request one run in this process."""
     texts = list[str]()
@@ -205,18 +225,11 @@ def _checked_overrides(overrides: Sequence[object]) -> list[str]:
         if not isinstance(word, str):
             raise ConfigError(f"{word!r} is no override: write it as a text, 'key=value'")
         if word.startswith("-"):
-            raise ConfigError(
-                f"{word} is a flag of the command line: leave it out here; several runs are a loop of Python's, and "
-                "options of your own are found by 'hydra.searchpath=[FOLDER]'"
-            )
-        texts.append(word)
-        key = word.lstrip("+~").partition("=")[0]
+            raise ConfigError(f"{word} is a flag of the command line: leave it out here")
+        key, _, value = word.lstrip("+~").partition("=")
         if key.startswith("hydra") and key not in HYDRA_SETTINGS:
             raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
-        [typed] = quoted([word], multirun=False)
-        if is_sweep(typed) or (key == "sweep" and word.partition("=")[2].lower() not in NONE):
-            raise ConfigError(
-                f"{word} asks for several runs, and this starts one: write a loop of Python's, or start the sweep by "
-                "python -m rlreason -m"
-            )
+        if is_sweep(quoted([word], multirun=False)[0]) or (key == "sweep" and value.lower() not in NONE):
+            raise ConfigError(f"{word} asks for several runs, and this starts one: write a loop of Python's")
+        texts.append(word)
     return texts

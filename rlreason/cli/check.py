@@ -9,12 +9,20 @@ from functools import partial
 
 from omegaconf import OmegaConf
 
-from rlreason.cli.check_runs import Note, check_start, checked_sweep, report_unread
-from rlreason.cli.compose import RESUME, composed, composed_run, repeated, resumed_folder
+from rlreason.cli.compose import (
+    RESUME,
+    Note,
+    check_start,
+    composed,
+    composed_run,
+    refuse_unread,
+    repeated,
+    resumed_folder,
+)
 from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
 from rlreason.cli.names import translated
-from rlreason.config.groups import OF_SWEEPS
+from rlreason.cli.sweep import checked_sweep
 from rlreason.errors import ConfigError
 from rlreason.records.reader import algorithm_of
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -93,6 +101,6 @@ def one_run(request: Request, note: Note) -> OneRun:
     one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
     if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-    report_unread(request, [one.run], [f"monitors.{monitor}" for monitor in OF_SWEEPS] if in_sweep else [], note)
+    refuse_unread([one.run], note, of_sweep=in_sweep)
     check_start([one.run], one.folder, note)
     return one

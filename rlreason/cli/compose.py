@@ -1,7 +1,8 @@
-"""Compose one run: from overrides, or from the settings that an earlier run has written down and overrides on top."""
+"""Compose one run, from overrides or from the settings of an earlier run; check that it could begin here."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,21 @@ from typing import Any
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlreason.cli.flags import OWN_CONFIGS, OneRun
+from rlreason.cli.flags import OWN_CONFIGS, OneRun, options_by_group
 from rlreason.cli.mistakes import in_one_line
-from rlreason.cli.options import options_by_group
+from rlreason.config.algorithms import DiscoverConfig
+from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.leaves import flat
-from rlreason.config.rules import complaints
+from rlreason.config.rules import complaints, unread_keys
+from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.reader import RESOURCES, RunFolder, exit_code, runs_in
+from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.design import key_of, parsed
-from rlreason.sweeps.state import FILE, read_state
 
+Note = Callable[[str], object]
 RESUME, RUN_DIR = "resume", "hydra.run.dir"
 
 
@@ -80,8 +84,7 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
                 node = OmegaConf.select(base, key_of(word))
                 if one.key_or_group == "algorithm" or (node is None and not one.is_delete()):
                     raise ConfigError(
-                        f"{word} chooses more than one setting of a run that has all of its own: give them one by one "
-                        f"(python -m rlreason --cfg job {word} shows them)"
+                        f"{word} chooses more than one setting of a run that has all of its own: give them one by one"
                     )
                 OmegaConf.update(config, key_of(word), node, merge=False)
             elif word not in of_hydra:
@@ -110,10 +113,8 @@ def repeated(
     if not folder.is_dir():
         raise ConfigError(f"{name}={folder} is no folder: give the folder of a run, as printed at its start")
     if inner := runs_in(folder):
-        command = f" ({read_state(folder).command})" if (folder / FILE).exists() else ""
         raise ConfigError(
-            f"{name}={folder} is a sweep with {len(inner)} runs: type its command again{command}, or give one run, "
-            f"such as {inner[-1]}"
+            f"{name}={folder} is a sweep with {len(inner)} runs: type its command again, or give one of them"
         )
     before, given = RunFolder(folder), set(map(key_of, overrides))
     began_in, sweep = before.provenance.get("directory"), before.provenance.get("sweep")
@@ -131,13 +132,58 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     resumes = [word for word in words if key_of(word) == RESUME]
     if not resumes:
         return None
-    others = ["-m"] * multirun + [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")]
-    if others := [*others, *resumes[1:]]:
-        raise ConfigError(
-            f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out (a sweep resumes when its own "
-            "command is typed again)"
-        )
+    others = ["-m"] * multirun + [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")] + resumes[1:]
+    if others:
+        raise ConfigError(f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out")
     folder = resumes[0].partition("=")[2].strip().strip("'\"")
     if not folder:
-        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as {RESUME}=runs/grpo/2026-01-31_12-00-00")
-    return Path(os.path.expanduser(folder))
+        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as printed at its start")
+    return Path(folder).expanduser()
+
+
+# Whether it could begin
+
+
+def refuse_unread(runs: Sequence[AnyRunConfig], note: Note, of_sweep: bool) -> None:
+    """Refuse typed settings that none of the runs reads, and note those that only some of them read.
+
+    `of_sweep`: they are runs of a sweep, whose own monitors are no mistake. One of them by itself refuses nothing.
+    """
+    own = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if of_sweep else []
+    said = {key: line for run in runs for key, line in complaints(run).items() if key not in own}
+    useless = [line for key, line in said.items() if all(key in unread_keys(run) for run in runs)]
+    if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it
+        raise ConfigError("\n".join(useless))
+    for line in said.values():
+        note(f"note: in some runs of this sweep, {line}")
+
+
+def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
+    """Refuse runs that could not begin on this machine, or could not write to the folder."""
+    check_writable(folder)
+    from rlreason.discovery.loop import refuse_unready
+    from rlreason.training.preflight import preflight
+
+    for one in runs:
+        if isinstance(one, DiscoverConfig):
+            refuse_unready(one)
+    for line in preflight([run for run in runs if works_on_a_model(run)], folder):
+        note(f"note: {line}")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, by trying it: file systems have rules of their own."""
+    missing = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("no permission to write there")
+    except OSError as error:
+        if exit_code(error) == RESOURCES:
+            raise
+        why = error.strerror or error
+        raise ConfigError(f"the run folder {folder} cannot be made: {why}: choose another") from None
+    finally:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()

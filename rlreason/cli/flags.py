@@ -1,37 +1,45 @@
-"""Parse a command line into flags, overrides and options of sweeps, and make Hydra ready to compose."""
+"""Parse a command line into flags, overrides and options of sweeps, and look up what Hydra finds."""
 
 import argparse
+import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hydra import initialize_config_dir
-from omegaconf import DictConfig
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from msgspec import Meta, ValidationError, convert
+from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
-from rlreason.config.store import OWN, SEARCHED
+from rlreason.config.store import OWN, SCHEMAS, SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime.streams import Parser
 from rlreason.runtime.version import __version__
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import SweepState
 
-YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+CONF = str(resource_dir("conf"))
+USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
+OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
 
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     """Options of a sweep on the command line that are no settings of its runs."""
 
-    jobs: int | None = None  # runs side by side; null: as many as GPUs suffice for; without GPUs one, of launchers more
-    gpus_per_run: int | None = None  # reserved for each run; auto (null): as many as its settings need
+    jobs: Annotated[int, Meta(ge=1)] | None = None  # runs side by side; null: as many as GPUs suffice for
+    gpus_per_run: Annotated[int, Meta(ge=0)] | None = None  # null: as many as its settings need; 0: all see all
     dry: bool = False  # stop after the plan; what the runs need may be on another machine
-    carry: tuple[str, ...] = ()  # finished sweeps, by name or folder, whose winners are taken over
-    sweep_name: str | None = None  # of the sweep's folder below runs/sweeps
+    carry: tuple[Annotated[str, Meta(min_length=1)], ...] = ()  # finished sweeps, whose winners are taken over
+    sweep_name: Annotated[str, Meta(pattern=r"^\w[\w.,=+-]{0,99}$")] | None = None  # of its folder below runs/sweeps
 
     def overrides(self) -> list[str]:
         """Return the overrides by which Hydra hands the options to our sweeper.
@@ -43,52 +51,34 @@ class SweepOptions:
         return [f"hydra.sweeper.{key}={list(v) if key == 'carry' else v!r}" for key, v in given.items()]
 
 
-#: Option of a sweep -> the form of its value, how that is read, and the rule with its cure.
-SWEEP_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "jobs": (r"[1-9]\d{0,5}", int, "a whole number, 1 or more: try jobs=2, for two runs side by side"),
-    "gpus_per_run": (
-        r"auto|null|\d{1,4}",
-        lambda value: int(value) if value.isdigit() else None,
-        "a whole number or auto: 1 gives every run a GPU of its own, 0 lets every run see all of them",
-    ),
-    "dry": ("|".join(YES + NO), YES.__contains__, "true or false: dry=true stops after the plan"),
-    "carry": (
-        r"\[?[^\[\]]+\]?",
-        lambda value: tuple(re.split(r", *(?![^,]*=)", value.strip("[]"))),
-        "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate",
-    ),
-    "sweep_name": (r"\w[\w.,=+-]{0,99}", str, "a plain name of at most 100 letters, digits and -_.,=+: try mine"),
-}
-
-
 def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepOptions]:
     """Split off the options of a sweep; `ConfigError` for a wrong one, and outside a sweep.
 
-    >>> words = ["seed=0,1", "jobs=2", "carry=[a,'b']", "dry=yes"]
+    >>> words = ["seed=0,1", "jobs=2", "carry=[a,'b']", "dry=true"]
     >>> split_sweep_options(words, multirun=True)
     (['seed=0,1'], SweepOptions(jobs=2, gpus_per_run=None, dry=True, carry=('a', 'b'), sweep_name=None))
     >>> split_sweep_options(["carry=grpo_baselines,model=tiny"], multirun=True)[1].carry
     ('grpo_baselines,model=tiny',)
     """
-    given, rest = dict[str, Any](), list[str]()
+    given, typed, rest = dict[str, Any](), dict[str, str](), list[str]()
+    names = [one.name for one in fields(SweepOptions)]
     for word in overrides:
         key, equals, value = word.lstrip("+").partition("=")
-        if key not in SWEEP_OPTIONS or not equals:
+        if key not in names or not equals:
             rest.append(word)
-            continue
-        if not multirun:
+        elif not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        pattern, read_value, rule = SWEEP_OPTIONS[key]
-        value = re.sub(r"['\"]", "", value) if key in ("carry", "sweep_name") else value.lower()
-        if not re.fullmatch(pattern, value):
-            raise ConfigError(f"{word} must be {rule}")
-        given[key] = read_value(value)
-    return rest, SweepOptions(**given)
-
-
-CONF = str(resource_dir("conf"))
-USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
-OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
+        else:
+            typed[key] = word
+            given[key] = "null" if value == "auto" else re.sub(r"['\"]", "", value)
+    if "carry" in given:
+        given["carry"] = re.split(r", *(?![^,]*=)", given["carry"].strip("[]"))
+    try:
+        return rest, convert(given, SweepOptions, strict=False)
+    except ValidationError as error:
+        rule, _, place = str(error).rpartition(" - at `$.")
+        word = typed[re.split(r"\W", place)[0]]
+        raise ConfigError(f"{word} is refused ({rule}): give such a value, or leave it out") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +104,7 @@ class Request:
     design: SweepState | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
     runs: dict[str, AnyRunConfig] = field(default_factory=dict)  # of the design, by name; set by the check
     jobs: Jobs = field(default_factory=Jobs)  # how a launcher runs the sweep's runs; set by the check
-    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_runs.stage_of`
+    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `sweep.stage_of`
     stages: tuple["Request", ...] = ()  # of a chain: its sweeps as they are before the first has run
 
     @property
@@ -193,3 +183,98 @@ def composing(request: Request) -> Iterator[None]:
     SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
     with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
         yield
+
+
+# What Hydra finds: groups with their options, and the keys of a config
+
+INTERNAL_GROUPS = ("hydra", "schema")
+
+
+def group_options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+    """Return the options of a group, or with `GROUP` its groups, from all places that Hydra searches; it must be ready.
+
+    The loader's own `get_group_options` parses all overrides anew at each call.
+    """
+    sources = [source for source in GlobalHydra.instance().config_loader().get_sources() if source.is_group(group)]
+    return sorted({option for source in sources for option in source.list(group, kind)})
+
+
+def options_by_group() -> dict[str, list[str]]:
+    """Return every group that a user chooses from, with its options, including those of the user's own folders."""
+    groups = group_options("", ObjectType.GROUP)
+    return {group: group_options(group) for group in groups if group not in INTERNAL_GROUPS}
+
+
+def config_exists(path: str) -> bool:
+    """Return whether there is a config of this path, as GROUP/OPTION."""
+    return any(source.is_config(path) for source in GlobalHydra.instance().config_loader().get_sources())
+
+
+def config_content(path: str) -> dict[str, Any]:
+    """Return a config as its file has it, its defaults list too; {} if there is none."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    source = next((source for source in sources if source.is_config(path)), None)
+    found = OmegaConf.to_container(source.load_config(path).config) if source else {}
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+# Keys and choices
+
+
+def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the nearest of the known words, ignoring case.
+
+    >>> near("GROPO", ["grpo", "ei"])
+    ['grpo']
+    """
+    folded = {name.lower(): name for name in known}
+    return [folded[name] for name in difflib.get_close_matches(word[:100].lower(), folded, n=count, cutoff=cutoff)]
+
+
+def options_with(group: str, key: str) -> list[str]:
+    """Return the options of a group whose schema has a setting, such as `n_train` of `data`, which stories have."""
+    schemas, field = SCHEMAS.get(f"schema/{group}", {}), key.partition(".")[0]
+    having = {name for name, kind in schemas.items() if field in kind.__dataclass_fields__}
+    options = group_options(group) if having else []
+    defaults = {one: re.findall(r"\w+", str(config_content(f"{group}/{one}").get("defaults"))) for one in options}
+    return [one for one in options if having & set(defaults[one])]
+
+
+def config_of(choices: Sequence[str], name: str) -> DictConfig:
+    """Return the config of these options alone, with Hydra's part; of fewer, where they do not go with each other."""
+    without_files = [word for word in choices if not word.lstrip("+").startswith(("experiment=", "sweep="))]
+    for words in (list(choices), without_files, [word for word in choices if word.startswith("algorithm=")]):
+        with suppress(Exception):
+            return compose(name, words, return_hydra_config=True)
+    return compose("config", [], return_hydra_config=True)
+
+
+def keys_below(node: Any, prefix: str = "") -> list[str]:
+    """Return every key as it is typed on the command line: `seed`, `sampling`, `sampling.max_tokens` ..."""
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node)
+    if not isinstance(node, dict):
+        return []
+    return [key for name, child in node.items() for key in (f"{prefix}{name}", *keys_below(child, f"{prefix}{name}."))]
+
+
+def choices_named(word: str) -> list[str]:
+    """Return the choices whose option has this name, or else a similar one."""
+    offered = [(option, f"{group}={option}") for group, names in options_by_group().items() for option in names]
+    exact = [choice for option, choice in offered if option == word.lower()]
+    nearest = near(word, [option for option, _ in offered], cutoff=0.8)
+    return exact or [choice for option, choice in offered if option in nearest]
+
+
+def choices_among(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that choose an option."""
+    groups = options_by_group()
+    keys = {word: word.lstrip("+~").partition("=")[0].partition("@")[0] for word in overrides}
+    return [word for word, key in keys.items() if (key in groups or key.startswith("hydra/")) and not is_sweep(word)]
+
+
+def is_sweep(word: str) -> bool:
+    """Return whether an override names several values; False where it cannot be parsed."""
+    with suppress(HydraException):
+        return OverridesParser.create().parse_override(word).is_sweep_override()
+    return False

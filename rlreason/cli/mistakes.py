@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -16,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
-from rlreason.cli.options import (
+from rlreason.cli.flags import (
     choices_among,
     choices_named,
     config_exists,
@@ -28,10 +26,10 @@ from rlreason.cli.options import (
     near,
     options_by_group,
     options_with,
-    type_of,
 )
+from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
 from rlreason.cli.subcommands import SUBCOMMANDS
-from rlreason.config.store import FUNCTIONS, SCHEMAS, SHAPES
+from rlreason.config.store import FUNCTIONS, SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.text import first_line
@@ -79,22 +77,19 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
 
 
 def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
-    """Return in one line what is wrong: with a word, with a file of options, or the library's own first line."""
+    """Return in one line what is wrong: with a file of options, with a word, or the library's own first line."""
     if isinstance(error.__cause__, ConfigError):  # of a resolver or a function's option of ours
         return str(error.__cause__)
     if mark := getattr(error, "problem_mark", None):
         return f"{mark.name}, line {mark.line + 1} is no YAML ({first_line(error)}): fix the file, or choose another"
-    cfg = config_of(choices_among(overrides), name)
     if in_file := re.match(r"In '([^']+)'", str(error)):
-        file, unknown = in_file[1], re.search(r"Key '([^']+)' (?:is )?not in", str(error))
-        if unknown and unknown[1] == file.partition("/")[0]:
-            return f"{file}.yaml sets {unknown[1]}, which is no setting: begin it with the line # @package _global_"
-        if unknown and unknown[1] in SHAPES:
-            return f"{file}.yaml: write {unknown[1]} below hydra.sweeper"
-        cause = " ".join(str(error).split())
-        return f"{file}.yaml: {unknown_key(unknown[1], cfg) if unknown else f'it does not compose ({cause}): fix it'}"
-    if line := next(filter(None, (wrong(word, overrides, cfg, name) for word in overrides)), ""):
-        return line
+        return f"{in_file[1]}.yaml does not compose ({' '.join(str(error).split())}): fix it"
+    cfg = config_of(choices_among(overrides), name)
+    for word in overrides:
+        if line := wrong(word, cfg):
+            return line
+    if merging := re.match("Error merging override (.+)", str(error)):
+        return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
     about = [word for word in overrides if "${" in word]
     return f"{' '.join(about[-1:] or overrides)} cannot be composed ({first_line(error)}): fix or leave it out"
 
@@ -124,22 +119,15 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
         key, place = override.key_or_group, override.package or override.key_or_group
         if not key:
             raise ConfigError(unreadable(word, overrides))
-        if (place != key and PLACED.get(place) != key) or (override.is_add() and key in groups.keys() - MAY_BE_ABSENT):
-            raise ConfigError(f"{word}: {key} is chosen once, in its own place: write {key}=OPTION")
-        if key in ("hydra.launcher", "hydra.sweeper") or (values and override.is_hydra_override()):
-            raise ConfigError(
-                f"{word}: Hydra's own options are chosen with a slash, hydra/launcher=NAME, one for all runs"
-            )
         if override.is_delete():
             if place == key and not key.startswith(("hydra", *MAY_BE_ABSENT)):
                 raise ConfigError(f"{word}: nothing that a run needs can be taken away: give {key} another value")
         elif offered := groups.get(key) or (group_options(key) if key.startswith("hydra/") else []):
             _refuse_wrong_option(word, key, place, values or [word.partition("=")[2]], offered)
         elif place.endswith(".name") and place[:-5] in NAMED:
-            value = word.partition("=")[2].strip("'\"")
-            known = {fold(one): one for one in groups[PLACED.get(place[:-5], place[:-5])]}
-            if fold(value) in known:
-                raise mere_name(place[:-5], known[fold(value)])
+            place, name = place[:-5], word.partition("=")[2].strip("'\"")
+            if fold(name) in map(fold, groups[PLACED.get(place, place)]):
+                raise ConfigError(f"{word} changes only what records call it: choose the option itself, {place}={name}")
 
 
 def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str], offered: Sequence[str]) -> None:
@@ -152,39 +140,27 @@ def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str]
     for value in values:
         if value in offered or config_exists(f"{group}/{value}"):
             continue
-        begun = [one for one in offered if one.startswith(value.lower())]
         a_loss = [f"loss={value}"] if group == "objective" and value in group_options("loss") else []
+        begun = [one for one in offered if one.startswith(value.lower())]
         meant = did_you_mean(a_loss or near(value, offered) or begun)
         more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
         more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""
-        raise ConfigError(f"{place}={value} is no option of {group}: {meant}{' ' * bool(meant)}{one_of}{more}")
-
-
-def mere_name(place: str, name: str) -> ConfigError:
-    """Return the error about an option's name that is set to another option's."""
-    return ConfigError(
-        f"{place}.name={name} changes only what records call the option: choose the option itself, {place}={name}"
-    )
+        raise ConfigError(f"{place}={value} is no option of {group}: {meant} {one_of}{more}")
 
 
 def unreadable(word: str, words: Sequence[str]) -> str:
     """Return why a word is no override."""
     key, equals, value = word.partition("=")
-    behind = "".join(words[words.index(word) + 1 :][:1]) if word in words else ""
     if not key.strip():
         return f"{word!r} names no setting in front of an equals sign: write key=value"
     if meant := re.fullmatch(r"([A-Za-z_][\w.]*)(?:\s+=\s*|\s*[:\s]\s*)([^\s=]+)", word):
         return f"{word} cannot be read: write {meant[1]}={meant[2]}"
-    if not re.fullmatch(r"[~+]*[\w./@:-]+", key, re.ASCII):
-        return f"{word} cannot be read: no setting is called {key.strip()} ({LIST})"
     if not equals:
         return no_override(word, words[0] == word)
-    if value.endswith(",") and "[" not in value:
-        return f"{word} ends with a comma: values are listed without spaces, as in -m {key}={value}{behind}"
+    if value.endswith(","):
+        return f"{word} ends with a comma: values are listed without spaces, as in -m {key}=0,1 or {key}=[a,b]"
     if value.count("[") != value.count("]"):
-        whole = (value + ("" if "=" in behind else behind)).rstrip("]")
-        whole += "]" * whole.count("[")
-        return f"{word} lacks a bracket: write it without spaces, as in '{key}={whole}'"
+        return f"{word} lacks a bracket: write it without spaces, as in '{key}=[{value.strip('[]')}]'"
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"
 
 
@@ -194,8 +170,7 @@ def no_override(word: str, is_first: bool) -> str:
     if word in names:
         return f"{word} is no override: a subcommand comes first, as in rlreason {word} ..."
     if word in groups or word in keys:
-        offered = f" with one of {', '.join(groups[word])}" if word in groups else ""
-        return f"{word} is no override: write key=value, {word}=VALUE{offered}"
+        return f"{word} is no override: write key=value, {word}=VALUE"
     option = re.split(r"[./:]", word)[-1]
     if meant := choices_named(option) or [f"{key}=..." for key in near(word, [*groups, *keys], cutoff=0.7)]:
         return f"{word} is no override: {did_you_mean(meant)} (python -m rlreason --help)"
@@ -207,9 +182,9 @@ def no_override(word: str, is_first: bool) -> str:
 # What can be said of it beside the run that the options compose
 
 
-def wrong(word: str, overrides: Sequence[str], cfg: DictConfig, name: str) -> str:
-    """Return what is wrong with one of the words, "" where nothing is known to be. `cfg`: what the options compose."""
-    key, _, value = word.lstrip("+~").partition("=")
+def wrong(word: str, cfg: DictConfig) -> str:
+    """Return what is wrong with a word, "" where nothing is known to be. `cfg`: what the options compose."""
+    key = word.lstrip("+~").partition("=")[0]
     group = key.partition("@")[0]
     if choices_among([word]):
         chosen = word.startswith("~") or key in cfg.hydra.runtime.choices or group in MAY_BE_ABSENT
@@ -223,22 +198,12 @@ def wrong(word: str, overrides: Sequence[str], cfg: DictConfig, name: str) -> st
     if isinstance(OmegaConf.select(cfg, key), DictConfig) and not key.startswith("hydra"):
         inside = [one for one in keys_below(cfg) if one.startswith(f"{key}.")]
         return f"{word} does not fit there, since {key} is a group of settings: write one of {', '.join(inside[:5])}"
-    try:
-        compose(name, [*cfg.hydra.overrides.task, *cfg.hydra.overrides.hydra, word], return_hydra_config=True)
-    except Exception as error:
-        if "${" in value or key.startswith("hydra"):
-            return f"{word} cannot be resolved ({first_line(error.__cause__ or error)}): give a value"
-        return f"{key}={value} must be {type_of(cfg, key)}: give such a value"
     return ""
 
 
 def unknown_key(key: str, cfg: DictConfig) -> str:
     """Return what an unknown key may mean: a setting of another run or option, or one spelled similarly."""
     keys, (place, _, last) = keys_below(cfg), key.rpartition(".")
-    if key.startswith("hydra"):
-        return f"{key} is no setting of Hydra: {did_you_mean(near(key, keys)) or 'see python -m rlreason --cfg hydra'}"
-    if "/" in key or "@" in key:
-        return f"{key} is no group to choose from: {did_you_mean(near(key, options_by_group())) or 'write key=value'}"
     message, own = f"{key} is no setting of this run", [one for one in keys if not one.startswith("hydra")]
     top = next((one for one in PLACED if f"{key}.".startswith(f"{one}.")), key.partition(".")[0])
     having = options_with(PLACED.get(top, top), key[len(top) + 1 :]) if place == top or place not in keys else []
@@ -246,17 +211,15 @@ def unknown_key(key: str, cfg: DictConfig) -> str:
         return f"{message}: it is one of {top}={f', {top}='.join(having[:4])}: choose one of those, or leave it out"
     if place in keys:
         has = [one for one in keys if one.rpartition(".")[0] == place]
-        if not has:
-            return f"{message}: " + (f"choose {place}=OPTION first" if place in PLACED else f"write {place}=VALUE")
         meant = [f"{place}.{one}" for one in near(last, [one.rpartition(".")[2] for one in has])]
-        return f"{message}: {did_you_mean(meant) or 'leave it out'} ({place} has {', '.join(has)})"
+        return f"{message}: {did_you_mean(meant) or 'leave it out'} ({place} has {', '.join(has) or 'no settings'})"
     if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
         return f"{message}: {did_you_mean(meant)}"
     owners = [f"algorithm={name}" for name, kind in SCHEMAS["schema"].items() if top in kind.__dataclass_fields__]
     if owners and f"algorithm={cfg.get('algorithm')}" not in owners:
         return f"{message}: it is one of {' and '.join(owners)}: leave it out, or choose {owners[0]}"
     names = {name: f"{name} ({ours} here)" for name, ours in NAMES.items()}  # translated where they are typed right
-    known = names | {one.rpartition(".")[2]: one for one in own} | {one: one for one in own}
-    meant = [NAMES[key]] if key in NAMES else [one for one in own if one.rpartition(".")[2] == last]
+    known = names | {one.rpartition(".")[2]: one for one in own} | {one: one for one in keys}
+    meant = [one for one in own if one.rpartition(".")[2] == last]
     meant = meant or [known[one] for one in near(key, known, cutoff=0.7)]
     return f"{message}: {did_you_mean(meant or choices_named(last)) or LIST}"

@@ -7,8 +7,7 @@ grammar, as in `use_std_normalization=choice(True,False)`.
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from rlreason.cli.flags import NO, OWN_CONFIGS, YES
-from rlreason.cli.options import options_by_group
+from rlreason.cli.flags import OWN_CONFIGS, options_by_group
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.runtime.plugins import announced
@@ -36,7 +35,7 @@ NAMES: dict[str, str] = {
     "normalize_constant": "length_norm.constant",
     "normalization_constant": "length_norm.constant",
 }
-DIVIDE_BY_STD = {**dict.fromkeys(YES, "group_std"), **dict.fromkeys(NO, "none")}
+DIVIDE_BY_STD = {"true": "group_std", "yes": "group_std", "1": "group_std", "false": "none", "no": "none", "0": "none"}
 #: Values of such a name, where they differ too: no others are accepted.
 VALUES: dict[str, Mapping[str, str]] = {
     "importance_reweighting_method": {
@@ -52,8 +51,6 @@ OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"maskednormalize": "consta
 #: Keys that hold an option of a group in another place -> that group: typed as any setting, they stand for Hydra's own
 #: spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
 PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
-#: Short name that is a setting too -> the longer one, which says more.
-SHORT = {"eval_problems": "eval.problems", "samples": "eval.samples"}
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
 GPU_SHARE = "gpu_memory_utilization"
 #: Short names in discovery, for settings that have another meaning or none in other algorithms.
@@ -71,29 +68,26 @@ OF_DISCOVERY = {
 _HABITS = {
     "lr": "learning_rate",
     "seeds": "seed",
-    "batch_size bs": "train_batch_size micro_batch_tokens",
-    "steps num_steps max_steps total_steps train_steps": "n_steps",
-    "epochs num_epochs num_train_epochs epochs_per_rollout sft_epochs": "epochs_per_rollout sft_epochs epochs",
+    "batch_size": "train_batch_size micro_batch_tokens",
+    "steps num_steps max_steps": "n_steps",
+    "epochs num_train_epochs epochs_per_rollout sft_epochs": "epochs_per_rollout sft_epochs epochs",
     "rollout_batch_size question_batch_size": "question_batch_size rollout_batch_size train_batch_size",
-    "max_length max_new_tokens max_completion_length max_response_length": "sampling.max_tokens",
-    "temp t": "sampling.temperature",
-    "beta kl kl_weight": "kl_coef",
-    "num_generations num_samples n_samples group_size samples": "group_size samples n_list",
-    "clip clip_eps clip_range epsilon": "loss.cliprange",
-    "wd": "weight_decay",
+    "max_length max_new_tokens max_completion_length": "sampling.max_tokens",
+    "beta kl": "kl_coef",
+    "num_generations group_size samples": "group_size samples n_list",
+    "clip_eps epsilon": "loss.cliprange",
     "warmup num_warmup_steps": "warmup_steps",
-    "grad_clip clip_grad gradient_clipping max_norm": "max_grad_norm",
-    "scheduler lr_scheduler lr_scheduler_type": "lr_schedule",
-    "betas beta1 beta2": "adam_betas",
-    "per_device_train_batch_size mini_batch_size": "micro_batch_size",
-    "lora_rank lora_r r": "model.lora.rank",
-    "model_name model_path model_name_or_path path": "model.path model",
-    "dataset dataset_name train_file": "data data.path",
-    "output output_dir out_dir save_dir": "hydra.run.dir",
+    "grad_clip": "max_grad_norm",
+    "lr_scheduler_type": "lr_schedule",
+    "per_device_train_batch_size": "micro_batch_size",
+    "lora_rank lora_r": "model.lora.rank",
+    "model_path model_name_or_path path": "model.path model",
+    "dataset": "data data.path",
+    "output_dir": "hydra.run.dir",
     "wandb use_wandb": "logger=wandb",
     "report_to": "logger",
-    "engine backend use_vllm": "rollout",
-    "reward reward_fn reward_func reward_funcs": "prompt.reward",
+    "use_vllm": "rollout",
+    "reward reward_fn reward_funcs": "prompt.reward",
 }
 HABITS = {theirs: ours.split() for names, ours in _HABITS.items() for theirs in names.split()}
 
@@ -113,24 +107,23 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
     for word in words:
         sign, key, equals, value = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
         if key == GPU_SHARE:
-            notes[key] = _gpu_share(word, value)
+            notes[key] = f"{key} is not read here: rollout.kv_cache_gb=GB sets the size of vLLM's cache"
             continue
         ours, now = names.get(key, key), value
-        same = SHORT.get(ours, ours)
-        if typed.setdefault(same, key) != key:  # only the later value would count
-            raise ConfigError(f"{typed[same]} and {key} both set {same}: leave one of them out")
+        if typed.setdefault(ours, key) != key:  # only the later value would count
+            raise ConfigError(f"{typed[ours]} and {key} both set {ours}: leave one of them out")
         group = PLACED.get(ours, ours.partition("@")[0])
         if equals and value.lower() in NONE and (ours in PLACED or ours in MAY_BE_ABSENT):  # Hydra has no word for that
             found += [f"~{group}@{ours}"] if ours in PLACED else []
             continue
         if equals and key in VALUES:
-            now = _valued(key, ours, value)
+            now = _valued(key, value)
         elif equals and group in groups:
             now = _options(group, value, groups[group])
         elif equals and key.endswith("reward") and (rewards := announced(key)):
             now = TOKEN.sub(lambda token: rewards.get(token[2], token[0]), value)
         if ours != key:
-            notes[key] = f"{word} is {ours}={now} here" if key in VALUES else f"{key} is {ours} here"
+            notes[key] = f"{word} is {ours}={now} here"
         place = f"{group}@{ours}" if ours in PLACED else ours
         found.append(f"{sign}{place}{equals}{now}")
     for text in notes.values():
@@ -155,20 +148,10 @@ def _options(group: str, value: str, options: Sequence[str]) -> str:
     return TOKEN.sub(lambda token: token[0] if token[2] in options else folded.get(fold(token[2]), token[0]), value)
 
 
-def _valued(name: str, ours: str, value: str) -> str:
+def _valued(name: str, value: str) -> str:
     """Replace each value of a handout's name; `ConfigError` for one that it does not have."""
-    accepted = dict(VALUES[name])
+    accepted = VALUES[name]
     wrong = [token[2] for token in TOKEN.finditer(value) if token[2].lower() not in accepted]
     if wrong or value.startswith("["):
-        first = {option: theirs for theirs, option in reversed(accepted.items())}  # spelling of each
-        choices = ", ".join(f"{theirs} ({ours}={option} here)" for option, theirs in first.items())
-        raise ConfigError(f"{name}={value} is none of {choices}: choose one")
+        raise ConfigError(f"{name}={value} is none of {', '.join(accepted)}: choose one")
     return TOKEN.sub(lambda token: accepted[token[2].lower()], value)
-
-
-def _gpu_share(word: str, value: str) -> str:
-    """Return a note that a share of the GPU is not needed here; refuse a wrong value or a sweep of it."""
-    cure = "rollout.kv_cache_gb=GB sets the size of vLLM's cache"
-    if not re.fullmatch(r"1(\.0*)?|0?\.0*[1-9]\d*", value):
-        raise ConfigError(f"{word} must be a share of the GPU, above 0 and at most 1, and is not read here: {cure}")
-    return f"{GPU_SHARE} is not needed here: the cache gets what rollout.max_rows need and training leaves free; {cure}"

@@ -40,30 +40,29 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Return the memory plan of the run, and what the seeds can show; either one if requested."""
     for name in ("spread", "count", "minutes", "problems", "settings"):
-        if arguments.seeds is None and (value := getattr(arguments, name)) is not None:
+        if arguments.seeds is None and getattr(arguments, name) is not None:
             option = name.replace("count", "runs")
-            raise ConfigError(f"--{option} {value:g} is about seeds of several runs: add --seeds 4, or leave it out")
+            raise ConfigError(f"--{option} is about seeds of several runs: add --seeds 4, or leave it out")
     lines, figures, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
         from rlreason.training.preflight import assumed_prompt
 
         run, _ = requested_run(arguments.words, "plan", console.say)
         outcome = planned(run, believed_device(), assumed_prompt(run))  # as far as it is known without torch
-        helps = f"cure: {cure(outcome)}" if cure(outcome) else ""
-        lines += [*table(outcome), ""] if outcome.plan else []
-        lines += [folded(text, console.width, 0) for text in (verdict(outcome), helps) if text]
+        lines += [*table(outcome), "", verdict(outcome)]
+        lines += [f"cure: {cure(outcome)}"] if cure(outcome) else []
         figures["memory"] = memory_figures(outcome)
         problems = problems or problems_of(run)
     if arguments.seeds is not None:
         shown, of_seeds = _of_seeds(arguments, problems or 1000)
-        lines += [""] * bool(lines) + [folded(line, console.width) for line in shown]
+        lines += ["", *shown]
         figures |= of_seeds
-    return Answer("\n".join(lines), figures)
+    return Answer(folded("\n".join(lines).lstrip("\n"), console.width), figures)
 
 
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
     """Return the smallest difference for these numbers, and the time of all runs."""
-    seeds, settings, runs = arguments.seeds, arguments.settings or 2, arguments.count
+    seeds, settings = arguments.seeds, arguments.settings or 2
     comparisons = max(1, settings - 1)
     spread = None if arguments.spread is None else Spread(arguments.spread**2, ASSUMED[0].residual)
     spreads = ASSUMED if spread is None else (spread,)
@@ -73,9 +72,9 @@ def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], 
     for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):
         figures[name] = [smallest_difference(seeds, problems, one, level) for one in spreads]
     if arguments.minutes is not None:
-        runs = runs or seeds * settings
+        runs = arguments.count or seeds * settings
         figures |= {"runs": runs, "seconds": 60 * arguments.minutes * runs}
         lines.append(f"time       {duration(60 * arguments.minutes * runs)}: {runs} runs of {arguments.minutes:g} min")
-    elif runs is not None:
-        raise ConfigError(f"--runs {runs} needs the time of one: add --minutes")
+    elif arguments.count is not None:
+        raise ConfigError(f"--runs {arguments.count} needs the time of one: add --minutes")
     return lines, figures

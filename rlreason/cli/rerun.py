@@ -12,9 +12,8 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 from rlreason.cli.check import reading
-from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import start_run
-from rlreason.cli.compose import RUN_DIR, repeated
+from rlreason.cli.compose import RUN_DIR, check_start, repeated
 from rlreason.cli.subcommands import STDOUT
 from rlreason.config.store import register
 from rlreason.errors import ConfigError

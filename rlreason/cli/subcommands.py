@@ -12,18 +12,17 @@ docstring is shown by `rlreason SUBCOMMAND --help` and which defines
 import argparse
 import difflib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.errors import ConfigError, UnwritableError
+from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONVERSATION, finite
 from rlreason.records.reader import runs_in
-from rlreason.runtime.files import ELSEWHERE, write_whole
+from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, Parser, refuse_target
 
 STDOUT = "-"  # as the FILE of --json
@@ -100,24 +99,17 @@ def parser_of(subcommand: Subcommand) -> Parser:
 
 def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
     """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake."""
-    if "--json" in words[:-1] and not any(map(os.path.isdir, words[: words.index("--json")])):
-        place = words.index("--json") + 1
-        words = [*words[:place], STDOUT, *words[place:]] if os.path.isdir(words[place]) else words  # RUN, and no FILE
     arguments = parser_of(subcommand).parse_args(words)
     refuse_no_run(arguments, subcommand.name)
     target = arguments.json
     if target not in (None, STDOUT):
         refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
-    try:
-        answer: Answer = import_module(subcommand.module).main(arguments, console)
-    except UnwritableError as error:
-        error.args = (str(error).replace(ELSEWHERE, ""),)  # subcommands do not have that setting
-        raise
+    answer: Answer = import_module(subcommand.module).main(arguments, console)
     figures = answer.figures if isinstance(answer.figures, list) else {"verb": subcommand.name, **answer.figures}
     text = json.dumps(finite(figures), indent=1, default=str)
     if target == STDOUT:
-        print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON does not escape
+        print(text)
         return answer.exit_code
     if answer.text:
         console.table(answer.text)

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlreason.config.leaves import FORMATS, locate, may_be_hub_name, unread_format
+from rlreason.config.leaves import locate, may_be_hub_name
 from rlreason.errors import Absent
 from rlreason.runtime.plugins import NotImportableError, load, names_function, no_reward
 from rlreason.settings import MADE
@@ -55,9 +55,7 @@ def of_sampling(sampling: "groups.SamplingConfig") -> Broken:
 
 
 def of_prompt(prompt: "groups.PromptConfig") -> Broken:
-    """Check the stop strings and the name of the reward."""
-    if "" in prompt.stop:
-        yield "prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]"
+    """Check the name of the reward."""
     yield from no_reward("prompt.reward", prompt.reward)
 
 
@@ -70,11 +68,7 @@ def of_rollout(rollout: "groups.RolloutConfig") -> Broken:
 
 
 def of_model(model: "model.ModelConfig") -> Broken:
-    """Check number types against each other, that adapters have a place, and frozen weights against adapters."""
-    if model.lora.targets == []:
-        yield "model.lora.targets=[] adapts nothing: name layers, or null for every linear layer but the head"
-    if model.weights == "bfloat16" and model.dtype == "float32":
-        yield "model.dtype=float32 with model.weights=bfloat16 is no more exact: set one of them to the other's type"
+    """Check the head's number type, and frozen weights against adapters."""
     if model.head == "bfloat16" and model.dtype == "float32":
         yield "model.head=bfloat16 with model.dtype=float32: the engine's head would be float32: set model.head=auto"
     if model.freeze and model.lora.rank:
@@ -82,11 +76,9 @@ def of_model(model: "model.ModelConfig") -> Broken:
 
 
 def of_tiny_model(model: "model.TinyModelConfig") -> Broken:
-    """Check the width of the heads, and the folder of the cache."""
+    """Check the width of the heads."""
     if model.heads > 0 and model.width % (2 * model.heads):
         yield f"model.width={model.width} must be a multiple of 2 x model.heads={model.heads}: try 128 and 4"
-    if model.cache == "":
-        yield "model.cache= names no folder: give one, or auto, or null to make the model anew each time"
 
 
 def of_pretrained_model(model: "model.PretrainedModelConfig") -> Broken:
@@ -106,28 +98,6 @@ def of_data(data: "data.DataConfig") -> Broken:
         yield Absent(f"data.pass_rates={data.pass_rates} is no file: give the one that algorithm=evaluate wrote")
 
 
-def of_stories(data: "data.StoriesConfig") -> Broken:
-    """Check the habits that the warm start teaches."""
-    longest, shortest, share = data.habits.taught_max_events, data.min_events, data.habits.guess_share
-    if longest is not None and longest < shortest:
-        yield f"data.habits.taught_max_events={longest} is below data.min_events={shortest}: raise it, or set null"
-    if share and data.guess == "none":
-        yield f"data.habits.guess_share={share} with data.guess=none, which tells no guess to repeat: set it to 0"
-
-
-def of_countdown(data: "data.CountdownConfig") -> Broken:
-    """Check the format of the file."""
-    if data.path is not None and (other := unread_format(None, data.path)):
-        yield f"data.path={data.path}: {other}"
-
-
-def of_gym(data: "data.GymConfig") -> Broken:
-    """Check the names of the tasks."""
-    names = data.tasks
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        yield f"data.task={data.task} must be a task's name or a list of names (data.task=[leg_counting,gcd])"
-
-
 def of_function(data: "data.FunctionDataConfig") -> Broken:
     """Check that the function can be imported."""
     try:
@@ -138,30 +108,24 @@ def of_function(data: "data.FunctionDataConfig") -> Broken:
 
 def of_files(data: "data.FileDataConfig", evaluated: bool = False) -> Broken:
     """Check that the files are there, as far as they are no hub data set's; `evaluated`: those of an evaluation."""
-    folder = None if data.path is None else Path(data.path).expanduser()
-    if folder is not None and folder.is_file():
-        given = unread_format(None, str(data.path)) or "is a file"
-        yield f"data.path={data.path}: {given}: give files as data.train and data.validation"
-        return
     held_out = data.n_validation is not None
     if data.validation is not None and held_out:
         yield f"data.validation={data.validation} and data.n_validation={data.n_validation}: set one of them to null"
-    unused = () if not evaluated else ("train",) if not held_out else ("validation",)
-    read = [key for key in ("train", "validation", "ground_truth") if key not in unused]
+    unused = "" if not evaluated else "validation" if held_out else "train"
+    read = [key for key in ("train", "validation", "ground_truth") if key != unused]
     absent = [line for key in read for line in _absent(data, key, getattr(data, key))]
     yield from absent
     if absent or data.validation is not None or held_out:
         return
-    if folder is None:
+    if data.path is None:
         yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
     elif evaluated and not data.evaluation_file():
-        yield from [nothing_to_evaluate(data)] if folder.is_dir() else _absent(data, "path", "validation")
+        is_here = Path(data.path).expanduser().is_dir()
+        yield from [nothing_to_evaluate(data)] if is_here else _absent(data, "path", "validation")
 
 
 def nothing_to_evaluate(data: "data.FileDataConfig") -> str:
     """Return the complaint about a folder of files with nothing to evaluate on."""
-    if other := unread_format(data.path, "validation") or unread_format(data.path, "test"):
-        return f"data.path={data.path}: {other}"
     return (
         f"data.path={data.path} holds neither validation nor test: name data.validation, or set data.n_validation=200"
     )
@@ -171,10 +135,8 @@ def _absent(data: "data.FileDataConfig", key: str, split: str | None) -> Broken:
     """Complain about a missing file; what a hub holds is checked when it is read."""
     if split is None or locate(data.path, split):
         return
-    if other := unread_format(data.path, split):
-        yield f"data.{key}={split}: {other}"
-    elif data.path is None or Path(split).suffix in FORMATS:
-        yield Absent(f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path")
+    if data.path is None or Path(split).suffix:
+        yield Absent(f"data.{key}={split} is no .jsonl or .json file: give one, or a folder as data.path")
     elif Path(data.path).expanduser().is_dir():
         yield f"data.path={data.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"
     elif not may_be_hub_name(data.path):
@@ -261,16 +223,11 @@ def of_training(run: "training.TrainingConfig") -> Broken:
 
 
 def of_schedule(run: "training.TrainingConfig", n_steps: int) -> Broken:
-    """Complain about a learning rate that never reaches its peak, or never falls, in this many steps."""
-    warmup, falls = run.warmup_steps, run.lr_schedule in ("linear", "cosine")
+    """Complain about a learning rate that never reaches its peak in this many steps."""
     whole = 1 if run.restarts else n_steps  # steps of one schedule
-    if run.restarts and warmup > 1:
-        yield f"warmup_steps={warmup} with restart=true, where each step starts its rate anew: set it to 0 or 1"
-    elif warmup > whole:
-        yield f"warmup_steps={warmup} is more than the run's {n_steps} steps: lower it"
-    elif warmup == whole > 0 and falls:
-        rises = f"lr_schedule={run.lr_schedule} with warmup_steps={warmup}"
-        yield f"{rises}, all steps there are: the rate never falls: lower warmup_steps, or set lr_schedule=constant"
+    if run.warmup_steps > whole:
+        anew = ", and restart=true starts the rate anew in each step" if run.restarts else ""
+        yield f"warmup_steps={run.warmup_steps} is more than the {n_steps} steps of the run{anew}: lower it"
 
 
 def of_sft(run: "algorithms.SFTConfig") -> Broken:
@@ -324,9 +281,7 @@ def of_discovery(run: "algorithms.DiscoverConfig") -> Broken:
         yield f"budget.cost={budget.cost:g} needs client.prompt_price and client.completion_price: set both"
     if budget.tokens is not None and budget.tokens <= client.max_tokens:
         yield f"budget.tokens={budget.tokens} is not above client.max_tokens={client.max_tokens}, one reply's: raise it"
-    url, extra = client.base_url, client.extra
-    if url is not None and not url.startswith(("http://", "https://")):
-        yield f"client.base_url={url} must begin with http:// or https://: try client.base_url=http://{url}"
+    extra = client.extra
     if extra is not None and not isinstance(extra, dict):
         yield f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}"
     elif reserved := [name for name in OF_THE_RUN if (extra or {}).get(name) is not None]:

@@ -72,7 +72,6 @@ class HabitsConfig:
 class StoriesConfig(DataConfig):
     """Generated stories with numbers, from which the tiny model learns its habits."""
 
-    rules = conflicts.of_stories
     has_stories: ClassVar[bool] = True
     in_random_order: ClassVar[bool] = True
 
@@ -186,8 +185,6 @@ class CheckedDataConfig(DataConfig):
 class CountdownConfig(CheckedDataConfig):
     """Reach a target by arithmetic on the given numbers, each used once."""
 
-    rules = conflicts.of_countdown
-
     verifier: str | None = "rlreason.grading.verifiers.countdown"
     path: str | None = source(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
     seed: int = number(0, high=MAX_SEED, doc="of the generated problems", only_if="here.path is None")
@@ -210,8 +207,6 @@ class CountdownConfig(CheckedDataConfig):
 @dataclass
 class GymConfig(CheckedDataConfig):
     """Tasks of the reasoning-gym package."""
-
-    rules = conflicts.of_gym
 
     verifier: str | None = "rlreason.grading.verifiers.gym"
     task: Any = text(doc="a task's name, or several: [leg_counting,chain_sum]")

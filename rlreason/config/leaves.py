@@ -1,6 +1,5 @@
 """A run's settings one by one, as on the command line; the files, templates and packages that they name."""
 
-import glob
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
@@ -126,20 +125,6 @@ def locate(path: str | None, split: str) -> Path | None:
         return file
     direct = Path(split).expanduser()
     return direct if direct.suffix in FORMATS and direct.is_file() else None
-
-
-def unread_format(path: str | None, split: str) -> str:
-    """Name a split's file in an unsupported format, and how to convert it; "" if there is none.
-
-    `path` may itself be such a file, and so may `split`, or a file of the split's name in the folder `path`.
-    """
-    folder = Path(path or "").expanduser()
-    beside = sorted(folder.glob(f"{glob.escape(split)}.*")) if path and Path(split).name == split else []
-    files = [file for file in (Path(split).expanduser(), folder / split, folder, *beside) if file.is_file()]
-    if file := next((file for file in files if file.suffix not in FORMATS), None):
-        frame = "frame.to_json('rows.jsonl', orient='records', lines=True)"
-        return f"{file} is no .jsonl or .json file: unpack it, or convert it (in pandas: {frame})"
-    return ""
 
 
 def may_be_hub_name(path: str) -> bool:

@@ -50,19 +50,15 @@ def wrong_values(settings: Any, prefix: str = "") -> list[str]:
 def _out_of_range(leaf: Leaf) -> str:
     """Return the complaint about a number, or about a list that holds one."""
     bounds: Range | None = leaf.metadata.get("range")
+    if bounds is None:
+        return ""
     members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
     numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
-    rule = next((rule for number in numbers if bounds and (rule := bounds.broken_by(number))), "")
-    if not rule or bounds is None:
-        return ""
+    rule = next(filter(None, map(bounds.broken_by, numbers)), "")
     cure = bounds.cure
-    if rule == "must be finite":
-        cure = "give a number"
-    elif not cure and leaf.default != "???":
+    if not cure and leaf.default != "???":
         cure = f"try {leaf.key}={typed_word(leaf.default)}"
-    value = typed_word(leaf.value)
-    short = value if len(value) <= 40 else f"{value[:20]}...({len(value)} digits)"
-    return f"{leaf.key}={short} {rule}" + (f": {cure}" if cure else "")
+    return f"{leaf.key}={typed_word(leaf.value):.40} {rule}: {cure or 'give such a number'}" if rule else ""
 
 
 def _no_choice(leaf: Leaf) -> str:
@@ -78,85 +74,77 @@ def _no_choice(leaf: Leaf) -> str:
 
 def unread_keys(run: AnyRunConfig) -> dict[str, str]:
     """Return the settings that nothing reads in this run, set or not, and when each of them is read."""
-    return {leaf.key: found[0] for leaf in leaves(run) if (found := unread(leaf, run))}
+    return {leaf.key: where for leaf in leaves(run) if (where := unread(leaf, run))}
 
 
 def complaints(run: AnyRunConfig) -> dict[str, str]:
     """Return setting -> complaint for those that were typed, to another value than their class's, and nothing reads."""
     return {
-        leaf.key: f"{leaf.key}={typed_word(leaf.value)} has no effect: it is read {found[0]}: {found[1]}"
+        leaf.key: f"{leaf.key}={typed_word(leaf.value)} has no effect: it is read {where}: leave it out, or choose that"
         for leaf in leaves(run)
-        if leaf.key in run.given and leaf.value != leaf.default and (found := unread(leaf, run))
+        if leaf.key in run.given and leaf.value != leaf.default and (where := unread(leaf, run))
     }
 
 
 _compiled: Any = cache(compile)
 
 
-def unread(leaf: Leaf, run: Any) -> tuple[str, str] | None:
-    """Return where a setting would be read, and the cure, if nothing in this run reads it."""
+def unread(leaf: Leaf, run: Any) -> str:
+    """Return where a setting would be read, if nothing in this run reads it; else ""."""
     for condition, here in leaf.conditions:
         code = _compiled(condition, "only_if", "eval")
         names = {name: getattr(run, name) for name in code.co_names if hasattr(run, name)}
         if not eval(code, {"__builtins__": {}, "__name__": __name__}, names | {"here": here}):
             return words_of(condition, leaf.key.rpartition(".")[0])
-    return None
+    return ""
 
 
-def words_of(condition: str, group: str) -> tuple[str, str]:
-    """Return where a setting of the group is read, and the cure where it is not.
+def words_of(condition: str, group: str) -> str:
+    """Return where a setting of the group is read.
 
     >>> words_of("here.steps > 0", "model.warm_start")
-    ('only where model.warm_start.steps > 0', 'leave it out')
+    'only where model.warm_start.steps > 0'
     """
     plain = condition.replace("trains or", "the run trains or").replace("here.", f"{group}.").replace("'", "")
     plain = plain.replace(" == ", "=").replace(" is None", "=null").replace("None", "null")
-    where, cure = WORDS.get(condition, (f"only where {plain}", ""))
-    return where.format(group=group), cure.format(group=group) or "leave it out"
+    return WORDS.get(condition, f"only where {plain}").format(group=group)
 
 
-_OF_PROMPT = ("by algorithms that train, and where eval.prompt is null, only", "set it under eval.prompt")
-_NO_DATA = "by algorithms that train, and where eval.data is null, only"
-#: Conditions that are not their own best words: where a setting is read, and a better cure than leaving it out.
-WORDS: dict[str, tuple[str, str]] = {
-    "trains": ("by algorithms that train only", ""),
-    "samples_to_learn": ("where responses are sampled to learn from only, and algorithm=sft samples none", ""),
-    "here is data": ("for training data only", "set it under data, or leave it out"),
-    "reads_data": (_NO_DATA, "set it under eval.data"),
-    "here is not data or trains or eval.data is None": (_NO_DATA, ""),
-    "trains_on(here)": ("for training data only", "leave it out (eval_problems says how many), or set split=train"),
-    "here.pass_rates is not None": ("together with data.pass_rates only", "give data.pass_rates=FILE, or leave it out"),
-    "reads_traces": ("by algorithm=sft and by data.filter=correct on training data only", ""),
-    "imitates(here)": ("by algorithm=sft, data.filter=correct, and a warm start for this prompt alone only", ""),
-    "warms_up": ("by the warm start of a model made on the spot only", "leave it out, or choose model=tiny"),
-    "verifies(here)": ("without a prompt.reward=module:function only", ""),
-    "compares_ground_truths(here)": ("by the built-in comparison only, not where a function judges", ""),
-    "here is data or here.n_validation is not None": ("to learn from, and with eval.data.n_validation, only", ""),
-    "here.holds_out": ("with {group}.n_validation only", "set {group}.n_validation=200 {group}.validation=null"),
-    "here.on_hub": ("for a data set of the hub only, not for files", "set it to null"),
+_OF_PROMPT = "by algorithms that train, and where eval.prompt is null, only (else: eval.prompt)"
+_OF_DATA = "by algorithms that train, and where eval.data is null, only (else: eval.data)"
+#: Conditions that are not their own best words: where a setting is read.
+WORDS: dict[str, str] = {
+    "trains": "by algorithms that train only",
+    "samples_to_learn": "where responses are sampled to learn from only, and algorithm=sft samples none",
+    "here is data": "for training data only",
+    "reads_data": _OF_DATA,
+    "here is not data or trains or eval.data is None": _OF_DATA,
+    "trains_on(here)": "for training data only (eval_problems limits evaluations; split=train asks it)",
+    "reads_traces": "by algorithm=sft and by data.filter=correct on training data only",
+    "imitates(here)": "by algorithm=sft, data.filter=correct, and a warm start for this prompt alone only",
+    "warms_up": "by the warm start of model=tiny only",
+    "verifies(here)": "without a prompt.reward=module:function only",
+    "compares_ground_truths(here)": "by the built-in comparison only, not where a function judges",
+    "here is data or here.n_validation is not None": "to learn from, and with eval.data.n_validation, only",
+    "here.holds_out": "with {group}.n_validation=200 {group}.validation=null only",
+    "here.on_hub": "for a data set of the hub only, not for files",
     ASKED: _OF_PROMPT,
     ASKED + OF_TINY: _OF_PROMPT,
-    JUDGED + OF_TINY: ("to learn from samples, and without eval.prompt, only", _OF_PROMPT[1]),
-    "compares_answers": ("by the built-in comparison only, not where prompt.reward or data.verifier judges", ""),
-    "has_own_reward": ("by a reward of your own only", "leave it out, or set prompt.reward=module:function"),
-    "reads_eval_samples": ("where neither samples nor n_list says how many only", "set samples, or leave it out"),
-    "problem_limit is None": ("where eval_problems is null only", "set eval_problems=null, or leave it out"),
-    "on_several_ranks": ("where several ranks train only", "set gpus=2, or leave it out"),
-    "here.engine == 'vllm'": ("by rollout=vllm only", "choose it too, or leave this out"),
-    "here.engine == 'hf'": ("by rollout=hf only", "choose it too, or leave this out"),
-    "here.shares_gpu": ("where vLLM shares the policy's GPU only (rollout.placement=colocate)", ""),
-    "here.wandb": ("by logger=wandb only", "choose it too, or leave this out"),
-    "here.wandb or here.trackio": ("by logger=wandb and logger=trackio only", "choose one too, or leave this out"),
-    "here.rank > 0": ("with model.lora.rank above 0 only", "set model.lora.rank=8, or leave it out"),
-    "kl_placement != 'none'": ("with a KL term only", "leave it out, or set kl_placement=loss kl_coef=0.01"),
-    "not old_from_engine": ("without rollout.async_level only, with which every weight would be exactly 1", ""),
-    "here.side_is_open": ("for a side that is null only", "set the two sides, or set both to null"),
+    JUDGED + OF_TINY: "to learn from samples, and without eval.prompt, only",
+    "compares_answers": "by the built-in comparison only, not where prompt.reward or data.verifier judges",
+    "has_own_reward": "by prompt.reward=module:function only",
+    "reads_eval_samples": "where neither samples nor n_list says how many only",
+    "problem_limit is None": "where eval_problems is null only",
+    "on_several_ranks": "with gpus=2 or more only",
+    "here.shares_gpu": "where vLLM shares the policy's GPU only (rollout.placement=colocate)",
+    "not old_from_engine": "without rollout.async_level only, with which every weight would be exactly 1",
+    "here.side_is_open": "for a side that is null only",
     **{
-        f"here.reads('{key}')": (f"by {' and '.join(losses)} only", f"choose {' or '.join(losses)}")
+        f"here.reads('{key}')": f"by {' or '.join(losses)} only"
         for key in LOSS_NUMBERS
         if (losses := [f"loss={name}" for name in readers(key)])
     },
-    "asks_side_by_side": ("by strategy=best_of_n and strategy=hybrid only", ""),
-    "converses": ("by strategy=refine and strategy=hybrid only", ""),
-    "False": ("by a sweep only", "start a sweep with -m, or leave it out"),
+    "asks_side_by_side": "by strategy=best_of_n and strategy=hybrid only",
+    "converses": "by strategy=refine and strategy=hybrid only",
+    "False": "by a sweep only (-m)",
 }

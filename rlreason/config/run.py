@@ -1,12 +1,14 @@
-"""A whole run: the keys common to all algorithms, what follows from them, and what a run grades with."""
+"""A whole run: how it is evaluated, the keys common to all algorithms, what follows from them, what it grades with."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
 from rlreason.config import conflicts
+from rlreason.config.conflicts import as_eval
 from rlreason.config.data import DataConfig
-from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig
 from rlreason.config.groups import (
     GradingConfig,
     LoggerConfig,
@@ -17,9 +19,54 @@ from rlreason.config.groups import (
     WaitsConfig,
 )
 from rlreason.config.model import SHARED_WARM_START, ModelConfig, TinyModelConfig
-from rlreason.settings import MADE, MAX_SEED, Settings, group, number, processors, text
+from rlreason.errors import ConfigError
+from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, group, number, processors, text
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
+
+
+@dataclass
+class EvalSamplingConfig:
+    """Sampling settings that differ in evaluations."""
+
+    temperature: float | None = number(None, high=LARGE, doc="0: the likeliest token; null: sampling.temperature")
+    min_tokens: int | None = number(None, doc="null: sampling.min_tokens")
+    max_tokens: int | None = number(None, low=1, doc="null: sampling.max_tokens")
+
+
+@dataclass
+class EvalConfig:
+    """How a model is prompted and graded, apart from how it is trained; null: as in training."""
+
+    prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
+    reward: str | None = text(
+        None, doc="what counts: r1_zero, question_only or module:function; null: the prompt's, reported in any case"
+    )
+    sampling: EvalSamplingConfig = group(EvalSamplingConfig)
+    data: DataConfig | None = text(
+        None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
+    )
+    problems: int | None = number(None, low=1, doc="validation problems asked; null: eval_problems")
+    final_problems: int | None = number(
+        None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
+    )
+    samples: int | None = number(None, low=1, high=MADE, doc="per problem; null: 1", only_if="reads_eval_samples")
+    card: str | None = choice("leaderboard", None, doc="compliance.md checks a training by its rules", only_if="trains")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalProtocolConfig:
+    """How a run's evaluations prompt, sample and grade, fully resolved: the basis of their protocol."""
+
+    prompt: PromptConfig
+    reward: str  # decides what is correct
+    prompt_reward: str | None  # grades as well, if it is another one
+    grading: GradingConfig
+    sampling: SamplingConfig
+    data: DataConfig
+    problems: int | None  # of the evaluations on the way; None: all
+    final_problems: int | None  # of the last one, or of a job that does not train
+    samples: int  # responses per problem
 
 
 @dataclass
@@ -235,3 +282,15 @@ def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
 def is_own(reward: str, data: DataConfig) -> bool:
     """Whether responses are graded by a function `module:function` of the user's or of the data."""
     return ":" in reward or data.verifier is not None
+
+
+@contextmanager
+def naming_eval_settings(run: Any, group: str) -> Iterator[None]:
+    """Attribute errors in `prompt` or `data` of evaluations to the settings that gave them."""
+    try:
+        yield
+    except ConfigError as error:
+        own = getattr(run.eval, group)
+        if own is None:
+            raise
+        raise type(error)(as_eval(group, str(error), own)) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from msgspec import ValidationError, convert
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
@@ -86,42 +87,25 @@ def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> Swe
 
 
 def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) -> SweepFile:
-    for key, (example, fits) in SHAPES.items():
-        if (given := blocks.get(key)) is not None and not fits(given):
-            raise ConfigError(f"sweep/{name}.yaml: {key}={typed_word(given)} does not fit: write {key}: {example}")
     settings = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
-    chain, axes = blocks.get("chain") or [], blocks.get("params") or {}
-    if chain and settings:
+    axes, reference = blocks.get("params") or {}, blocks.get("reference") or []
+    if blocks.get("chain") and settings:
         raise ConfigError(f"sweep/{name}.yaml: {min(settings)} stands beside chain: give it to the sweeps of the chain")
-    if nested := next((key for key, value in axes.items() if isinstance(value, Mapping)), ""):
-        raise ConfigError(f"sweep/{name}.yaml: {nested} is nested: write its full name, as {nested}.x: 1, in one line")
-    reference = blocks.get("reference") or []
-    return SweepFile(
-        name,
-        {str(key): typed_word(value) for key, value in axes.items()},  # a text stays, so that commas separate values
-        blocks.get("cells") or [],
-        [FIRST] if reference == FIRST else reference,
-        blocks.get("carries") is not False,
-        str(blocks.get("best_of") or ""),
-        chain,
-        frozenset(_chosen(content.get("defaults"))),
-        frozenset(settings),
-    )
-
-
-def _are_texts(given: Any, sign: str = "") -> bool:
-    return isinstance(given, list) and all(isinstance(one, str) and sign in one[1:] for one in given)
-
-
-_are_words = partial(_are_texts, sign="=")
-#: Block of a sweep's file -> an example, and whether a value has its shape.
-SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "cells": ("[[group_size=4], [n_steps=50]]", lambda given: isinstance(given, list) and all(map(_are_words, given))),
-    "reference": ("first, or [group_size=4]", lambda given: given == FIRST or _are_words(given)),
-    "carries": ("true or false", lambda given: isinstance(given, bool)),
-    "chain": ("[SWEEP, SWEEP]", _are_texts),
-    "embedded": ("{data: stories_long}", lambda given: isinstance(given, Mapping)),
-}
+    blocks = {key: value for key in ("cells", "carries", "best_of", "chain") if (value := blocks.get(key)) is not None}
+    try:
+        return convert(
+            {
+                "name": name,
+                "axes": {key: typed_word(value) for key, value in axes.items()},  # commas in a text separate values
+                "reference": [FIRST] if reference == FIRST else reference,
+                "chosen": frozenset(_chosen(content.get("defaults"))),
+                "settings": frozenset(settings),
+                **blocks,
+            },
+            SweepFile,
+        )
+    except ValidationError as error:
+        raise ConfigError(f"sweep/{name}.yaml: {error}: mend it, as the files in multirun_sweeps/") from None
 
 
 def _chosen(defaults: Any) -> Iterator[str]:
@@ -136,21 +120,14 @@ def _chosen(defaults: Any) -> Iterator[str]:
             yield package.removeprefix("_global_.") or group
 
 
-def function_settings(group: str, option: str, function: str) -> Any:
+def function_settings(group: str, function: str) -> Any:
     """Return the settings of `module:function` as an option of a group; `ConfigError` if it cannot be used."""
-    try:
-        return own_loss_config(function) if group == "loss" else data.of_function(function)
-    except ConfigError as error:
-        if option == function:
-            raise
-        raise ConfigError(f"{group}={option}, which an installed package announces, cannot be used: {error}") from None
+    return own_loss_config(function) if group == "loss" else data.of_function(function)
 
 
 def register() -> None:
     """Register the schemas and resolvers, and where Hydra finds sweeps and functions. Safe to call twice."""
     store = ConfigStore.instance().store
-    # Hydra copies the whole store for each composition, and every entry once more when it takes it.
-    vars(ConfigStore.instance())["__deepcopy__"] = lambda memo: ConfigStore.instance()
     for group, nodes in SCHEMAS.items():
         for name, node in nodes.items():
             store(group=group, name=name, node=node)

@@ -17,10 +17,9 @@ from rlreason.config.data import (
     GymConfig,
     StoriesConfig,
 )
-from rlreason.config.evaluation import naming_eval_settings
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, naming_eval_settings
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,

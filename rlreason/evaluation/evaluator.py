@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.evaluation import EvalProtocolConfig
+from rlreason.config.run import EvalProtocolConfig
 from rlreason.data.sources import fingerprint
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples

@@ -8,11 +8,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.evaluation import naming_eval_settings
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import prompt_renderer, template_of
 from rlreason.config.model import ModelConfig
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, naming_eval_settings
 from rlreason.errors import ConfigError
 from rlreason.model.parameters import load_tokenizer
 from rlreason.model.policy import Policy

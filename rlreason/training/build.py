@@ -14,10 +14,9 @@ from transformers import AutoConfig
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.conflicts import of_schedule, sampling_key
 from rlreason.config.data import StoriesConfig
-from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
-from rlreason.config.run import Asking, RunConfig
+from rlreason.config.run import Asking, EvalProtocolConfig, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import ProblemSampler, trace_text

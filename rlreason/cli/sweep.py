@@ -1,28 +1,29 @@
-"""Check the runs that a command line asks for: one, or every run of a sweep or of the sweeps of a chain."""
+"""A sweep: its file and words become a design, every run is composed and checked, and a launcher runs what is left.
 
-import os
+overrides  ->  Request with its design and its runs, each of them checked  ->  plan  ->  what is left of its runs
+           ->  jobs of a launcher, whose runs write their folders          ->  sweep.json and the table
+"""
+
+import shlex
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.compose import composed, composed_run
-from rlreason.cli.flags import Request
-from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
+from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
+from rlreason.cli.flags import Request, SweepOptions, config_content, config_exists, group_options, options_by_group
+from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
 from rlreason.cli.names import translated
-from rlreason.cli.options import config_content, config_exists, group_options, options_by_group
-from rlreason.config.algorithms import DiscoverConfig
-from rlreason.config.groups import OF_SWEEPS
-from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SweepFile, sweep_file
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RESOURCES, exit_code
-from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime import signals
+from rlreason.runtime.files import run_lock
+from rlreason.runtime.text import redacted
 from rlreason.sweeps.design import (
     design_of,
     file_at,
@@ -33,63 +34,16 @@ from rlreason.sweeps.design import (
     named_sweep,
     with_meant,
 )
-from rlreason.sweeps.launcher import jobs_of
-from rlreason.sweeps.state import RunState, SweepState, read_state
+from rlreason.sweeps.launcher import jobs_of, launched
+from rlreason.sweeps.state import RunState, SweepState, begun, read_state, refuse_changed, write_state
+from rlreason.sweeps.texts import closing, plan_text
 
 if TYPE_CHECKING:
+    from hydra_plugins.rlreason_sweeps import Grid
     from rlreason.sweeps.carry import Carried
 
 Note = Callable[[str], object]
-
-
-def report_unread(request: Request, runs: Sequence[AnyRunConfig], others: Sequence[str], note: Note) -> None:
-    """Refuse settings that none of the runs reads, and note those that only some of them read, except `others`."""
-    said = {k: v for run in runs for k, v in complaints(run).items() if k not in others}
-    unread = [{k: v for k, v in unread_keys(run).items() if k not in others} for run in runs]
-    never_read = {key: where for key, where in unread[0].items() if all(key in keys for keys in unread)} if runs else {}
-    useless = [line for key, line in said.items() if key in never_read]
-    if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it
-        raise ConfigError("\n".join(useless))
-    for line in said.values():
-        note(f"note: in some runs of this sweep, {line}")
-    words = {word.partition("=")[0] for word in request.overrides}
-    for key in sorted(words & never_read.keys() - said.keys()):  # set to their current value: harmless
-        note(f"note: {key} has no effect: it is read {never_read[key]}")
-
-
-def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
-    """Refuse runs that could not begin on this machine, or could not write to the folder."""
-    check_writable(folder)
-    from rlreason.discovery.loop import refuse_unready
-    from rlreason.training.preflight import preflight
-
-    for one in runs:
-        if isinstance(one, DiscoverConfig):
-            refuse_unready(one)
-    for line in preflight([run for run in runs if works_on_a_model(run)], folder):
-        note(f"note: {line}")
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, by trying it: file systems have rules of their own."""
-    missing = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} is not writable")
-    except OSError as error:
-        if exit_code(error) == RESOURCES:
-            raise
-        raise ConfigError(
-            f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
-        ) from None
-    finally:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
-
-
-# A sweep: its file and words -> its design -> every run composed and checked
+say = partial(print, flush=True)
 
 
 def checked_sweep(request: Request, note: Note) -> Request:
@@ -98,7 +52,7 @@ def checked_sweep(request: Request, note: Note) -> Request:
     """
     file, carry = file_of(request.overrides), request.options.carry
     if not file.chain:
-        return _checked(request, carry, note)
+        return _checked_one(request, carry, note)
     if carry:
         raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
     base = composed(fixed(request.overrides), request.config_name)
@@ -131,7 +85,7 @@ def stage_of(request: Request, stage: str, note: Note = print, started: bool = T
             note(
                 f"note: {broad} hands on its best settings: {'; '.join(map(' '.join, arms)) or 'none: some are typed'}"
             )
-        return _checked(own, before, note, Stage(request.folder / stage, arms, waits=not started))
+        return _checked_one(own, before, note, Stage(request.folder / stage, arms, waits=not started))
 
 
 def request_of_stage(request: Request, stage: str) -> Request:
@@ -194,7 +148,7 @@ def designed(
     return design_of(grid, file, place, lambda overrides: composed(overrides, name), str(base.seed)), place
 
 
-def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
+def _checked_one(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
     """Return the sweep with its design, its runs and their launcher; `ConfigError` if a run could not begin.
 
     `before`: finished sweeps that hand on their winners.
@@ -214,7 +168,7 @@ def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage |
         runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if waits else absent).run
         now += [] if waits else [run]
     checked = [runs[run.name] for run in now]
-    report_unread(request, checked, [f"monitors.{monitor}" for monitor in OF_SWEEPS], note)
+    refuse_unread(checked, note, of_sweep=True)
     refuse_repeated(checked, now)
     options = request.options
     jobs = jobs_of(request.overrides, list(runs.values()), options.jobs, options.gpus_per_run, note, absent)
@@ -255,3 +209,79 @@ def refuse_repeated(runs: Sequence[AnyRunConfig], planned: Sequence[RunState]) -
             raise ConfigError(
                 f"{one} and {other} make the same run: another setting decides over both: leave that one out"
             )
+
+
+# Its runs
+
+
+def start_sweep(grid: "Grid", overrides: Sequence[str]) -> int:
+    """Run every run of a sweep, or of the sweeps of a chain; return the exit code: of the first sweep that failed.
+
+    Typed again, it resumes.
+    """
+    hydra, flags = grid.config.hydra, {"multirun": True, "config_name": grid.config.hydra.job.config_name}
+    for source in hydra.runtime.config_sources:
+        flags |= {"config_dir": source.path} if source.provider == "command-line" else {}
+    given = hydra.sweeper
+    options = SweepOptions(given.jobs, given.gpus_per_run, given.dry, tuple(given.carry), given.sweep_name)
+    ours = [word for word in hydra.overrides.hydra if not word.startswith(("hydra.mode=", "hydra.sweeper."))]
+    request = Request(flags, [*overrides, *ours], options=options)
+    with mistakes_in(request.overrides), in_one_line(request.overrides, request.config_name):
+        request = checked_sweep(request, say)
+        if not request.chain:
+            return run_sweep(grid, request)
+        if request.options.dry:
+            return sum(run_sweep(grid, stage) for stage in request.stages)
+        for number, name in enumerate(request.chain, 1):
+            say(f"\n=== stage {number} of {len(request.chain)}: {name}")
+            if code := run_sweep(grid, stage_of(request, name)):
+                say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
+                return code
+    return 0
+
+
+def run_sweep(grid: "Grid", request: Request) -> int:
+    """Print the plan of one sweep, run what is left of it, print the table of its settings; return the exit code.
+
+    A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
+    """
+    design, folder, runs, jobs = request.design, request.folder, request.runs, request.jobs
+    assert design is not None
+    assert folder is not None
+    say("\n" + plan_text(design, folder, runs, jobs))
+    if request.options.dry:
+        say("dry: nothing was run; leave it out to start the sweep")
+        return 0
+    with run_lock(folder, say, "hydra.sweep.dir"):
+        refuse_changed(
+            folder, design.runs, lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name])))
+        )
+        state = begun(replace(design, command=shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])), folder)
+        done = {run.name: run for run in state.runs if run.of_its_own}
+        left = [run for run in design.runs if run.name not in done]
+        for name in [run.name for run in design.runs if run.name in done]:
+            how = "finished before" if done[name].figure is not None else done[name].status_text
+            say(f"== {name}: {how}, not run again")
+        for run in left if jobs.side_by_side > 1 and len(left) > 1 else []:
+            state.run(run.name).shared_machine = True
+        write_state(folder, state)
+        try:
+            state.close(folder, launched(grid, request.overrides, jobs, folder, left) if left else {})
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
+            signals.arrived()
+            state.close(folder, {}, "interrupted" if stopped else "failed")
+            print_table(folder)
+            raise
+    return print_table(folder).code
+
+
+def print_table(folder: Path) -> SweepState:
+    """Print a sweep's settings with the intervals and verdicts of the report, and its notes."""
+    from rlreason.report.read import read_study  # slow to import
+    from rlreason.report.sections import judged_settings
+
+    state = read_state(folder)
+    scored = any(run.score is not None for run in state.runs)  # of discovery, which has a report of its own
+    say("\n" + closing(state, folder, {} if scored else judged_settings(read_study([folder]))))
+    return state
