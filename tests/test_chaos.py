@@ -179,7 +179,7 @@ def test_a_folder_that_can_only_be_read(runs, killed, disk):
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
 CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
-CLOCKS |= {"sweeps/preview.py"}  # when a run began; which runs are the newest to estimate by
+CLOCKS |= {"sweeps/texts.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/assignment.py", "sweeps/carry.py"}  # the newest of a name
 CLOCKS |= {"training/ranks.py"}  # torch wants its limits as a timedelta
 
