@@ -160,7 +160,6 @@ COURSES = {
     "right answers become fewer": (course(reward__mean=line(0.2, 0.7), **RARER), True),
     "right answers stay as rare": (course(reward__mean=line(0.2, 0.7), rollout__right=0.03), True),
     "rewards of -1 to 1": (course(reward__mean=line(-0.9, 1.8), reward__min=-1, reward__max=1, **RARER), True),
-    "rewards of 0 to 0.1": (course(reward__mean=line(0.02, 0.07), reward__max=0.1, **RARER), True),
     "one answer": (course(reward__mean=line(0.3, 0.5), **ONE), True),
     "evaluations get worse": (course(evaluations=line(0.5, -0.45), reward__mean=line(0.5, 0.5)), True),
     "shorter and worse": (course(evaluations=line(0.6, -0.4), reward__mean=line(0.5, 0.2), **SHORTER), True),
@@ -176,10 +175,8 @@ COURSES = {
         course(evaluations=line(0.95, 0), reward__mean=line(0.7, 0.2), rollout__right=0.95, **SHORTER),
         False,
     ),
-    "another aim than the ground truth": (course(reward__mean=line(0.1, 0.8), rollout__right=0.0), False),
     "one evaluation by chance": (course(evaluations=lambda x: 0.5 - 0.2 * (x > 0.8), **RISES), False),
     "one right answer to everything": (course(**SAME, **RISES), False),
-    "long reasoning that grows slowly": (course(400, rollout__length=line(100, 1900)), False),
 }
 
 

@@ -75,15 +75,6 @@ def test_pass_at_k_needs_samples_and_before_and_after_are_of_the_same_problems(t
     assert table.rows[1][2:] == table.rows[0][2:]
 
 
-def test_the_log_says_how_each_run_ended_and_why(tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5}, seeds=(0, 1, 2))
-    of.runs[1].status, of.runs[1].reason = "diverged:loss", "step 3: the loss is no number"
-    of.runs[2].status, of.runs[2].totals, of.runs[2].accuracy = "running", {"step": 7.0}, None
-    rows = log_of(of).rows
-    assert [row[2] for row in rows] == ["finished", "diverged", "running"]
-    assert (rows[1][3], rows[2][4]) == ("step 3: the loss is no number", "7 of 40")
-
-
 def test_the_table_of_health_counts_problems_and_no_notes(tmp_path: Path):
     of = study(tmp_path, {"1": 0.5}, seeds=(0, 1))
     note = Finding("no_live_group", "a step was mastered", problem=False, step=3)
@@ -92,17 +83,20 @@ def test_the_table_of_health_counts_problems_and_no_notes(tmp_path: Path):
     assert [row[1:4] for row in health_table(of).rows] == [["truncated\n90% were cut", "1 of 2\nseed 1", "2"]]
 
 
-def test_facts_are_counted_over_all_runs(tmp_path: Path):
+def test_log_and_facts_are_of_all_runs(tmp_path: Path):
     of = study(tmp_path, {"1": 0.5, "2": 0.5})
-    of.runs[0].status, of.runs[1].status = "stopped:test", "running"
-    of.runs[2].status, of.runs[3].settings["data.overlap"] = "interrupted", "refuse"
-    of.runs[4].protocol = {"hash": "aa"}
+    diverged, running = of.runs[:2]
+    diverged.status, diverged.reason = "diverged:loss", "step 3: the loss is no number"
+    running.status, running.totals, running.accuracy = "running", {"step": 7.0}, None
+    of.runs[2].settings["data.overlap"], of.runs[4].protocol = "refuse", {"hash": "aa"}
+    rows = log_of(of).rows
+    assert [row[2] for row in rows[:3]] == ["diverged", "running", "finished"]
+    assert (rows[0][3], rows[1][4]) == (diverged.reason, "7 of 40")
     facts = dict(facts_of(of))
     assert facts["Budget"] == "40 steps; 0.20 M tokens a run; 1 run ended early; 1 run still running"
-    assert facts["Protocol"] == "aa"
-    assert facts["Training and validation overlap"] == "none: it is refused"
-    assert facts["Cost"] == "1.60 M tokens sampled so far; 8 ended, after 8 min"
-    of.runs[1].status, of.runs[5].protocol = "finished", {"hash": "bb"}
+    assert (facts["Protocol"], facts["Training and validation overlap"]) == ("aa", "none: it is refused")
+    assert facts["Cost"] == "1.40 M tokens sampled so far; 8 ended, after 8 min"
+    running.status, of.runs[5].protocol = "finished", {"hash": "bb"}
     assert dict(facts_of(of))["Protocol"] == "aa, bb: they differ"
 
 
