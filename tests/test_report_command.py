@@ -18,7 +18,6 @@ from tests.sweep_folders import answers, sweep
 from tests.test_subcommands import subcommand
 
 pytest.importorskip("vl_convert")
-LR = {"lr": "1"}
 CHANCE = {"1": 0.5, "2": 0.8}
 
 
@@ -35,19 +34,16 @@ def report(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
     return run
 
 
-def rates(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
     """A sweep of two rates with four seeds each."""
-    sweep(folder, "lr", list(CHANCE), lambda value, seed: answers(seed, CHANCE[value]), reference=LR)
+    folder = tmp_path_factory.mktemp("whole") / "rates"
+    sweep(folder, "lr", list(CHANCE), lambda value, seed: answers(seed, CHANCE[value]), reference={"lr": "1"})
     for place in folder.glob("lr=*"):
         lines = [{"rollout_step": s, "train_step": s, "time/active": s, "reward/mean": s / 40} for s in range(41)]
         lines += [{"rollout_step": s, "train_step": s, "eval/accuracy": s / 50} for s in (0, 20, 40)]
         (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    return rates(tmp_path_factory.mktemp("whole") / "rates")
 
 
 def test_a_sweep_a_run_and_settings_become_a_page_and_markdown(report, whole, tmp_path):
@@ -103,19 +99,12 @@ def cut(file: Path) -> None:
     file.write_bytes(b"".join(lines[:9]) + b"\x00\xff{not json\n" + b"".join(lines[9:]) + b'{"half": 1')
 
 
-def interrupted(run: Path) -> None:
-    (run / "summary.json").unlink()
-    (run / "status.json").write_text('{"status": "interrupted", "time": "x", "reason": "SIGINT at step 40"}')
-
-
 BROKEN = {
     "metrics with half a line": (lambda r: cut(r / "metrics.jsonl"), "left out line"),
     "responses with half a line": (lambda r: cut(r / "evals/step_00040.jsonl"), "left out line"),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
-    "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
     "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),
-    "interrupted": (interrupted, "enters with what it had reached"),
     "an empty folder": (lambda r: (shutil.rmtree(r), r.mkdir()), "does not enter"),
 }
 
