@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rlreason.runtime.files import run_lock
 from tests.some import some
 from tests.sweep_folders import answers, sweep
 from tests.test_subcommands import subcommand
@@ -118,17 +117,6 @@ def test_what_is_broken_is_named_and_the_rest_is_compared(name, report, whole, t
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "2 is better than 1 by" in done.stdout
     assert says in " ".join((tmp_path / "out/report.md").read_text().replace("\\", "").split())
-
-
-def test_a_run_that_still_writes_is_not_compared(report, whole, tmp_path):
-    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
-    run = folder / "lr=2,seed=3"
-    (run / "summary.json").unlink()
-    (run / "status.json").write_text('{"status": "running", "time": "x"}')
-    with run_lock(run, print):
-        done = report(folder, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "Seed 3 of 2 does not enter" in " ".join(done.stdout.split())
 
 
 @pytest.mark.long

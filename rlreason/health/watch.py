@@ -138,6 +138,8 @@ def _at(step: int | None) -> str:
 
 Row = Mapping[str, float | None]
 LATE = 0.25  # of the rows: the end of a run
+#: A note -> the rule of a monitor that replaces it.
+REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
 #: Rules that a sound run may meet now and then, as where a small batch is mastered: notes, if not ten times in a row.
 PASSING = ("no_live_group", "identical_samples")
 
@@ -262,7 +264,9 @@ def findings_of(
     rows: Sequence[Row], settings: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]] = (), status: str = ""
 ) -> list[Finding]:
     """Return all findings in the rows of a run: the monitors', lost grades, and how it learned."""
-    return [*monitored(rows, settings, status), *lost_grades(rows, incidents), *notes_on_learning(rows)]
+    findings = [*monitored(rows, settings, status), *lost_grades(rows, incidents)]
+    rules = {finding.rule for finding in findings if finding.problem}
+    return findings + [note for note in notes_on_learning(rows) if REPLACED_BY[note.rule] not in rules]
 
 
 # ---- from a folder ----
