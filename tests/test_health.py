@@ -20,8 +20,9 @@ from rlreason.health.watch import (
     notes_on_learning,
     replay_monitors,
 )
-from tests.small_runs import words_of
-from tests.starts import ROOT, rlreason
+from tests.starts import ROOT
+from tests.sweep_folders import ended
+from tests.test_subcommands import subcommand
 
 #: What the rehearsal breaks on purpose: too large a learning rate, and many updates without a clip.
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
@@ -84,23 +85,17 @@ def test_lost_grades_are_counted_with_their_reasons():
     assert "1 times: TimeoutError: slow" in found["grader_eval"].evidence[1]
 
 
-@pytest.mark.long
-def test_the_subcommand_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
-    words = words_of("monitors.entropy=stop", "monitors.entropy_below=20", "hydra.run.dir=both/stopped")
-    assert rlreason(*words, cwd=tmp_path).returncode == 0
-    fine = words_of("monitors.truncated_above=1", "prompt.reward=own_reward:halves", "hydra.run.dir=both/fine")
-    assert rlreason(*fine, cwd=tmp_path).returncode == 0
-    well = rlreason("health", "both/fine", "--json", cwd=tmp_path)
-    assert (well.returncode, json.loads(well.stdout)["healthy"]) == (0, True)
-    both = rlreason("health", "both", cwd=tmp_path)
-    assert both.returncode == 1
-    for part in ("both/stopped: stopped by the rule entropy", "! entropy: ", "2 runs, 1 of them with problems"):
-        assert part in both.stdout
-    none = rlreason("health", "nothing", cwd=tmp_path)
-    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
-    report = rlreason("report", "both/stopped", "both/fine", "--out", ".", cwd=tmp_path)
-    assert report.returncode == 0, report.stderr
-    assert "in 1 of 2 runs" in (tmp_path / "report.md").read_text()
+def test_the_subcommand_says_by_its_exit_code_whether_a_run_of_a_sweep_is_ill(tmp_path, capsys):
+    for name, truncated in (("fine", 0.0), ("ill", 0.9)):
+        ended(tmp_path / name, [True])
+        (tmp_path / name / "metrics.jsonl").write_text(f'{{"rollout_step": 1, "rollout/truncated": {truncated}}}\n')
+    assert subcommand("health", tmp_path / "fine", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["healthy"]
+    assert subcommand("health", tmp_path) == 1
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("! truncated: 90%", "2 runs, 1 of them with problems"))
+    assert subcommand("health", tmp_path / "nothing") == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 ENDS = {

@@ -95,11 +95,8 @@ def axe_violations(page) -> list[str]:
 
 def means(page, colour: int) -> int:
     """How many mean lines of a colour the first picture has."""
-    return page.evaluate(
-        "c => [...document.querySelectorAll('.plot[data-figure=\"eval/accuracy\"] .live path')]"
-        ".filter(p => p.getAttribute('stroke') === `var(--s${c})` && p.getAttribute('stroke-width') > 2).length",
-        colour,
-    )
+    lines = f".plot[data-figure='eval/accuracy'] .live path[stroke='var(--s{colour})'][stroke-width='2.3']"
+    return page.locator(lines).count()
 
 
 def test_it_draws_without_a_word_and_without_a_request(browser, page_file):
