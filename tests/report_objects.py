@@ -1,13 +1,13 @@
 """Studies and reports made by hand: settings with seeds, curves of known shape, and texts that want to be more."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rlreason.report.content import Case, Report, Series, Table, Verdict
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import Setting, Study, StudyRun
+from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
 from rlreason.runtime.differences import paired_difference
 
 METRICS = (
@@ -41,6 +41,24 @@ def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, s
         runs = [run_of(label, seed, float(level), steps, steps) for seed in range(seeds)]
         settings.append(Setting((("learning_rate", label),), label, runs))
     return Study("learning_rate", "Which learning rate?", ["learning_rate"], settings)
+
+
+def answered(**settings: Mapping[int, Sequence[bool] | None]) -> Study:
+    """Settings with these right answers by seed (None: it diverged without an answer); the first is the reference."""
+    made = []
+    for name, of in settings.items():
+        key, runs = (("x", name),), []
+        for seed, right in of.items():
+            run = StudyRun(Path(name), f"x={name},seed={seed}", key, seed, "finished", planned_steps=40, accuracy=0.0)
+            run.totals, run.settings = {"step": 40.0}, {"x": name}
+            if right is None:
+                run.status = "diverged:loss"
+            else:
+                problems = {f"p{k}": GradedProblem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}
+                run.final, run.accuracy = Answers(problems, 40), float(np.mean(right))
+            runs.append(run)
+        made.append(Setting(key, name, runs))
+    return Study("s", "Which x?", ["x"], made)
 
 
 def verdicts_of_hand(study: Study) -> list[Verdict]:

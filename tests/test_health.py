@@ -4,19 +4,14 @@ import gzip
 import io
 import json
 import tarfile
-import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlreason.health.watch import (
-    REMEMBERED,
     describe_health,
     events_of,
     examine,
@@ -25,8 +20,9 @@ from rlreason.health.watch import (
     notes_on_learning,
     replay_monitors,
 )
-from tests.small_runs import words_of
-from tests.starts import ROOT, rlreason
+from tests.starts import ROOT
+from tests.sweep_folders import ended
+from tests.test_subcommands import subcommand
 
 #: What the rehearsal breaks on purpose: too large a learning rate, and many updates without a clip.
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
@@ -89,23 +85,17 @@ def test_lost_grades_are_counted_with_their_reasons():
     assert "1 times: TimeoutError: slow" in found["grader_eval"].evidence[1]
 
 
-@pytest.mark.long
-def test_the_subcommand_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
-    words = words_of("monitors.entropy=stop", "monitors.entropy_below=20", "hydra.run.dir=both/stopped")
-    assert rlreason(*words, cwd=tmp_path).returncode == 0
-    fine = words_of("monitors.truncated_above=1", "prompt.reward=own_reward:halves", "hydra.run.dir=both/fine")
-    assert rlreason(*fine, cwd=tmp_path).returncode == 0
-    well = rlreason("health", "both/fine", "--json", cwd=tmp_path)
-    assert (well.returncode, json.loads(well.stdout)["healthy"]) == (0, True)
-    both = rlreason("health", "both", cwd=tmp_path)
-    assert both.returncode == 1
-    for part in ("both/stopped: stopped by the rule entropy", "! entropy: ", "2 runs, 1 of them with problems"):
-        assert part in both.stdout
-    none = rlreason("health", "nothing", cwd=tmp_path)
-    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
-    report = rlreason("report", "both/stopped", "both/fine", "--out", ".", cwd=tmp_path)
-    assert report.returncode == 0, report.stderr
-    assert "in 1 of 2 runs" in (tmp_path / "report.md").read_text()
+def test_the_subcommand_says_by_its_exit_code_whether_a_run_of_a_sweep_is_ill(tmp_path, capsys):
+    for name, truncated in (("fine", 0.0), ("ill", 0.9)):
+        ended(tmp_path / name, [True])
+        (tmp_path / name / "metrics.jsonl").write_text(f'{{"rollout_step": 1, "rollout/truncated": {truncated}}}\n')
+    assert subcommand("health", tmp_path / "fine", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["healthy"]
+    assert subcommand("health", tmp_path) == 1
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("! truncated: 90%", "2 runs, 1 of them with problems"))
+    assert subcommand("health", tmp_path / "nothing") == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 ENDS = {
@@ -125,8 +115,9 @@ def test_how_a_run_ended_is_a_finding(status: str, tmp_path: Path):
     (tmp_path / "summary.json").write_text(json.dumps({"status": status, "rollout_step": 9}))
     ending = {"status": status, "reason": "CUDA error: no kernel", "time": "x"}
     (tmp_path / "status.json").write_text(json.dumps(ending))
-    found = {one.rule: one for one in examine(tmp_path)[1]}
-    rule, is_problem = ENDS[status]
+    state, findings = examine(tmp_path)
+    found, (rule, is_problem) = {one.rule: one for one in findings}, ENDS[status]
+    assert describe_health("run", state, findings, 100).startswith(f"run: {state}")
     assert found.keys() == {rule, "hung", "broken_files"}
     assert found[rule].problem is is_problem
     if status == "failed":
@@ -160,7 +151,6 @@ COURSES = {
     "right answers become fewer": (course(reward__mean=line(0.2, 0.7), **RARER), True),
     "right answers stay as rare": (course(reward__mean=line(0.2, 0.7), rollout__right=0.03), True),
     "rewards of -1 to 1": (course(reward__mean=line(-0.9, 1.8), reward__min=-1, reward__max=1, **RARER), True),
-    "rewards of 0 to 0.1": (course(reward__mean=line(0.02, 0.07), reward__max=0.1, **RARER), True),
     "one answer": (course(reward__mean=line(0.3, 0.5), **ONE), True),
     "evaluations get worse": (course(evaluations=line(0.5, -0.45), reward__mean=line(0.5, 0.5)), True),
     "shorter and worse": (course(evaluations=line(0.6, -0.4), reward__mean=line(0.5, 0.2), **SHORTER), True),
@@ -176,10 +166,8 @@ COURSES = {
         course(evaluations=line(0.95, 0), reward__mean=line(0.7, 0.2), rollout__right=0.95, **SHORTER),
         False,
     ),
-    "another aim than the ground truth": (course(reward__mean=line(0.1, 0.8), rollout__right=0.0), False),
     "one evaluation by chance": (course(evaluations=lambda x: 0.5 - 0.2 * (x > 0.8), **RISES), False),
     "one right answer to everything": (course(**SAME, **RISES), False),
-    "long reasoning that grows slowly": (course(400, rollout__length=line(100, 1900)), False),
 }
 
 
@@ -187,26 +175,3 @@ COURSES = {
 def test_signs_of_a_reward_that_is_hacked(rows, is_hacked):
     rules = {one.rule for one in monitored(rows, {}) if one.problem}
     assert "reward_hacking" in rules if is_hacked else not rules
-
-
-OTHERS = (
-    "train/loss train/ratio train/empty_updates train/skipped_updates train_step train/moments_not_finite rollout_step "
-    "rollout/entropy rollout/distinct rollout/truncated rollout/round_trip rollout/improbable_copies "
-    "rollout/same_answer rollout/staleness eval/problems eval/samples eval/truncated eval/grading_failures "
-    "grading/responses grading/timeouts final/same_answer final/accuracy"
-)
-METRICS = st.sampled_from([*REMEMBERED, *OTHERS.split()])
-VALUES = st.none() | st.sampled_from([0, 1, -1, 0.5, 1e-9, 3, 10**400, 1e300]) | st.floats(allow_nan=False)
-
-
-@given(st.lists(st.dictionaries(METRICS, VALUES, max_size=14), max_size=30))
-@settings(max_examples=60, deadline=None)
-def test_whatever_stands_in_the_rows_is_read_to_the_end(rows):
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        (folder / "config.yaml").write_text("group_size: 4\nmonitors: {kl_after: 1, gradient_norm_after: 1}\n")
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        state, findings = examine(folder)
-    assert "killed" in {finding.rule for finding in findings}
-    json.dumps([asdict(finding) for finding in findings])
-    assert describe_health("run", state, findings, 100).startswith("run: broken off")

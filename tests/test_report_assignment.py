@@ -174,41 +174,30 @@ def test_the_sweep_nearest_to_the_handout_answers_and_else_the_newest(config: st
 
 
 @pytest.mark.parametrize(
-    ("summary", "settings", "says"),
+    ("question", "summary", "settings", "says"),
     [
-        ({}, {"prompt__name": "question_only"}, "prompt.name=question_only"),
-        ({}, {"data__name": "gsm8k"}, "data is gsm8k"),
-        ({}, {"model__name": "olmo2_1b"}, "model is olmo2_1b"),
-        ({}, {"model__path": "mine/model"}, "was trained before"),
-        ({"data_sizes": {"validation": 5000}}, {}, "40 of 5000"),
+        ("zero_shot", {}, {"prompt__name": "question_only"}, "prompt.name=question_only"),
+        ("zero_shot", {}, {"data__name": "gsm8k"}, "data is gsm8k"),
+        ("zero_shot", {}, {"model__name": "olmo2_1b"}, "model is olmo2_1b"),
+        ("zero_shot", {}, {"model__path": "mine/model"}, "was trained before"),
+        ("zero_shot", {"data_sizes": {"validation": 5000}}, {}, "40 of 5000"),
+        ("zero_shot", {}, {}, ""),
+        ("grpo_train_loop", {}, {"algorithm": "grpo", "prompt__reward": "rlreason.grading:coin"}, "coin"),
+        ("grpo_train_loop", {}, {"algorithm": "grpo", "train_batch_size": 8, "rollout_batch_size": 16}, "is 16"),
+        ("grpo_train_loop", {}, {"algorithm": "grpo", "train_batch_size": 16, "rollout_batch_size": 16}, ""),
     ],
 )
-def test_zero_shot_is_not_answered_by_another_measurement_or_a_trained_model(summary, settings, says, tmp_path: Path):
-    ended(tmp_path / "mine", answers(0, 0.5))
+def test_a_question_is_not_answered_by_another_measurement_or_a_trained_model(
+    question, summary, settings, says, tmp_path: Path
+):
+    ended(tmp_path / "mine", answers(0, 0.5), config=CONFIG.replace("grpo", "sft"))
     (tmp_path / "mine/status.json").write_text('{"status": "finished"}')
     if "model__path" in settings:
         settings = {"model__path": str(tmp_path / settings["model__path"])}
     changed(evaluated(tmp_path / "other"), summary, **settings)
-    refused = section("cs336_2025", "zero_shot", tmp_path)
-    assert (refused.state, refused.missing) == (NOT_YET, refused.question.commands())
-    assert says in words(refused)
-    os.utime(evaluated(tmp_path / "before") / "config.yaml", (1e9, 1e9))
-    assert section("cs336_2025", "zero_shot", tmp_path).state == DONE
-
-
-@pytest.mark.parametrize(
-    ("settings", "answers_it"),
-    [
-        ({}, True),
-        ({"prompt__reward": "rlreason.grading:coin"}, False),
-        ({"train_batch_size": 8, "rollout_batch_size": 16}, False),
-        ({"train_batch_size": 16, "rollout_batch_size": 16}, True),
-    ],
-)
-def test_the_train_loop_is_answered_by_its_own_settings(settings: dict, answers_it: bool, tmp_path: Path):
-    ended(tmp_path / "loop", answers(0, 0.5))
-    changed(tmp_path / "loop", **settings)
-    assert (section("cs336_2025", "grpo_train_loop", tmp_path).state == DONE) == answers_it
+    found = section("cs336_2025", question, tmp_path)
+    assert (found.state, found.missing) == ((NOT_YET, found.question.commands()) if says else (DONE, []))
+    assert says in words(found)
 
 
 def test_what_cannot_be_read_is_named_and_what_has_not_ended_or_lacks_a_value_is_partly_done(tmp_path: Path):

@@ -12,13 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rlreason.runtime.files import run_lock
 from tests.some import some
 from tests.sweep_folders import answers, sweep
 from tests.test_subcommands import subcommand
 
 pytest.importorskip("vl_convert")
-LR = {"lr": "1"}
 CHANCE = {"1": 0.5, "2": 0.8}
 
 
@@ -35,19 +33,16 @@ def report(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
     return run
 
 
-def rates(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
     """A sweep of two rates with four seeds each."""
-    sweep(folder, "lr", list(CHANCE), lambda value, seed: answers(seed, CHANCE[value]), reference=LR)
+    folder = tmp_path_factory.mktemp("whole") / "rates"
+    sweep(folder, "lr", list(CHANCE), lambda value, seed: answers(seed, CHANCE[value]), reference={"lr": "1"})
     for place in folder.glob("lr=*"):
         lines = [{"rollout_step": s, "train_step": s, "time/active": s, "reward/mean": s / 40} for s in range(41)]
         lines += [{"rollout_step": s, "train_step": s, "eval/accuracy": s / 50} for s in (0, 20, 40)]
         (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    return rates(tmp_path_factory.mktemp("whole") / "rates")
 
 
 def test_a_sweep_a_run_and_settings_become_a_page_and_markdown(report, whole, tmp_path):
@@ -103,19 +98,12 @@ def cut(file: Path) -> None:
     file.write_bytes(b"".join(lines[:9]) + b"\x00\xff{not json\n" + b"".join(lines[9:]) + b'{"half": 1')
 
 
-def interrupted(run: Path) -> None:
-    (run / "summary.json").unlink()
-    (run / "status.json").write_text('{"status": "interrupted", "time": "x", "reason": "SIGINT at step 40"}')
-
-
 BROKEN = {
     "metrics with half a line": (lambda r: cut(r / "metrics.jsonl"), "left out line"),
     "responses with half a line": (lambda r: cut(r / "evals/step_00040.jsonl"), "left out line"),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
-    "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
     "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),
-    "interrupted": (interrupted, "enters with what it had reached"),
     "an empty folder": (lambda r: (shutil.rmtree(r), r.mkdir()), "does not enter"),
 }
 
@@ -131,36 +119,21 @@ def test_what_is_broken_is_named_and_the_rest_is_compared(name, report, whole, t
     assert says in " ".join((tmp_path / "out/report.md").read_text().replace("\\", "").split())
 
 
-def test_a_run_that_still_writes_is_not_compared(report, whole, tmp_path):
-    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
-    run = folder / "lr=2,seed=3"
-    (run / "summary.json").unlink()
-    (run / "status.json").write_text('{"status": "running", "time": "x"}')
-    with run_lock(run, print):
-        done = report(folder, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "Seed 3 of 2 does not enter" in " ".join(done.stdout.split())
-
-
 @pytest.mark.long
 def test_two_hundred_runs_of_two_hundred_steps(tmp_path):
     """In under 30 seconds of processor time and 1 GB, in the process of the command."""
-    names = ["reward/mean", "rollout/entropy", "rollout/length", "train/grad_norm", "time/rollout"]
-    names += [f"train/other_{k}" for k in range(80)]
     values, rng = [str(k) for k in range(50)], np.random.default_rng(0)
     sweep(tmp_path / "s", "x", values, lambda v, s: answers(s, 0.4 + int(v) / 200, 256), reference={"x": "0"})
+    names = ["reward/mean", "rollout/entropy", "rollout/length", "train/grad_norm", *(f"train/{k}" for k in range(80))]
     for place in (tmp_path / "s").glob("x=*"):
         lines = []
         for step in range(200):
             row = {"rollout_step": step, "train_step": step, "tokens/generated": 900 * step, "time/active": step}
             row |= dict(zip(names, rng.random(len(names)).tolist(), strict=True))
-            row |= {"eval/accuracy": 0.4 + step / 1000} if step % 10 == 0 else {}
-            lines.append(json.dumps(row) + "\n")
+            lines.append(json.dumps(row | ({"eval/accuracy": 0.4} if step % 10 == 0 else {})) + "\n")
         (place / "metrics.jsonl").write_text("".join(lines))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "rlreason", "report", str(tmp_path / "s")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    subprocess.run([sys.executable, "-m", "rlreason", "report", tmp_path / "s"], check=True, timeout=600)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30
     assert after.ru_maxrss < 1e6  # kB

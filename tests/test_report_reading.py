@@ -1,6 +1,5 @@
 """What the folders given to a report become: settings told apart, seeds, references, and what is left out by name."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -65,26 +64,6 @@ def test_a_run_given_twice_counts_once_and_is_named(two_rates: Path):
     study = read_study([two_rates, two_rates])
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert (len(study.problems), "seed 0" in study.problems[0]) == (8, True)
-
-
-def test_a_damaged_state_of_a_sweep_is_named_and_rebuilt(two_rates: Path):
-    state = json.loads((two_rates / "sweep.json").read_text())
-    (two_rates / "sweep.json").write_text(json.dumps(state | {"axes": [1, None]}))
-    study = read_study([two_rates])
-    assert "sweep.json cannot be read" in study.problems[0]
-    assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
-
-
-def test_figures_that_no_run_writes_are_no_figures(two_rates: Path):
-    huge = [f'{{"rollout_step": {k}, "reward/mean": {"-" * (k % 2)}1e308, "eval/accuracy": 0.5}}' for k in range(9)]
-    (two_rates / "lr=1,seed=0/metrics.jsonl").write_text("\n".join(huge))
-    (two_rates / "lr=1,seed=1/metrics.jsonl").write_text(f'{{"rollout_step": 1{"0" * 400}, "eval/accuracy": 0.5}}')
-    with (two_rates / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
-        file.write('{"problem_id": 5, "question": "?", "outcome": "correct"}\n')
-    study = read_study([two_rates])
-    assert "left out line 201 (no usable 'problem_id')" in " ".join(study.problems)
-    assert "reward/mean" not in study.settings[0].runs[0].series
-    assert build_report(study).figures
 
 
 def test_a_run_that_is_gone_waits_and_one_without_a_summary_is_what_its_status_says(two_rates: Path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report_objects import answered
 
 from rlreason.health.monitors import Finding
 from rlreason.report.content import Series
@@ -20,35 +21,24 @@ from rlreason.report.sections import (
     settings_table,
     warnings_of,
 )
-from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
+from rlreason.report.study import Answers, GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
 from tests.sweep_folders import answers, sweep
 
 NONE = "\N{EN DASH}"
 
 
-def run(folder: Path, name: str, seed: int, right: list[bool]) -> StudyRun:
-    """A finished run with these right answers."""
-    problems = {f"p{k}": GradedProblem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}
-    settings = {"lr": name, "seed": seed, "algorithm": "grpo"}
-    made = StudyRun(folder, f"lr={name},seed={seed}", (("lr", name),), seed, "finished", settings=settings)
-    made.final, made.accuracy = Answers(problems, 40), float(np.mean(right))
-    made.seconds, made.totals, made.planned_steps = 60.0, {"step": 40.0, "tokens": 2e5, "updates": 40.0}, 40
-    steps = np.array([0.0, 20.0, 40.0])
-    made.series = {"eval/accuracy": Series({"step": steps}, np.array([0.1, 0.9, made.accuracy]))}
+def study(chances: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Study:
+    made = answered(**{name: {seed: answers(seed, chance) for seed in seeds} for name, chance in chances.items()})
+    for run in made.runs:
+        run.seconds, run.totals = 60.0, {"step": 40.0, "tokens": 2e5, "updates": 40.0}
+        steps = {"step": np.array([0.0, 20.0, 40.0])}
+        run.series = {"eval/accuracy": Series(steps, np.array([0.1, 0.9, run.accuracy]))}
     return made
 
 
-def study(folder: Path, chances: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Study:
-    settings = [
-        Setting((("lr", name),), name, [run(folder, name, s, answers(s, chance)) for s in seeds])
-        for name, chance in chances.items()
-    ]
-    return Study("rates", "Which rate?", ["lr"], settings)
-
-
-def test_the_table_of_settings_has_verdict_interval_and_the_biased_best(tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5, "2": 0.8})
+def test_the_table_of_settings_has_verdict_interval_and_the_biased_best():
+    of = study({"1": 0.5, "2": 0.8})
     table = settings_table(of, verdicts_of(of))
     first, second = (dict(zip(table.head, row, strict=True)) for row in table.rows)
     assert (first["verdict"], first["difference"]) == ("reference", NONE)
@@ -61,9 +51,9 @@ def test_the_table_of_settings_has_verdict_interval_and_the_biased_best(tmp_path
     assert settings_table(of, []).rows[0][5] == NONE
 
 
-def test_pass_at_k_needs_samples_and_before_and_after_are_of_the_same_problems(tmp_path: Path):
+def test_pass_at_k_needs_samples_and_before_and_after_are_of_the_same_problems():
     """The evaluation before training asks fewer problems: what only the final one asks is no progress."""
-    of = study(tmp_path, {"1": 0.5})
+    of = study({"1": 0.5})
     assert passes_table(of) is None
     for one in of.runs:
         hard = {f"hard{k}": GradedProblem(1, 4) for k in range(10)}
@@ -75,34 +65,28 @@ def test_pass_at_k_needs_samples_and_before_and_after_are_of_the_same_problems(t
     assert table.rows[1][2:] == table.rows[0][2:]
 
 
-def test_the_log_says_how_each_run_ended_and_why(tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5}, seeds=(0, 1, 2))
-    of.runs[1].status, of.runs[1].reason = "diverged:loss", "step 3: the loss is no number"
-    of.runs[2].status, of.runs[2].totals, of.runs[2].accuracy = "running", {"step": 7.0}, None
-    rows = log_of(of).rows
-    assert [row[2] for row in rows] == ["finished", "diverged", "running"]
-    assert (rows[1][3], rows[2][4]) == ("step 3: the loss is no number", "7 of 40")
-
-
-def test_the_table_of_health_counts_problems_and_no_notes(tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5}, seeds=(0, 1))
+def test_the_table_of_health_counts_problems_and_no_notes():
+    of = study({"1": 0.5}, seeds=(0, 1))
     note = Finding("no_live_group", "a step was mastered", problem=False, step=3)
     of.runs[0].findings, of.runs[1].findings = [note], [Finding("truncated", "90% were cut", step=2), note]
     assert health_of(of) == "something is wrong in 1 of 2 runs"
     assert [row[1:4] for row in health_table(of).rows] == [["truncated\n90% were cut", "1 of 2\nseed 1", "2"]]
 
 
-def test_facts_are_counted_over_all_runs(tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5, "2": 0.5})
-    of.runs[0].status, of.runs[1].status = "stopped:test", "running"
-    of.runs[2].status, of.runs[3].settings["data.overlap"] = "interrupted", "refuse"
-    of.runs[4].protocol = {"hash": "aa"}
+def test_log_and_facts_are_of_all_runs():
+    of = study({"1": 0.5, "2": 0.5})
+    diverged, running = of.runs[:2]
+    diverged.status, diverged.reason = "diverged:loss", "step 3: the loss is no number"
+    running.status, running.totals, running.accuracy = "running", {"step": 7.0}, None
+    of.runs[2].settings["data.overlap"], of.runs[4].protocol = "refuse", {"hash": "aa"}
+    rows = log_of(of).rows
+    assert [row[2] for row in rows[:3]] == ["diverged", "running", "finished"]
+    assert (rows[0][3], rows[1][4]) == (diverged.reason, "7 of 40")
     facts = dict(facts_of(of))
     assert facts["Budget"] == "40 steps; 0.20 M tokens a run; 1 run ended early; 1 run still running"
-    assert facts["Protocol"] == "aa"
-    assert facts["Training and validation overlap"] == "none: it is refused"
-    assert facts["Cost"] == "1.60 M tokens sampled so far; 8 ended, after 8 min"
-    of.runs[1].status, of.runs[5].protocol = "finished", {"hash": "bb"}
+    assert (facts["Protocol"], facts["Training and validation overlap"]) == ("aa", "none: it is refused")
+    assert facts["Cost"] == "1.40 M tokens sampled so far; 8 ended, after 8 min"
+    running.status, of.runs[5].protocol = "finished", {"hash": "bb"}
     assert dict(facts_of(of))["Protocol"] == "aa, bb: they differ"
 
 
@@ -131,8 +115,8 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path: Path):
         (lambda r: setattr(r, "provenance", {"code": str(r.seed)}), "Not all runs had the same code"),
     ],
 )
-def test_what_is_odd_is_said_and_nothing_else(change, says, tmp_path: Path):
-    of = study(tmp_path, {"1": 0.5, "2": 0.8})
+def test_what_is_odd_is_said_and_nothing_else(change, says):
+    of = study({"1": 0.5, "2": 0.8})
     assert not any(says in line for line in warnings_of(of))
     for one in of.runs:
         change(one)

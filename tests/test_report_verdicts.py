@@ -2,14 +2,14 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from report_objects import answered
 
 from rlreason.report.content import Series, Verdict
 from rlreason.report.sections import facts_of, warnings_of
-from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun, labels_of
+from rlreason.report.study import Answers, Study
 from rlreason.report.verdicts import summary_of, verdicts_of
 
 PROBLEMS = 200
@@ -21,25 +21,6 @@ def hits(share: float, flips: int = 0, problems: int = PROBLEMS) -> np.ndarray:
     right = np.arange(problems) < round(share * problems)
     right[max(0, right.sum() - flips) : right.sum()] = False
     return right
-
-
-def run_of(key: str, seed: int, right: np.ndarray | None) -> StudyRun:
-    status = "finished" if right is not None else "diverged:loss"
-    run = StudyRun(Path(key), f"{key},seed={seed}", (("x", key),), seed, status, planned_steps=40, accuracy=0.0)
-    run.totals = {"step": 40.0}
-    if right is not None:
-        run.final = Answers({f"p{k}": GradedProblem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}, 40)
-        run.accuracy = float(right.mean())
-    return run
-
-
-def study_of(**settings: Right) -> Study:
-    made = [
-        Setting((("x", key),), "", [run_of(key, s, right) for s, right in of.items()]) for key, of in settings.items()
-    ]
-    for one, label in zip(made, labels_of([one.key for one in made]), strict=True):
-        one.label = label
-    return Study("s", "Which x?", ["x"], made)
 
 
 def verdict_of(study: Study) -> Verdict:
@@ -91,7 +72,7 @@ CASES: dict[str, tuple[Right, Right, str, str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_verdict_says_what_the_answers_allow_and_no_more(name: str):
     a, r, word, small, parts = CASES[name]
-    verdict = verdict_of(study_of(R=r, A=a))
+    verdict = verdict_of(answered(R=r, A=a))
     assert verdict.word == word
     assert verdict.small.startswith(small)
     assert all(part in verdict.sentence for part in parts), verdict.sentence
@@ -103,88 +84,73 @@ def test_a_verdict_says_what_the_answers_allow_and_no_more(name: str):
 
 def test_a_clear_interval_that_holm_refuses_is_no_direction():
     clear = seeds(0.54, (0, 5, 0, 3))
-    study = study_of(R=seeds(0.5, (0, 1, 0, 1)), A=clear, **{f"B{k}": seeds(0.5, (k, 9, 2, 7)) for k in range(8)})
+    study = answered(R=seeds(0.5, (0, 1, 0, 1)), A=clear, **{f"B{k}": seeds(0.5, (k, 9, 2, 7)) for k in range(8)})
     first = verdicts_of(study)[0]
-    assert first.difference.low > 0
-    assert first.word == "cannot tell"
+    assert (first.difference.low > 0, first.word) == (True, "cannot tell")
     assert "correcting for 9 comparisons" in first.sentence
-    assert verdict_of(study_of(R=seeds(0.5, (0, 1, 0, 1)), A=clear)).word == "better"  # alone, it is
+    assert verdict_of(answered(R=seeds(0.5, (0, 1, 0, 1)), A=clear)).word == "better"  # alone, it is
 
 
 @pytest.mark.parametrize("lost", [1, 4])
 def test_divergence_is_counted_as_it_is(lost: int):
     right: Right = {seed: None if seed < lost else hits(0.5, seed) for seed in range(4)}
-    study = study_of(R=seeds(0.5), A=right)
+    study = answered(R=seeds(0.5), A=right)
     verdict = verdict_of(study)
     assert (verdict.word, verdict.sentence[:22]) == ("diverged", f"A diverged in {lost} of 4 s")
     assert verdict.outcome == ("worse" if lost == 4 else "cannot tell")  # one of four: the interval holds zero
     assert ("Counted as it is" in verdict.sentence) == (lost == 4)
     assert summary_of([verdict], study) == f"A diverges{'' if lost == 4 else ' in some seeds'}."
-    assert f"A itself diverged in {lost} of 4 " in verdict_of(study_of(A=right, R=seeds(0.5))).sentence
+    assert f"A itself diverged in {lost} of 4 " in verdict_of(answered(A=right, R=seeds(0.5))).sentence
 
 
-@pytest.mark.parametrize(
-    ("status", "final", "says"),
-    [
-        ("stopped:plateau", True, "Seed 2 of A was ended at step 17 (stopped:plateau)"),
-        ("failed", True, "Seed 2 of A failed at step 17 of 40"),
-        ("interrupted", True, "Seed 2 of A stopped at step 17 of 40"),
-        ("waiting", False, "Seed 2 of A does not enter: it has not begun"),
-        ("running", False, "Seed 2 of A does not enter: it is still running"),
-    ],
-)
-def test_a_run_that_did_not_finish_says_how_it_enters(status: str, final: bool, says: str):
-    study = study_of(R=seeds(0.5), A=seeds(0.7))
+STATES = {
+    "stopped:plateau": "Seed 2 of A was ended at step 17 (stopped:plateau)",
+    "failed": "Seed 2 of A failed at step 17 of 40",
+    "interrupted": "Seed 2 of A stopped at step 17 of 40",
+    "waiting": "Seed 2 of A does not enter: it has not begun",
+    "running": "Seed 2 of A does not enter: it is still running",
+}
+
+
+@pytest.mark.parametrize("status", STATES)
+def test_a_run_that_did_not_finish_says_how_it_enters(status: str):
+    study = answered(R=seeds(0.5), A=seeds(0.7))
     run = study.settings[1].runs[2]
     run.status, run.totals = status, {"step": 17.0}
-    if not final:
+    if status in ("waiting", "running"):
         run.final, run.accuracy = None, None
-    assert says in verdict_of(study).sentence
+    assert STATES[status] in verdict_of(study).sentence
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda name, problem: (f"other {name}", problem), "no problem in common"),
-        (lambda name, problem: (name, replace(problem, question="Why?")), "what problem p0 asks"),
-    ],
-)
-def test_other_problems_are_not_compared(change, says: str):
-    study = study_of(R=seeds(0.5), A=seeds(0.7))
+def test_other_problems_and_runs_under_way_are_not_compared():
+    study = answered(R=seeds(0.5), A=seeds(0.7))
     for run in study.settings[1].runs:
-        run.final = Answers(dict(change(*item) for item in run.final.problems.items()), 40)
+        run.final = Answers({name: replace(p, question="Why?") for name, p in run.final.problems.items()}, 40)
     verdict = verdict_of(study)
-    assert verdict.word == "not compared"
-    assert says in verdict.sentence
+    assert (verdict.word, "what problem p0 asks" in verdict.sentence) == ("not compared", True)
+    for run in study.settings[1].runs:
+        run.status, run.final, run.accuracy = "running", None, None
+    assert summary_of(verdicts_of(study), study) == "A is still running."
+    assert "still running" in verdict_of(study).sentence
+    assert "4 runs still running" in dict(facts_of(study))["Budget"]
 
 
-def test_a_summary_says_every_word_once():
-    study = study_of(
+def test_a_summary_says_every_word_once_and_no_more_than_the_verdicts_below_it():
+    study = answered(
         R=seeds(0.5, problems=2000), A=seeds(0.7, problems=2000), B=seeds(0.5, (1, 0, 3, 2), problems=2000),
         C=seeds(0.52, (90, 0, 70, 5), problems=2000), D=seeds(0.2, problems=2000), E=dict.fromkeys(range(4)),
     )  # fmt: skip
     summary = summary_of(verdicts_of(study), study)
     assert re.findall(r"[A-E] \w+ \w+", summary) == ["A beats R", "B is as", "C cannot be", "D is worse"]
     assert "E diverges" in summary
-    one_seed = study_of(R={0: hits(0.5)}, A={0: hits(0.8)})  # whose models may differ where settings cannot be judged
+    one_seed = answered(R={0: hits(0.5)}, A={0: hits(0.8)})  # whose models may differ where settings cannot be judged
     assert summary_of(verdicts_of(one_seed), one_seed) == "A cannot be judged by one seed against R."
-
-
-def test_runs_under_way_are_running_and_have_not_ended_early():
-    study = study_of(R=seeds(0.5), A=seeds(0.7))
-    for run in study.settings[1].runs:
-        run.status, run.final, run.accuracy = "running", None, None
-    assert summary_of(verdicts_of(study), study) == "A is still running."
-    assert "still running" in verdict_of(study).sentence
-    budget = dict(facts_of(study))["Budget"]
-    assert "4 runs still running" in budget
-    assert "early" not in budget
 
 
 def test_rows_that_repeat_a_question_do_not_narrow_an_interval():
     a, b = seeds(0.5, (0, 1, 2), 16), seeds(0.7, (0, 2, 3), 16)
-    plain = verdict_of(study_of(a=a, b=b)).difference
-    study = study_of(**{key: {s: np.repeat(of[s], 8) for s in of} for key, of in (("a", a), ("b", b))})
+    plain = verdict_of(answered(a=a, b=b)).difference
+    study = answered(**{key: {s: np.repeat(of[s], 8) for s in of} for key, of in (("a", a), ("b", b))})
     for run in study.runs:
         problems = run.final.problems
         renamed = {p: replace(of, question=f"What is {k // 8}?") for k, (p, of) in enumerate(problems.items())}
@@ -194,12 +160,12 @@ def test_rows_that_repeat_a_question_do_not_narrow_an_interval():
 
 
 def test_copied_seeds_are_warned_of():
-    assert next(warnings_of(study_of(R=seeds(0.5, (0, 0, 0, 0)), A=seeds(0.1)))).startswith("All 4 seeds of R ")
+    assert next(warnings_of(answered(R=seeds(0.5, (0, 0, 0, 0)), A=seeds(0.1)))).startswith("All 4 seeds of R ")
 
 
 def test_runs_that_are_equal_in_every_seed_are_said_to_be_and_need_no_more_seeds():
     """Two names of one formula: more seeds were asked for, to settle a difference that cannot be."""
-    study = study_of(a=seeds(0.5), b=seeds(0.5))
+    study = answered(a=seeds(0.5), b=seeds(0.5))
     for run in study.runs:
         run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, 3.0 + run.seed]))}
     verdict = verdict_of(study)
@@ -207,4 +173,4 @@ def test_runs_that_are_equal_in_every_seed_are_said_to_be_and_need_no_more_seeds
     assert (verdict.word, verdict.outcome) == ("same", "same")
     run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, np.nextafter(6.0, 7.0)]))}
     assert "bit for bit" not in verdict_of(study).sentence
-    assert "bit for bit" not in verdict_of(study_of(a=seeds(0.5), b=seeds(0.5))).sentence
+    assert "bit for bit" not in verdict_of(answered(a=seeds(0.5), b=seeds(0.5))).sentence

@@ -25,11 +25,9 @@ COUNTDOWN = "rlreason.grading.verifiers.countdown"
 #: (response, formatted, right) for the gold 38.
 R1_ZERO_FORMAT = [
     ("</think> <answer>38</answer>", 1, 1),
-    ("a </think> <answer> 38 </answer>\n", 1, 1),
     ("</think><answer>38</answer>", 0, 0),
     ("</think>  <answer>38</answer>", 0, 0),
     ("</think>\n<answer>38</answer>", 0, 0),
-    ("</Think> <Answer>38</Answer>", 0, 0),
     ("<answer>38</answer>", 0, 0),
     ("</think> <answer>38", 0, 0),
     ("</answer> </think> <answer>38", 0, 0),
@@ -42,16 +40,12 @@ R1_ZERO_FORMAT = [
     (r"</think> <answer>it is \boxed{38}</answer>", 1, 1),
     (r"</think> <answer>\boxed{1} \boxed{38}</answer>", 1, 1),
     (r"</think> <answer>\boxed{38</answer>", 1, 0),
-    (r"</think> <answer>\boxed {38}</answer>", 1, 1),
     (r"</think> <answer>it is $\boxed 38$.</answer>", 1, 1),
-    (r"</think> <answer>38,</answer>", 1, 1),
     (r"</think> <answer>$38$ ;</answer>", 1, 1),
     (r"</think> <answer>38,,</answer>", 1, 0),
     (r"</think> <answer>\text{\$}38.00</answer>", 1, 1),
-    (r"</think> <answer>\mbox{\$ }38</answer>", 1, 1),
     (r"</think> <answer>\text{\$}39</answer>", 1, 0),
     ("</think> <answer></answer>", 1, 0),
-    ("</think> <answer>   </answer>", 1, 0),
     ("</think> <answer>39</answer>", 1, 0),
     ("", 0, 0),
 ]
@@ -61,10 +55,8 @@ QUESTION_ONLY_FORMAT = [
     (r"\boxed{38} no, \boxed{1}", 1, 0),
     (r"\boxed{38} and \boxed{39", 0, 0),
     (r"\boxed 38", 1, 1),
-    (r"\(\boxed 38\)", 1, 1),
     (r"so \boxed38.", 1, 1),
     (r"\boxed\frac{76}{2}", 1, 1),
-    (r"\boxed 38x", 1, 0),
     (r"the \boxed environment", 0, 0),
     (r"\boxed 3 8", 1, 0),
     (r"\fbox{38}", 0, 0),
@@ -190,22 +182,19 @@ def write_record(record: Record, path: Path = RECORD) -> None:
 
 def complaints(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
     """Why the verdicts of now do not belong to the recorded version, and what to do; empty when they do."""
-    changed = [
-        case for case in cases if recorded.verdicts.get(case.key, now.verdicts[case.key]) != now.verdicts[case.key]
-    ]
-    if changed and now.version <= recorded.version:
-        told = "".join(
-            f"\n  {recorded.verdicts[case.key]} is now {now.verdicts[case.key]}: {case.response!r}, gold {case.gold!r}"
-            for case in changed
-        )
-        return [
-            f"the grader judges {len(changed)} cases otherwise than version {recorded.version} did, so accuracies from "
-            f"before and after must not be compared: set GRADER_VERSION = {recorded.version + 1} in "
-            f"rlreason/grading/grader.py, then run python tests/verdicts.py{told}"
-        ]
     if now.version < recorded.version:
         return [f"GRADER_VERSION = {now.version}, but version {recorded.version} is recorded: versions only rise"]
-    return []
+    changed = [
+        f"{mark} is now {now.verdicts[case.key]}: {case.response!r}, gold {case.gold!r}"
+        for case in cases
+        if (mark := recorded.verdicts.get(case.key)) not in (None, now.verdicts[case.key])
+    ]
+    if not changed or now.version > recorded.version:
+        return []
+    cure = (
+        f"set GRADER_VERSION = {recorded.version + 1} in rlreason/grading/grader.py, then run python tests/verdicts.py"
+    )
+    return ["\n".join([f"other verdicts than version {recorded.version}'s: {cure}", *changed])]
 
 
 def unrecorded(recorded: Record, cases: Sequence[Case]) -> list[Case]:

@@ -137,15 +137,11 @@ def _at(step: int | None) -> str:
 # ---- from rows ----
 
 Row = Mapping[str, float | None]
-LARGEST = 1e300
 LATE = 0.25  # of the rows: the end of a run
+#: A note -> the rule of a monitor that replaces it.
+REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
 #: Rules that a sound run may meet now and then, as where a small batch is mastered: notes, if not ten times in a row.
 PASSING = ("no_live_group", "identical_samples")
-
-
-def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
-    """Convert the rows to floats, with None for values that are not finite or too large for a float."""
-    return [{name: None if v is None or not abs(v) <= LARGEST else float(v) for name, v in row.items()} for row in rows]
 
 
 def _step(row: Row) -> int:
@@ -199,7 +195,7 @@ def replay_monitors(
 
 
 def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = "") -> list[Finding]:
-    """Return the monitors' findings in the rows (`as_numbers`), each rule once, the one that ended the run first."""
+    """Return the monitors' findings in the rows, each rule once, the one that ended the run first."""
     trained = any("eval/accuracy" not in row for row in rows)
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
@@ -227,13 +223,13 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
     kinds = [(kind, text, f"grading/{kind}", "grading/responses") for kind, text in COUNTED.items()]
     kinds.append(("eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples"))
     for kind, description, lost, graded in kinds:
-        counts = [(_step(row), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))]
+        counts = [(_step(row), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded) or 0.0) > 0]
         steps = [step for step, n, of in counts if n > WARN_SHARE * of]
         if not steps:
             continue
         in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
-        share = in_all / of_all if of_all > 0 else 1.0
-        what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {description}; that says nothing about the model"
+        share = f"{in_all:.0f} of {of_all:.0f} responses ({in_all / of_all:.1%})"
+        what = f"{share} {description}; that says nothing about the model"
         reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
         evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
         evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
@@ -267,8 +263,10 @@ def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
 def findings_of(
     rows: Sequence[Row], settings: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]] = (), status: str = ""
 ) -> list[Finding]:
-    """Return all findings in the rows of a run (`as_numbers`): the monitors', lost grades, and how it learned."""
-    return [*monitored(rows, settings, status), *lost_grades(rows, incidents), *notes_on_learning(rows)]
+    """Return all findings in the rows of a run: the monitors', lost grades, and how it learned."""
+    findings = [*monitored(rows, settings, status), *lost_grades(rows, incidents)]
+    rules = {finding.rule for finding in findings if finding.problem}
+    return findings + [note for note in notes_on_learning(rows) if REPLACED_BY[note.rule] not in rules]
 
 
 # ---- from a folder ----
@@ -310,7 +308,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
     """Return (the run's state in a sentence, its findings, problems first). `ConfigError` where it is no run folder."""
     broken: list[str] = []
     folder = RunFolder(path, broken.append)
-    rows = as_numbers(folder.metrics)
+    rows = folder.metrics
     findings = findings_of(rows, folder.settings, folder.incidents, folder.status or "")
     rules = [finding.rule for finding in findings]
     state, ended = describe_state(folder, max(map(_step, rows), default=0), rules)

@@ -13,13 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rlreason.report import content
-from rlreason.report.content import Figure, Places, Series, written_out
+from rlreason.report.content import Figure, Series, written_out
 from rlreason.report.figures import FOREST, STEP_TITLE
 from rlreason.runtime.files import whole, write_whole
-from rlreason.runtime.intervals import Floats
 
 if TYPE_CHECKING:
     import altair as alt
@@ -160,26 +157,13 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
 # ---- data ----
 
 
-def thinned(y: Floats, points: int) -> Places:
-    """Return the ascending indices of values to draw: first, last, and minimum and maximum of each bucket.
-
-    All indices for at most `points` values. No peak is lost.
-    """
-    if len(y) <= points:
-        return np.arange(len(y))
-    indices = {0, len(y) - 1}
-    for bucket in np.array_split(np.arange(1, len(y) - 1), max(1, (points - 2) // 2)):
-        indices |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
-    return np.array(sorted(indices), dtype=np.intp)
-
-
 def drawn(figure: Figure, legend: Sequence[str]) -> list[Series]:
     """Return the curves of a figure that have a colour, with the points that are drawn."""
     curves = [curve for curve in figure.curves if curve.setting in legend]
     points = max(FEWEST, TOGETHER // max(1, sum(curve.seed is not None for curve in curves)))
     kept = []
     for curve in curves:
-        at = content.evenly(len(curve.y), MOST_OF_A_MEAN) if curve.seed is None else thinned(curve.y, points)
+        at = content.evenly(len(curve.y), MOST_OF_A_MEAN if curve.seed is None else points)
         x = {axis: values[at] for axis, values in curve.x.items()}
         band = None if curve.band is None else (curve.band[0][at], curve.band[1][at])
         kept.append(replace(curve, x=x, y=curve.y[at], band=band))

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from rlreason.runtime.differences import Difference
 from rlreason.runtime.intervals import Floats
 
-Places = NDArray[np.intp]
 
-
-def evenly(count: int, most: int) -> Places:
+def evenly(count: int, most: int) -> NDArray[np.intp]:
     """Return at most `most` of `count` indices, evenly spaced, including the first and the last.
 
     >>> evenly(5, 3), evenly(2, 3)

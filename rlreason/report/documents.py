@@ -178,13 +178,12 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float | None]:
-    """Round to significant digits, whole numbers without a point; values that are not finite become None.
+    """Round to significant digits; values that are not finite become None.
 
-    >>> short(np.array([0.123456, 278696.0, 3.0, np.nan]))
-    [0.1235, 278700, 3, None]
+    >>> short(np.array([0.123456, 278696.0, np.nan]))
+    [0.1235, 278700.0, None]
     """
-    rounded = [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
-    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
 def axes_of(figures: Sequence[Figure]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
-from rlreason.health.watch import Row, as_numbers, findings_of
+from rlreason.health.watch import Row, findings_of
 from rlreason.records.files import CONFIG, RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.content import Series
@@ -45,7 +45,7 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
         return run
     reader = RunFolder(folder, note)
     try:
-        run.settings, rows = flat(reader.settings), as_numbers(reader.metrics)
+        run.settings, rows = flat(reader.settings), reader.metrics
     except ConfigError as error:
         note(str(error))
         if run.state not in (RUNNING, WAITING):

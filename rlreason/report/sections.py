@@ -3,13 +3,11 @@
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.evaluation.cases import category_of
 from rlreason.health.monitors import Finding
@@ -173,8 +171,8 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
             interval = accuracy_of(one)
             accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
         word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
-        if verdict is not None and verdict.difference is not None and verdict.adjusted_p is not None:
-            d, word = verdict.difference, f"{word}\n{p_text(verdict.adjusted_p)}"
+        if verdict is not None and (d := verdict.difference) is not None:
+            word = f"{word}\n{p_text(verdict.adjusted_p or 0.0)}"
             difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
         rows.append([
             one.label,
@@ -318,18 +316,18 @@ def cases_of(study: Study) -> list[Case]:
     steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
     cases = {name: {step: dict[str, dict[str, str]]() for step in steps} for name in _choose(list(runs.values()))}
     for step, label in product(steps, runs):
-        file = files[label].get(step)
-        with suppress(ConfigError):  # reading the study has reported it
-            rows = RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN) if file else {}
-            for line, row in rows.items():
-                name = row["problem_id"]
-                if name not in cases or label in cases[name][step] or file is None:
-                    continue
+        if (file := files[label].get(step)) is None:
+            continue
+        for line, row in RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN).items():
+            name = row["problem_id"]
+            if name in cases and label not in cases[name][step]:
                 texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
-                outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
-                where = f"{Path(*file.path.parts[-3:])}:{line}"
-                shown = {"setting": label, "outcome": outcome, "text": shown_text(row["response"]), "where": where}
-                cases[name][step][label] = shown
+                cases[name][step][label] = {
+                    "setting": label,
+                    "outcome": OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})],
+                    "text": shown_text(row["response"]),
+                    "where": f"{Path(*file.path.parts[-3:])}:{line}",
+                }
     return [
         Case(*texts[name], {step: list(shown.values()) for step, shown in by_step.items()})
         for name, by_step in cases.items()
