@@ -206,12 +206,10 @@ def _bug_of_calls(session: Session) -> Bug | None:
     if not calls:
         return Bug("nothing is sampled: generate is never called", _SAMPLING)
     for asked in calls:
-        if asked["temperature"] != (right := session.options.temperature):
-            name = "temperature ignored: sampling_temperature is not passed on to generate"
-            return Bug(name, _SAMPLING, f"temperature {asked['temperature']:g}", f"{right:g}")
-        if asked["max_tokens"] != (right := s["sampling_max_tokens"]):
-            name = "sampling_max_tokens is not passed on to generate"
-            return Bug(name, _SAMPLING, f"max_tokens {asked['max_tokens']}", f"{right}")
+        for name, right in (("temperature", session.options.temperature), ("max_tokens", s["sampling_max_tokens"])):
+            if asked[name] != right:
+                kind = f"{name} ignored: sampling_{name} is not passed on to generate"
+                return Bug(kind, _SAMPLING, f"{name} {asked[name]}", f"{right}")
     groups = defaultdict(list)
     for sample in samples:
         groups[sample.round, sample.prompt].append(sample)
@@ -286,7 +284,7 @@ def _bug_of_updates(updates: Sequence[Update]) -> Bug | None:
     for update in wrong:
         if update.strangers:
             return _bug_of_stranger(update, update.strangers[0])
-    first, others = wrong[0], [u for u in updates if u.is_finite]
+    first, others = wrong[0], [u for u in updates if bool(u.full.isfinite().all())]
     if bug := _bug_of_rows(first):
         return bug
     for update in (first, *(u for u in wrong if u in others)):

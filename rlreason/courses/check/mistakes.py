@@ -62,13 +62,6 @@ def _nth_from_end(mask: Tensor) -> Tensor:
     return mask.long().flip(-1).cumsum(-1).flip(-1)
 
 
-def _window(mask: Tensor) -> Tensor:
-    """Return the last places of each response, as many as the longest has."""
-    at = torch.arange(mask.shape[1])
-    end = (mask * at).amax(1, keepdim=True)
-    return (at <= end) & (at > end - mask.sum(1).max())
-
-
 def _sequence_mean(gap: Tensor, mask: Tensor) -> Tensor:
     return (gap * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
@@ -247,21 +240,18 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("mask shifted by one: response tokens are lost and neighbours are learned instead",
          lambda z, labels, t: log_probs_of(torch.cat([z[:, 1:], z[:, -1:]], 1), labels, t))]),
     "response": ("how the response mask is built: it covers the end token, too", lambda mask, truncated: mask, [
-        ("prompt positions count: every row has as many as the longest response", lambda mask, cut: _window(mask)),
         ("end tokens have weight 0: nothing teaches the policy to stop",
          lambda mask, truncated: mask & (truncated | (_nth_from_end(mask) > 1)))]),
     "share": ("what the sum over responses is divided by, and where gradient_accumulation_steps divides",
-              lambda n, u: n / u.size, [
+              lambda n, u: 1.0 if u.options.loss_normalization == "constant" else n / u.size, [
         ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n),
+        ("the loss is divided by the micro-batches, however many rows they have, or besides a constant",
+         lambda n, u: 1 / len(u.passes)),
         ("responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
          lambda n, u: n / len(u.samples)),
         ("micro-batches are added up without dividing: the gradient grows with their number", lambda n, u: 1),
-        ("a micro-batch weighs the same however many rows it has: a smaller one counts too much",
-         lambda n, u: 1 / len(u.passes)),
         ("the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
          lambda n, u: 1 / u.settings["gradient_accumulation_steps"])]),
-    "constant share": ("where the loss is divided", lambda u: 1.0, [
-        ("the loss of a constant normaliser is divided by the micro-batches besides", lambda u: 1 / len(u.passes))]),
     "old": ("where old log-probabilities are computed: in which loop, and at which temperature", lambda s, u: s.old, [
         ("old log-probabilities are computed again in each epoch, not once with the samples",
          lambda s, u: s.scored_by(u.epoch_began, u.options.temperature)),

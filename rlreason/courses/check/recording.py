@@ -360,8 +360,7 @@ class Update:
             mask = m("response", mask, torch.tensor([[s.truncated] for s in samples]))
             a = torch.stack([of_sample[s] for s in samples])[:, None]
             average = wrong_average(wrong_token_loss(o, a, log_probs, old, mask, m), mask, o, m)
-            of_batch = o.loss_normalization == "sequence"
-            total = total + average * (m("share", len(mask), self) if of_batch else m("constant share", self))
+            total = total + m("share", len(mask), self) * average
         return total
 
     def gradient_of(self, loss: Tensor) -> Tensor:
@@ -400,11 +399,6 @@ class Update:
     def is_right(self) -> bool:
         """Return whether the gradient at the step is the right one."""
         return bool(self.samples) and self.is_at_step(self.clipped(self.full))
-
-    @property
-    def is_finite(self) -> bool:
-        """Return whether the model still computes finite numbers."""
-        return bool(self.samples) and bool(self.full.isfinite().all())
 
     @property
     def is_unclear(self) -> bool:

@@ -193,23 +193,17 @@ def check_function(module: str, name: str, course: str) -> dict[str, Any]:
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason check`."""
     parser.add_argument("module", metavar="MODULE", help="package.module, or the path of a .py file")
-    parser.add_argument(
-        "--course",
-        metavar="YEAR",
-        help=f"{', '.join(COURSES)}: the handout whose functions these are (told from their parameters)",
-    )
+    help_course = "the handout whose functions these are (told from their parameters)"
+    parser.add_argument("--course", choices=COURSES, default="", help=help_course)
     parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each function (30)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Check the module."""
-    course = arguments.course or ""
-    if course and course not in COURSES:
-        raise ConfigError(f"--course {course}: there is none of that name; choose one of {', '.join(COURSES)}")
     if not 0 < arguments.timeout <= 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
     with console.wait(f"checking {arguments.module}") as wait:
-        figures = check_module(arguments.module, course, arguments.timeout, wait.part)
+        figures = check_module(arguments.module, arguments.course, arguments.timeout, wait.part)
     return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
 
 
