@@ -12,7 +12,7 @@ BUGS = [
     (F25, 'o = tokenizer(output, add_special_tokens=False)["input_ids"]', 'o = tokenizer(prompt + output, add_special_tokens=False)["input_ids"][len(p) :]', "tokenize_prompt_and_output", "as one text"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, :-1].bool()', "tokenize_prompt_and_output", "mask shifted"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, 1:].bool() & (full[:, 1:] != tokenizer.pad_token_id)', "tokenize_prompt_and_output", "value of the token"),
-    (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "not shifted"),
+    (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "labels"),
     (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "input_ids"),
     (F25, "[0] * start + [1] * (len(row) - start) + [0]", "[0] * start + [1] * (len(row) - start) + [1]", "tokenize_prompt_and_output", "padding positions count"),
     (F25, "[0] * start +", "[1] * start +", "tokenize_prompt_and_output", "prompt positions"),
@@ -100,7 +100,7 @@ BUGS = [
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = per_token.mean(1)", "grpo_microbatch_train_step", ""),
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = (per_token * response_mask).mean(1)", "grpo_microbatch_train_step", "padded width"),
     (F25, "loss.backward()\n    metadata = {}", "loss.backward(retain_graph=True)\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "two backward"),
-    (F25, "loss.backward()\n    metadata = {}", "policy_log_probs.grad = None\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "added up"),
+    (F25, "loss.backward()\n    metadata = {}", "policy_log_probs.grad = None\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "second call"),
     (F25, "response_mask, dim=1)\n    loss", "response_mask, dim=0)\n    loss", "grpo_microbatch_train_step", ""),
     # compute_rollout_rewards
     (F26, 'score["reward"] for', 'score["format_reward"] for', "compute_rollout_rewards", "format_reward"),

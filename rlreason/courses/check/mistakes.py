@@ -1,7 +1,6 @@
 """Known mistakes, to name the bug of a user's function or loop by what it returns.
 
-A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. With `NO_MISTAKE` the
-computations give what `rlreason.courses` gives, which a test checks.
+A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. `NO_MISTAKE` is right.
 """
 
 import math
@@ -139,9 +138,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
         ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"])]),
     # Averages. Masks are (batch, seq) bool.
-    "tokens": ("the slices that make labels", lambda labels, ids: labels, [
-        ("labels are not shifted: each is the token that stands at its own position",
-         lambda labels, ids: ids)]),
     "mask": ("where the mask is made and applied: which positions it is true for", lambda mask: mask, [
         ("the mask is ignored: prompt and padding positions count", torch.ones_like),
         ("the mask is upside down: prompt and padding count, the response does not", lambda mask: ~mask),
@@ -174,8 +170,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the loss that is returned is not the one that goes backward (not divided)", lambda x, n: (x / n, x)),
         ("backward is not called: there is no gradient", lambda x, n: (None, x / n)),
         ("the gradient is that of two backward calls", lambda x, n: (2 * x / n, x / n))]),
-    "earlier gradient": ("zero_grad, or grad = None", lambda gradient: gradient, [
-        ("gradients of micro-batches are not added up: each call clears what was there", lambda gradient: None)]),
     # Losses of tokens. `mean` of a ratio leaves tokens alone, or takes the mean over the sequence.
     "pick": ("which of the two terms is taken", lambda unclipped, clipped: unclipped.minimum(clipped), [
         ("the larger of the two terms is taken, not the smaller (min and max swapped)",
@@ -220,8 +214,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("probabilities are given back, not their logarithms", lambda z: z.softmax(-1)),
         ("log-probabilities have the opposite sign", lambda z: -z.log_softmax(-1)),
         (POSITIONS, lambda z: z.log_softmax(1))]),
-    "result": ("no_grad and detach", lambda log_probs: log_probs, [
-        ("log-probabilities carry no gradient: nothing can be learned from them", torch.detach)]),
     "entropy": ("the logarithm, what it is multiplied with, and the sum over the vocabulary", _entropy, [
         ("entropies are in bits: the logarithm has base 2", lambda z: _entropy(z) / math.log(2)),
         ("entropies have the opposite sign", lambda z: -_entropy(z)),
@@ -334,9 +326,8 @@ def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
     return average
 
 
-def wrong_step(loss: Tensor, accumulation: int, leaf: Tensor, m: Mistake) -> Tensor:
+def wrong_step(loss: Tensor, accumulation: int, m: Mistake) -> Tensor:
     """Divide the loss by the micro-batches, call backward, return the loss; with one mistake."""
-    leaf.grad = m("earlier gradient", leaf.grad)
     backward, returned = m("backward", loss, accumulation)
     if backward is not None:
         backward.backward()
@@ -366,4 +357,4 @@ def wrong_log_probs(i: Inputs, m: Mistake) -> dict[str, Tensor]:
     """Return the result of `get_response_log_probs`, with one mistake."""
     logits = i["model"](i["input_ids"]).logits
     log_probs = m("gather", m("log", logits), i["labels"], i["input_ids"])
-    return {"log_probs": m("result", log_probs), "token_entropy": m("entropy", logits)}
+    return {"log_probs": log_probs, "token_entropy": m("entropy", logits)}
