@@ -155,7 +155,7 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
     for trial in trials:
         if trial.fault:
             return [trial.fault.with_inputs(_as_text(trial.case.inputs))]
-    unknown = []
+    unknown: list[Bug] = []
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
         differing = [trial for trial in of_branch if trial.differs]

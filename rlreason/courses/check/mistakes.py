@@ -344,7 +344,7 @@ def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tens
         return of_row if method == "gspo" else gap
 
     if method == "none":
-        gain = a * m("log-probability", new)
+        gain: Tensor = a * m("log-probability", new)
     else:
         ratio = m("ratio", new, old, mean).expand_as(new)
         gain = ratio * a

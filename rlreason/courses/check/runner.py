@@ -84,9 +84,9 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
                 results[name] = future.result()
             except (ProcessExpired, TimeoutError) as error:
                 where = "exit, os._exit, and loops whose end is never reached"
-                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "where": where}
-                finding |= {"yours": "", "ours": "", "inputs": {}, "note": ""}
-                results[name] = {"state": "bug", "findings": [finding], "notes": []}
+                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "where": where, "inputs": {}}
+                shown = {"yours": "", "ours": "", "note": ""}
+                results[name] = {"state": "bug", "findings": [finding | shown], "notes": []}
     findings = [finding for result in results.values() for finding in result["findings"]]
     return {
         "module": module,
