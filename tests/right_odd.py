@@ -16,20 +16,6 @@ def run_compute_entropy(x):
     return (z.log() - (x.exp() * x).sum(-1) / z).float()
 
 
-def run_masked_mean(*args, **kwargs):
-    def inner(tensor, mask, dim=None):
-        if dim is None:
-            return tensor[mask].mean()
-        return torch.where(mask, tensor, torch.nan).nanmean(dim)
-
-    return inner(*args, **kwargs)
-
-
-def run_masked_normalize(values, where, constant, axis=None):
-    kept = values.masked_fill(where.logical_not(), 0)
-    return torch.sum(kept if axis is not None else kept.flatten(), dim=axis if axis is not None else 0) / constant
-
-
 def run_tokenize_prompt_and_output(prompts, outputs, tok, /):
     p = [tok(t, add_special_tokens=False).input_ids for t in prompts]
     o = [tok(t, add_special_tokens=False).input_ids for t in outputs]
@@ -53,16 +39,9 @@ def run_get_response_log_probs(*, model, input_ids, labels, return_token_entropy
 
 
 def run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange):
-    loss = torch.zeros_like(policy_log_probs)
-    rows = []
-    for i in range(loss.shape[0]):
-        cells = []
-        for j in range(loss.shape[1]):
-            r = (policy_log_probs[i, j] - old_log_probs[i, j]).exp()
-            a = advantages[i, 0]
-            cells.append(-min(r * a, r.clamp(1 - cliprange, 1 + cliprange) * a, key=lambda value: value.item()))
-        rows.append(torch.stack(cells))
-    return Scored(torch.stack(rows), {})
+    r = (policy_log_probs - old_log_probs).exp()
+    both = torch.stack([r * advantages, r.clamp(1 - cliprange, 1 + cliprange) * advantages])
+    return Scored(-both.min(dim=0).values, {})
 
 
 def run_grpo_microbatch_train_step(

@@ -13,7 +13,7 @@ from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import NotWrittenError, first_difference
 from rlreason.courses.check.functions import SUBJECTS
 from rlreason.courses.check.mistakes import NO_MISTAKE, mistakes
-from rlreason.courses.check.runner import COURSES, LOOP, course_of, findings_of, functions_of
+from rlreason.courses.check.runner import LOOP, course_of, findings_of, functions_of
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
 from tests.planted_bugs import BUGS as PLANTED
@@ -99,33 +99,23 @@ def test_a_planted_bug_is_named(bug):
     assert found["where"]
 
 
-def test_there_are_planted_bugs_for_every_function_and_the_loop():
-    names = {name for course in COURSES.values() for name in course} | {LOOP}
-    assert {bug[3] for bug in PLANTED} == names
-    assert len(PLANTED) >= 150
-
-
-#: Steps of a computation that no function of a handout has: planted bugs show their mistakes.
-OF_LOOPS = ("score", "response", "share", "constant share", "old", "groups")
-
-
 def test_the_steps_without_a_mistake_are_right_and_every_mistake_shows_somewhere():
-    shown = set()
+    """A known mistake that no case of a function shows would never be named. Planted bugs show those of loops alone."""
+    of_loops = ("score", "response", "share", "constant share", "old", "groups")
+    hidden = {mistake for mistake in mistakes() if mistake.step not in of_loops}
     for subject in SUBJECTS:
         for case in subject.cases():
             right = subject.right(case.inputs)
             assert first_difference(subject.mistaken(case.inputs, NO_MISTAKE), right) is None
-            shown |= {mistake for mistake in mistakes() if _differs(subject, case, mistake, right)}
-    hidden = {mistake.name for mistake in mistakes() if mistake not in shown and mistake.step not in OF_LOOPS}
+            hidden = {mistake for mistake in hidden if not _differs(subject, case, mistake, right)}
     assert not hidden
 
 
 def _differs(subject, case, mistake, right):
     try:
-        seen = subject.mistaken(case.inputs, mistake)
+        return first_difference(subject.mistaken(case.inputs, mistake), right) is not None
     except Exception:  # a mistake may make nonsense of a case
         return True
-    return first_difference(seen, right) is not None
 
 
 def check(*words, cwd=ROOT):
@@ -138,7 +128,7 @@ def check(*words, cwd=ROOT):
 HOSTILE = """
 import os, time
 
-time.sleep(6)  # longer than a function may take
+time.sleep(6)  # longer than a function may take, which an import is not counted in
 
 def compute_entropy(logits):
     print("noise", flush=True)
@@ -152,11 +142,8 @@ def masked_mean(tensor, mask, dim=None):
             pass
 
 def masked_normalize(tensor, mask, normalize_constant, dim=None):
-    raise NotImplementedError
-
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs):
     print("more noise")
-    return -raw_rewards_or_advantages * policy_log_probs
+    raise NotImplementedError
 """
 
 
@@ -171,7 +158,6 @@ def test_exits_hangs_and_noise_are_findings_and_the_rest_is_checked(tmp_path):
     assert figures["functions"] == {
         "compute_entropy": "bug",
         "masked_normalize": "not written",
-        "compute_naive_policy_gradient_loss": "ok",
         "masked_mean": "bug",
     }
     assert json.loads(done.stdout) == figures  # what the functions print is not among it
@@ -193,10 +179,8 @@ def test_adapters_and_relative_files_are_found(tmp_path):
         (["no/such/file.py"], "FileNotFoundError"),
         (["json"], "tokenize_prompt_and_output"),
         (["json", "--course", "cs224n"], "--course"),
-        (["json", "--timeout", "0"], "--timeout"),
         (["1 / 0"], "ZeroDivisionError"),
         (["import os; os._exit(3)"], "exit code 3"),
-        (["def f(:"], "SyntaxError"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_line(words, says, tmp_path):

@@ -81,20 +81,20 @@ def test_what_is_held_out_or_drawn_is_nested_and_never_trained_on():
 
 def test_overlap_is_refused_dropped_or_allowed():
     train, validation = problems_of(10), [Problem("v0", "3  +\n3?", "6"), Problem("v1", "new?", "1")]
-    with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions .* \(p3 is v0\)"):
-        without_overlap(train, validation, "refuse", fill, print)
-    with pytest.raises(ConfigError, match=r"data\.overlap=drop"):
-        without_overlap(train[3:4], validation, "drop", fill, print)
+    bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
+    for ours, theirs, policy, says in (
+        (train, validation, "refuse", r"data\.overlap=refuse: 1 training questions .* \(p3 is v0\)"),
+        (train[3:4], validation, "drop", r"data\.overlap=drop"),
+        ([whole], [bare], "refuse", "1 training questions"),  # whichever side brings its whole prompt
+        ([bare], [whole], "refuse", "1 training questions"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            without_overlap(ours, theirs, policy, fill, print)
     notes: list[str] = []
     assert without_overlap(train, validation, "drop", fill, notes.append) == train[:3] + train[4:]
     assert without_overlap(train, validation, "allow", fill, notes.append) == train
-    assert ["dropped" in note for note in notes] == [True, False]
     assert without_overlap(train, validation[1:], "refuse", fill, notes.append) == train
-    assert len(notes) == 2
-    bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
-    for train, validation in (([whole], [bare]), ([bare], [whole])):  # whichever side brings its whole prompt
-        with pytest.raises(ConfigError, match="1 training questions"):
-            without_overlap(train, validation, "refuse", fill, print)
+    assert ["dropped" in note for note in notes] == [True, False]
 
 
 ALIKE = (
@@ -222,17 +222,6 @@ def test_the_limit_is_drawn_after_the_filters_and_is_nested(load):
     assert other.validation == few.validation
 
 
-def test_sft_needs_traces_and_grpo_ground_truths(load):
-    bare, pairs = [{"question": "1+1?", "answer": "2"}], [{"prompt": "Q", "response": "R"}]
-    assert len(load(train=bare)[0].train) == 1
-    with pytest.raises(ConfigError, match="responses or solutions"):
-        load("algorithm=sft", train=bare)
-    loaded, notes = load("algorithm=sft", train=pairs)
-    assert (loaded.train[0].prompt, loaded.train[0].response, notes) == ("Q", "R", [])
-    with pytest.raises(ConfigError, match="nothing can be earned"):
-        load(train=pairs)
-
-
 @pytest.mark.parametrize("option", ["gsm8k", "math", "tulu_math"])
 def test_the_named_sets_read_their_own_kind_of_rows(load, option):
     """As the hub and the course have them; the hub itself is out of reach here."""
@@ -313,16 +302,10 @@ def test_a_file_of_ground_truth_is_read_without_a_filter_too_and_by_held_out_row
 
 def test_nothing_but_the_question_that_is_asked_is_taken_for_it():
     """Not a part of it, nor a longer one; of two problems alike the first counts, and an empty answer is none."""
-
-    def found(*questions: str, known=("1+1?", "2+1?"), prompt=fill) -> list[str]:
-        rows = [Problem(f"r{i}", prompt(q), "", prompt=prompt(q)) for i, q in enumerate(questions)]
-        problems = [Problem(f"k{i}", q, f"answer to {q}") for i, q in enumerate(known)]
-        return [p.answer.removeprefix("answer to ") for p in by_question(rows, problems, fill)[0]]
-
-    for prompt in (fill, str):
-        assert found("1+1?", "11+1?", "-1+1?", "2*1+1?", "2+1?", prompt=prompt) == ["1+1?", "", "", "", "2+1?"]
-        assert found("What is\n 1+1 ?", known=[" What is 1+1  ?"], prompt=prompt) == [" What is 1+1  ?"]
-    known = [Problem("a", "1?", ""), Problem("b", "1?", "2"), Problem("c", " 1? ", "3")]
+    known = [Problem("a", "1?", ""), Problem("b", "1?", "2"), Problem("c", " 1? ", "3"), Problem("d", "2+1?", "4")]
+    for write in (fill, str):
+        asked = [Problem("r", write(q), "", prompt=write(q)) for q in ("1?", "11?", "-1?", "2*1+1?", "2+1?", "\n 2+1?")]
+        assert [p.answer for p in by_question(asked, known, fill)[0]] == ["2", "", "", "", "4", "4"]
     assert by_question([Problem("bare", "1?\n", "")], known, fill) == ([Problem("bare", "1?\n", "2")], 1)
     assert by_question([Problem("own", "1?", "9")], known, fill) == ([Problem("own", "1?", "9")], 0)
 

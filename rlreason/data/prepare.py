@@ -223,8 +223,8 @@ def check_ground_truths(
             f"({few(list(wrong), 3)}): choose data with answers, or say where they stand (data.gold, "
             "data.fields.answer, or a file of their own: data.ground_truth)"
         )
+    done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
     if wrong:
-        done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
         ids = few([p.id for p in problems if p.id in wrong])
         found = f"{len(wrong)} of {len(problems)} ground truths are missing or do not grade themselves right"
         say(f"! {found}; {done}: {ids}")

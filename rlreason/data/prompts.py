@@ -65,10 +65,9 @@ def with_traces(problems: list[Problem], template: str, skip: bool, say: Callabl
         f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
         f"written from ({few(without)})"
     )
-    if not kept:
-        raise DataError(f"{found}: SFT needs data with responses or solutions, or name their field (data.fields)")
-    if not skip:
-        raise DataError(f"{found}: fix these rows, or set data.bad_rows=skip to leave them out")
+    if not skip or not kept:
+        cure = "SFT needs responses or solutions: name their field (data.fields), or set data.bad_rows=skip to leave "
+        raise DataError(f"{found}: {cure}such rows out")
     say(f"! {found}: left out")
     return kept
 

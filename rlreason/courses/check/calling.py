@@ -23,7 +23,6 @@ Observed = dict[str, Tensor]  # results and gradients of one call, by name
 Kind = tuple[str, str]  # of a bug: what is wrong, and where to look; neither gives the solution away
 
 RAISES: Kind = ("it raises an error", "the line that is named")
-LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,8 @@ def short_text(value: Any) -> str:
     """
     if hasattr(value, "description"):
         return str(value.description)
-    value = value.detach().tolist() if isinstance(value, Tensor) else value
-    text = value if isinstance(value, str) else _numbers(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    text = value if isinstance(value, str) else _numbers(value.tolist() if isinstance(value, Tensor) else value)
+    return text if len(text) <= 400 else f"{text[:400]} ..."
 
 
 def _numbers(value: Any) -> str:
@@ -178,19 +176,19 @@ def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor
     return torch.autograd.grad(weighed.sum(), leaf, allow_unused=True, materialize_grads=True)[0].detach()
 
 
-def places(yours: Tensor, ours: Tensor, relative: float = 2e-4) -> Tensor:
+def _places(yours: Tensor, ours: Tensor) -> Tensor:
     """Return where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
     a, b = yours.detach().double(), ours.detach().double()
     largest = b.abs().where(b.isfinite(), 0.0).max()
-    allowed = 1e-6 + relative * b.abs() + 2e-5 * largest
+    allowed = 1e-6 + 2e-4 * b.abs() + 2e-5 * largest
     return ~(((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan()))
 
 
-def first_difference(yours: Observed, ours: Observed, relative: float = 2e-4) -> str | None:
+def first_difference(yours: Observed, ours: Observed) -> str | None:
     """Return the name of the first observation that differs in shape or value; None if all are equal."""
     for name, right in ours.items():
         got = yours.get(name)
-        if got is None or got.shape != right.shape or bool(places(got, right, relative).any()):
+        if got is None or got.shape != right.shape or bool(_places(got, right).any()):
             return name
     return None
 
@@ -201,7 +199,7 @@ def multiple(yours: Tensor, ours: Tensor) -> float | None:
     if a.shape != b.shape or not bool(b.any()) or not bool(a.isfinite().all() & b.isfinite().all()):
         return None
     factor = float((a @ b) / (b @ b))
-    is_multiple = not bool(places(a, factor * b).any())
+    is_multiple = not bool(_places(a, factor * b).any())
     return factor if is_multiple and abs(factor - 1) > 1e-3 else None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,7 +39,6 @@ from rlreason.courses.check.calling import (
 )
 from rlreason.courses.check.mistakes import METHOD_OF, Mistake, options_of
 
-CLEARLY = 0.02  # a relative difference that shows in four digits
 LEAVES = ("policy_log_probs", "per_token_policy_gradient_loss", "tensor")  # inputs whose gradient is observed
 
 
@@ -114,6 +115,9 @@ def _grad(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
 
 
+_UNWRITTEN = Bug(*RAISES, "NotImplementedError, or None")
+
+
 @dataclass(slots=True)
 class _Trial:
     """One case: our results, and the user's results or fault."""
@@ -122,7 +126,6 @@ class _Trial:
     ours: Observed
     yours: Observed
     fault: Bug | None = None
-    is_unwritten: bool = False
     differs: bool = False
 
 
@@ -133,7 +136,7 @@ def _tried(subject: Subject, function: Function, case: Case) -> _Trial:
     except Fault as fault:
         trial.fault = fault.bug
     except NotWrittenError:
-        trial.fault, trial.is_unwritten = Bug(*RAISES, "NotImplementedError, or None"), True
+        trial.fault = _UNWRITTEN
     else:
         rights = [trial.ours, *([subject.right(case.as_well)] if case.as_well else [])]
         trial.differs = all(first_difference(trial.yours, right) for right in rights)
@@ -147,12 +150,12 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
     """
     cases = sorted(subject.cases(), key=lambda case: (case.meaning is not None, _size(case.inputs)))
     trials = [_tried(subject, function, case) for case in cases]
-    if all(trial.is_unwritten for trial in trials):
+    if all(trial.fault is _UNWRITTEN for trial in trials):
         raise NotWrittenError
     for trial in trials:
         if trial.fault:
             return [trial.fault.with_inputs(_as_text(trial.case.inputs))]
-    unknown = []
+    unknown: list[Bug] = []
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
         differing = [trial for trial in of_branch if trial.differs]
@@ -175,8 +178,8 @@ def _as_text(inputs: Inputs) -> dict[str, str]:
 
 
 def _difference(kind: Kind, differing: Sequence[_Trial]) -> Bug:
-    """Return a bug with the smallest case in which results clearly differ."""
-    trial = next((t for t in differing if first_difference(t.yours, t.ours, CLEARLY)), differing[0])
+    """Return a bug with the smallest case in which results differ."""
+    trial = differing[0]
     name = first_difference(trial.yours, trial.ours) or next(iter(trial.ours))
     got = f"{name} {short_text(trial.yours[name])}"
     note = f"it shows with {trial.case.branch}" if trial.case.branch and not trial.case.meaning else ""
@@ -210,9 +213,8 @@ def _described(differing: Sequence[_Trial]) -> Kind:
     if not bool(got.isfinite().all()) and bool(right.isfinite().all()):
         where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
         return f"NaN or inf in its {name}", where
-    factors = [multiple(t.yours[name], t.ours[name]) for t in differing]
-    first = factors[0]
-    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
+    first, *others = (multiple(t.yours[name], t.ours[name]) for t in differing)
+    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in others):
         return f"{first:.4g} times the right {name}", "what it is divided by or multiplied with"
     agreeing = [n for n in trial.ours if not first_difference(trial.yours, {n: trial.ours[n]})]
     rest = f", with the same {' and '.join(agreeing)}" if agreeing else ""
@@ -232,38 +234,29 @@ _BY_ANSWER = (
 _FLAT = ("equal rewards give NaN, or advantages other than 0", "the division where the standard deviation is 0")
 
 
-def _inputs_2025(values: list[float], size: int, eps: float, by_std: bool = True) -> Inputs:
-    """Return the inputs of rewards of two questions or more, each with its own ground truth."""
-    truths = [f"t{place // size}" for place in range(len(values))]
+def _scored(values: Sequence[float], size: int, truths: str = "t0 t1 t2 t3 t4 t5") -> Inputs:
+    """Return responses that earn these rewards, `size` to each question with its own ground truth."""
+    repeated = [truth for truth in truths.split() for _ in range(size)][: len(values)]
     return {
         "reward_fn": TextReward(),
-        "rollout_responses": [f"a{value:g}|{truth}" for value, truth in zip(values, truths, strict=True)],
-        "repeated_ground_truths": truths,
-        "group_size": size,
-        "advantage_eps": eps,
-        "normalize_by_std": by_std,
+        "rollout_responses": [f"a{value:g}|{truth}" for value, truth in zip(values, repeated, strict=True)],
+        "repeated_ground_truths": repeated,
     }
 
 
 def _advantage_cases_2025() -> list[Case]:
-    cases = []
-    for by_std in (True, False):
-        branch = f"normalize_by_std={by_std}"
-        cases += [Case(_inputs_2025(_REWARDS[n], size, eps, by_std), branch) for n, size, eps in _SIZES]
-    one_answer = _inputs_2025(_REWARDS[1], 3, 0.5)
-    for name in ("rollout_responses", "repeated_ground_truths"):
-        one_answer[name] = [text.replace("t1", "t0") for text in one_answer[name]]
-    flat = _inputs_2025([1.0] * 6, 3, 1e-6)
+    def case(
+        scored: Inputs, size: int, eps: float, by_std: bool, branch: str = "", meaning: Kind | None = None
+    ) -> Case:
+        options = {"group_size": size, "advantage_eps": eps, "normalize_by_std": by_std}
+        return Case(scored | options, branch or f"normalize_by_std={by_std}", meaning)
+
     return [
-        *cases,
-        Case(one_answer, "two questions of one answer", _BY_ANSWER),
-        Case(flat, "all rewards equal", _FLAT),
+        *(case(_scored(_REWARDS[n], size), size, eps, True) for n, size, eps in _SIZES),
+        *(case(_scored(_REWARDS[n], size), size, eps, False) for n, size, eps in _SIZES),
+        case(_scored(_REWARDS[1], 3, "t0 t0"), 3, 0.5, True, "two questions of one answer", _BY_ANSWER),
+        case(_scored([1.0] * 6, 3), 3, 1e-6, True, "all rewards equal", _FLAT),
     ]
-
-
-def _reward_cases() -> list[Case]:
-    names = ("reward_fn", "rollout_responses", "repeated_ground_truths")
-    return [Case({name: case.inputs[name] for name in names}) for case in _advantage_cases_2025()]
 
 
 def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
@@ -271,28 +264,18 @@ def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
     return known.wrong_advantages(rewards, i["group_size"], options_of(i), m), rewards, {}
 
 
-def _inputs_2026(values: list[float], size: int, *options: Any) -> Inputs:
-    """Return the inputs; the options are baseline, eps and normaliser, or left out."""
-    names = ("raw_rewards", "group_size", "baseline", "advantage_eps", "advantage_normalizer")
-    return dict(zip(names, (torch.tensor(values), size, *options), strict=False))
-
-
 def _advantage_cases_2026() -> list[Case]:
     cases = []
-    for baseline in ("mean", "none"):
-        for normalizer in ("std", "none", "mean"):
-            branch = f"baseline={baseline}, advantage_normalizer={normalizer}"
-            for number, size, eps in _SIZES:
-                values = [abs(value) + 0.25 * (normalizer == "mean") for value in _REWARDS[number]]
-                cases.append(Case(_inputs_2026(values, size, baseline, eps, normalizer), branch))
-    for normalizer in ("std", "mean"):
-        flat = _inputs_2026([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3, "mean", 1e-6, normalizer)
-        cases.append(Case(flat, f"advantage_normalizer={normalizer}, all rewards equal", _FLAT))
+    for baseline, normalizer in product(("mean", "none"), ("std", "none", "mean")):
+        options = {"baseline": baseline, "advantage_normalizer": normalizer}
+        branch = f"baseline={baseline}, advantage_normalizer={normalizer}"
+        for n, size, eps in _SIZES:
+            rewards = torch.tensor(_REWARDS[n]).abs() + 0.25 * (normalizer == "mean")
+            cases.append(Case({"raw_rewards": rewards, "group_size": size, "advantage_eps": eps, **options}, branch))
+        if normalizer != "none" and baseline == "mean":
+            flat = {"raw_rewards": torch.tensor([1.0, 1.0, 0.0, 0.0]), "group_size": 2, "advantage_eps": 1e-6}
+            cases.append(Case(flat | options, f"{branch}, all rewards equal", _FLAT))
     return cases
-
-
-def _wrong_advantages_2026(i: Inputs, m: Mistake) -> Any:
-    return known.wrong_advantages(i["raw_rewards"], i["group_size"], options_of(i), m), {}
 
 
 # Log-ratios inside, near and far outside the clip range.
@@ -328,22 +311,21 @@ def _arguments(rows: int, width: int, seed: int) -> Inputs:
     }
 
 
-def _loss_cases(ours: Function, option: str = "", choices: Iterable[str] = ("",)) -> list[Case]:
+def _loss_cases(ours: Function, options: Mapping[str, Iterable[str]]) -> list[Case]:
     """Return cases of a function with tensors of all shapes, for each choice of an option."""
     cases = []
-    for choice in choices:
+    for option, choice in [(name, choice) for name, choices in options.items() for choice in choices] or [("", "")]:
         for seed, (rows, width) in enumerate(SHAPES):
             arguments = _arguments(rows, width, seed) | {option: choice}
             if option == "importance_reweighting_method" and seed % 2:
                 arguments["raw_rewards_or_advantages"] = arguments["advantages"].reshape(-1)
             names = [name for name in inspect.signature(ours).parameters if name in arguments]  # in the handout's order
-            if width < 7 and {"mask", "response_mask"} & set(names):
-                continue  # it has no prompt and no padding
-            cases.append(Case({name: arguments[name] for name in names}, f"{option}={choice}" if option else ""))
+            if width == 7 or not {"mask", "response_mask"} & set(names):  # else it has no prompt and no padding
+                cases.append(Case({name: arguments[name] for name in names}, f"{option}={choice}" if option else ""))
     return cases
 
 
-def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
+def _token_loss(i: Inputs, m: Mistake) -> Tensor:
     policy = i["policy_log_probs"]
     if "loss_type" in i:
         names = ("raw_rewards", "advantages") if i["loss_type"] == "no_baseline" else ("advantages", "raw_rewards")
@@ -355,9 +337,9 @@ def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
 
 
 def _wrong_microbatch(i: Inputs, m: Mistake) -> Any:
-    loss = _wrong_token_loss(i, m) if "loss_type" in i else -i["policy_log_probs"]
+    loss = _token_loss(i, m) if "loss_type" in i else -i["policy_log_probs"]
     average = known.wrong_average(loss, i["response_mask"], options_of(i), m)
-    return known.wrong_step(average, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
+    return known.wrong_step(average, i["gradient_accumulation_steps"], m), {}
 
 
 def _slice_cases(extra: Inputs) -> list[Case]:
@@ -407,8 +389,7 @@ def _token_cases() -> list[Case]:
 
 def _wrong_tokens(i: Inputs, m: Mistake) -> Any:
     right = cs336_2026.tokenize_prompt_and_output(**i)
-    labels = m("tokens", right["labels"], right["input_ids"])
-    return {**right, "labels": labels, "response_mask": m("mask", right["response_mask"])}
+    return {**right, "response_mask": m("mask", right["response_mask"])}
 
 
 def _entropy_cases() -> list[Case]:
@@ -421,10 +402,9 @@ def _entropy_cases() -> list[Case]:
 
 
 def _log_prob_cases() -> list[Case]:
-    model = small_model()
-    cases = []
-    for seed, (b, t) in enumerate(((1, 3), (2, 5), (3, 4))):
-        ids, labels = torch.randint(3, model.config.vocab_size, (2, b, t), generator=random(seed))
+    model, cases = small_model(), []
+    for seed, shape in enumerate(((1, 3), (2, 5), (3, 4))):
+        ids, labels = torch.randint(3, model.config.vocab_size, (2, *shape), generator=random(seed))
         cases.append(Case({"model": model, "input_ids": ids, "labels": labels, "return_token_entropy": True}))
     return cases
 
@@ -432,22 +412,18 @@ def _log_prob_cases() -> list[Case]:
 _LOSS = ("loss", "metadata")
 
 
-def _losses(ours: Function, *options: Any, returns: str | tuple[str, ...] = _LOSS) -> Subject:
-    """Return a loss per token, which returns (loss, metadata) or the loss alone."""
-
-    def wrong(i: Inputs, m: Mistake) -> Any:
-        loss = m("sign", _wrong_token_loss(i, m))
-        return (loss, {}) if returns is _LOSS else loss
-
-    return Subject(ours, lambda: _loss_cases(ours, *options), returns, wrong)
+def _wrong_loss(i: Inputs, m: Mistake) -> Any:
+    return m("sign", _token_loss(i, m)), {}
 
 
-def _microbatches(ours: Function, *options: Any) -> Subject:
-    """Return a micro-batch's train step, which calls backward."""
-    cases = lambda: _loss_cases(ours, *options)  # noqa: E731
-    return Subject(ours, cases, _LOSS, _wrong_microbatch, scalar=True, calls_backward=True)
+def _losses(ours: Function, wrong: Callable[[Inputs, Mistake], Any] = _wrong_loss, **options: Iterable[str]) -> Subject:
+    """Return a loss per token, or a micro-batch's train step, which calls backward."""
+    is_step = wrong is _wrong_microbatch
+    cases = partial(_loss_cases, ours, options)
+    return Subject(ours, cases, _LOSS, wrong, scalar=is_step, calls_backward=is_step)
 
 
+_METHODS = ("none", "noclip", "grpo", "gspo")
 SUBJECTS: tuple[Subject, ...] = (
     Subject(
         cs336_2025.compute_group_normalized_rewards,
@@ -459,35 +435,38 @@ SUBJECTS: tuple[Subject, ...] = (
         cs336_2026.compute_group_normalized_rewards,
         _advantage_cases_2026,
         ("advantages", "metadata"),
-        _wrong_advantages_2026,
+        lambda i, m: (known.wrong_advantages(i["raw_rewards"], i["group_size"], options_of(i), m), {}),
     ),
     Subject(
         cs336_2026.compute_rollout_rewards,
-        _reward_cases,
+        lambda: [Case(_scored(_REWARDS[n], size)) for n, size, _ in _SIZES],
         ("raw_rewards", "metadata"),
         lambda i, m: (known.wrong_rewards(i, m), {}),
     ),
-    _losses(cs336_2025.compute_naive_policy_gradient_loss, returns="loss"),
-    _losses(cs336_2025.compute_grpo_clip_loss),
-    _losses(cs336_2025.compute_policy_gradient_loss, "loss_type", METHOD_OF),
-    _losses(
-        cs336_2026.compute_policy_gradient_loss, "importance_reweighting_method", ("none", "noclip", "grpo", "gspo")
-    ),
     Subject(
-        cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result", known.wrong_slices
+        cs336_2025.compute_naive_policy_gradient_loss,
+        lambda: _loss_cases(cs336_2025.compute_naive_policy_gradient_loss, {}),
+        "loss",
+        lambda i, m: _wrong_loss(i, m)[0],
     ),
-    Subject(cs336_2025.masked_mean, lambda: _slice_cases({}), "result", known.wrong_slices),
+    _losses(cs336_2025.compute_grpo_clip_loss),
+    _losses(cs336_2025.compute_policy_gradient_loss, loss_type=METHOD_OF),
+    _losses(cs336_2026.compute_policy_gradient_loss, importance_reweighting_method=_METHODS),
+    _losses(cs336_2025.sft_microbatch_train_step, _wrong_microbatch),
+    _losses(cs336_2025.grpo_microbatch_train_step, _wrong_microbatch, loss_type=METHOD_OF),
     Subject(
         cs336_2026.aggregate_loss_across_microbatch,
         lambda: _loss_cases(
-            cs336_2026.aggregate_loss_across_microbatch, "loss_normalization", ("sequence", "constant")
+            cs336_2026.aggregate_loss_across_microbatch, {"loss_normalization": ("sequence", "constant")}
         ),
         "loss",
         lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], options_of(i), m),
         scalar=True,
     ),
-    _microbatches(cs336_2025.sft_microbatch_train_step),
-    _microbatches(cs336_2025.grpo_microbatch_train_step, "loss_type", METHOD_OF),
+    Subject(
+        cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result", known.wrong_slices
+    ),
+    Subject(cs336_2025.masked_mean, lambda: _slice_cases({}), "result", known.wrong_slices),
     Subject(
         cs336_2026.tokenize_prompt_and_output, _token_cases, ["input_ids", "labels", "response_mask"], _wrong_tokens
     ),

@@ -1,8 +1,6 @@
 """Run a train loop, or the train step of 2026, on a small model with recording parts, and judge each run.
 
-    train_grpo(policy, tokenizer, prompts, ground_truths, reward_fn, generate, optimizer, *, n_grpo_steps, ...)
-
-`docs/check.md` documents the signature. A run is judged by its calls, its optimizer steps and their gradients.
+`docs/check.md` documents the loop's signature. A run is judged by its calls, its optimizer steps and their gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from rlreason.courses.check.calling import (
     their_error,
 )
 from rlreason.courses.check.mistakes import NO_MISTAKE, log_probs_of, mistakes
-from rlreason.courses.check.recording import OUTSIDE, RecordedSample, Scenario, Session, Update, as_text, find
+from rlreason.courses.check.recording import OUTSIDE, Scenario, Session, Update, as_text, find
 
 _SETTINGS: dict[str, Any] = {
     "n_grpo_steps": 2,
@@ -185,7 +183,7 @@ def _bug_of_run(session: Session, failure: Bug | None, returned: Any, notes: lis
         note = "mixed precision: its gradients are not judged, because they are too coarse"
         notes += [] if note in notes else [note]
         return failure
-    judged = [u for u in updates if not u.is_unclear]
+    judged = [u for u in updates if u.strangers or not u.asked_twice]
     if session.scenario.any_divisor:
         judged = [u for u in judged if not (u.samples and 0.3 < (u.factor or 0) < 1.7)]
     if bug := _bug_of_updates(judged) or failure:
@@ -206,12 +204,10 @@ def _bug_of_calls(session: Session) -> Bug | None:
     if not calls:
         return Bug("nothing is sampled: generate is never called", _SAMPLING)
     for asked in calls:
-        if asked["temperature"] != (right := session.options.temperature):
-            name = "temperature ignored: sampling_temperature is not passed on to generate"
-            return Bug(name, _SAMPLING, f"temperature {asked['temperature']:g}", f"{right:g}")
-        if asked["max_tokens"] != (right := s["sampling_max_tokens"]):
-            name = "sampling_max_tokens is not passed on to generate"
-            return Bug(name, _SAMPLING, f"max_tokens {asked['max_tokens']}", f"{right}")
+        for name, right in (("temperature", session.options.temperature), ("max_tokens", s["sampling_max_tokens"])):
+            if asked[name] != right:
+                kind = f"{name} ignored: sampling_{name} is not passed on to generate"
+                return Bug(kind, _SAMPLING, f"{name} {asked[name]}", f"{right}")
     groups = defaultdict(list)
     for sample in samples:
         groups[sample.round, sample.prompt].append(sample)
@@ -258,7 +254,11 @@ def _bug_of_counts(session: Session) -> Bug | None:
     if any(u.strangers for u in updates):
         return None
     learned = Counter(sample for update in updates for sample in update.samples)
-    times = [learned[x] for x in _with_advantage(session)]
+    rewards = defaultdict(set)
+    for x in session.samples:
+        rewards[x.round, x.prompt].add(x.parts["reward"])
+    all_learn = session.options.baseline == "none"  # else those of equal rewards have advantage 0
+    times = [learned[x] for x in session.samples if all_learn or len(rewards[x.round, x.prompt]) > 1]
     if 0 in times:
         name = "remainder of a batch dropped: some responses are sampled and never learned from"
         return Bug(name, _BATCHES, f"{times.count(0)} of {len(session.samples)} are left out", "0")
@@ -270,14 +270,6 @@ def _bug_of_counts(session: Session) -> Bug | None:
     return None
 
 
-def _with_advantage(session: Session) -> list[RecordedSample]:
-    """Return the responses that have an advantage other than 0."""
-    rewards = defaultdict(set)
-    for x in session.samples:
-        rewards[x.round, x.prompt].add(x.parts["reward"])
-    return [x for x in session.samples if len(rewards[x.round, x.prompt]) > 1 or session.options.baseline == "none"]
-
-
 def _bug_of_updates(updates: Sequence[Update]) -> Bug | None:
     """Return the bug in these updates of one run; None if each has the right gradient."""
     wrong = [u for u in updates if not u.is_right]
@@ -286,7 +278,7 @@ def _bug_of_updates(updates: Sequence[Update]) -> Bug | None:
     for update in wrong:
         if update.strangers:
             return _bug_of_stranger(update, update.strangers[0])
-    first, others = wrong[0], [u for u in updates if u.is_finite]
+    first, others = wrong[0], [u for u in updates if bool(u.full.isfinite().all())]
     if bug := _bug_of_rows(first):
         return bug
     for update in (first, *(u for u in wrong if u in others)):
@@ -371,9 +363,7 @@ def _wrong_steps(u: Update) -> Iterator[tuple[Kind, Tensor]]:
     yield stale, full + u.before
     yield ("each entry of the gradient is clipped, not its norm", _CLIP), full.clamp(-limit, limit)
     if any(f.learned for f in u.forwards):
-        name = (
-            "nothing reaches the optimizer: gradients are cleared before the step, or are those of a copy of the policy"
-        )
+        name = "nothing reaches the optimizer: gradients are cleared before the step, or a copy of the policy has them"
         yield (name, f"{_ZERO}; copies of the policy (deepcopy)"), full * 0
     if len(u.passes) < 2:
         return
@@ -416,10 +406,10 @@ def _bug_of_weights(u: Update) -> Bug | None:
     if not u.is_at_step(weights @ each.float()):
         return None
     right = -u.advantages() / u.size
-    tolerance = 2e-3 * right.abs().max()
     groups = torch.tensor([s.prompt for s in u.samples])
     sums = torch.stack([weights[groups == group].sum() for group in groups.unique()])
     where = "advantages: how groups are formed, and what each response or micro-batch is divided by"
+    tolerance = 2e-3 * right.abs().max()
     if bool(((weights.abs() < tolerance) | ((weights - right).abs() < tolerance)).all()):
         name = "remainder of a batch dropped, or masked out: some responses have weight 0"
     elif all(bool(((right - weight).abs() < tolerance).any()) for weight in weights):

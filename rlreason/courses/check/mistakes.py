@@ -1,7 +1,6 @@
 """Known mistakes, to name the bug of a user's function or loop by what it returns.
 
-A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. With `NO_MISTAKE` the
-computations give what `rlreason.courses` gives, which a test checks.
+A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. `NO_MISTAKE` is right.
 """
 
 import math
@@ -60,13 +59,6 @@ def _moved(mask: Tensor, places: int) -> Tensor:
 def _nth_from_end(mask: Tensor) -> Tensor:
     """Return for each place how many places from it on are in the mask."""
     return mask.long().flip(-1).cumsum(-1).flip(-1)
-
-
-def _window(mask: Tensor) -> Tensor:
-    """Return the last places of each response, as many as the longest has."""
-    at = torch.arange(mask.shape[1])
-    end = (mask * at).amax(1, keepdim=True)
-    return (at <= end) & (at > end - mask.sum(1).max())
 
 
 def _sequence_mean(gap: Tensor, mask: Tensor) -> Tensor:
@@ -146,9 +138,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
         ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"])]),
     # Averages. Masks are (batch, seq) bool.
-    "tokens": ("the slices that make labels", lambda labels, ids: labels, [
-        ("labels are not shifted: each is the token that stands at its own position",
-         lambda labels, ids: ids)]),
     "mask": ("where the mask is made and applied: which positions it is true for", lambda mask: mask, [
         ("the mask is ignored: prompt and padding positions count", torch.ones_like),
         ("the mask is upside down: prompt and padding count, the response does not", lambda mask: ~mask),
@@ -181,8 +170,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the loss that is returned is not the one that goes backward (not divided)", lambda x, n: (x / n, x)),
         ("backward is not called: there is no gradient", lambda x, n: (None, x / n)),
         ("the gradient is that of two backward calls", lambda x, n: (2 * x / n, x / n))]),
-    "earlier gradient": ("zero_grad, or grad = None", lambda gradient: gradient, [
-        ("gradients of micro-batches are not added up: each call clears what was there", lambda gradient: None)]),
     # Losses of tokens. `mean` of a ratio leaves tokens alone, or takes the mean over the sequence.
     "pick": ("which of the two terms is taken", lambda unclipped, clipped: unclipped.minimum(clipped), [
         ("the larger of the two terms is taken, not the smaller (min and max swapped)",
@@ -227,8 +214,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("probabilities are given back, not their logarithms", lambda z: z.softmax(-1)),
         ("log-probabilities have the opposite sign", lambda z: -z.log_softmax(-1)),
         (POSITIONS, lambda z: z.log_softmax(1))]),
-    "result": ("no_grad and detach", lambda log_probs: log_probs, [
-        ("log-probabilities carry no gradient: nothing can be learned from them", torch.detach)]),
     "entropy": ("the logarithm, what it is multiplied with, and the sum over the vocabulary", _entropy, [
         ("entropies are in bits: the logarithm has base 2", lambda z: _entropy(z) / math.log(2)),
         ("entropies have the opposite sign", lambda z: -_entropy(z)),
@@ -247,21 +232,18 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("mask shifted by one: response tokens are lost and neighbours are learned instead",
          lambda z, labels, t: log_probs_of(torch.cat([z[:, 1:], z[:, -1:]], 1), labels, t))]),
     "response": ("how the response mask is built: it covers the end token, too", lambda mask, truncated: mask, [
-        ("prompt positions count: every row has as many as the longest response", lambda mask, cut: _window(mask)),
         ("end tokens have weight 0: nothing teaches the policy to stop",
          lambda mask, truncated: mask & (truncated | (_nth_from_end(mask) > 1)))]),
     "share": ("what the sum over responses is divided by, and where gradient_accumulation_steps divides",
-              lambda n, u: n / u.size, [
+              lambda n, u: 1.0 if u.options.loss_normalization == "constant" else n / u.size, [
         ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n),
+        ("the loss is divided by the micro-batches, however many rows they have, or besides a constant",
+         lambda n, u: 1 / len(u.passes)),
         ("responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
          lambda n, u: n / len(u.samples)),
         ("micro-batches are added up without dividing: the gradient grows with their number", lambda n, u: 1),
-        ("a micro-batch weighs the same however many rows it has: a smaller one counts too much",
-         lambda n, u: 1 / len(u.passes)),
         ("the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
          lambda n, u: 1 / u.settings["gradient_accumulation_steps"])]),
-    "constant share": ("where the loss is divided", lambda u: 1.0, [
-        ("the loss of a constant normaliser is divided by the micro-batches besides", lambda u: 1 / len(u.passes))]),
     "old": ("where old log-probabilities are computed: in which loop, and at which temperature", lambda s, u: s.old, [
         ("old log-probabilities are computed again in each epoch, not once with the samples",
          lambda s, u: s.scored_by(u.epoch_began, u.options.temperature)),
@@ -344,9 +326,8 @@ def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
     return average
 
 
-def wrong_step(loss: Tensor, accumulation: int, leaf: Tensor, m: Mistake) -> Tensor:
+def wrong_step(loss: Tensor, accumulation: int, m: Mistake) -> Tensor:
     """Divide the loss by the micro-batches, call backward, return the loss; with one mistake."""
-    leaf.grad = m("earlier gradient", leaf.grad)
     backward, returned = m("backward", loss, accumulation)
     if backward is not None:
         backward.backward()
@@ -363,7 +344,7 @@ def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tens
         return of_row if method == "gspo" else gap
 
     if method == "none":
-        gain = a * m("log-probability", new)
+        gain: Tensor = a * m("log-probability", new)
     else:
         ratio = m("ratio", new, old, mean).expand_as(new)
         gain = ratio * a
@@ -376,4 +357,4 @@ def wrong_log_probs(i: Inputs, m: Mistake) -> dict[str, Tensor]:
     """Return the result of `get_response_log_probs`, with one mistake."""
     logits = i["model"](i["input_ids"]).logits
     log_probs = m("gather", m("log", logits), i["labels"], i["input_ids"])
-    return {"log_probs": m("result", log_probs), "token_entropy": m("entropy", logits)}
+    return {"log_probs": log_probs, "token_entropy": m("entropy", logits)}

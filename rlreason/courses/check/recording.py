@@ -234,8 +234,8 @@ class Session:
         ids = named.get("input_ids", arguments[0] if arguments else None)
         if ids is None or not output[0].requires_grad:
             return
-        read = ("attention_mask", "position_ids")
-        forward = Forward(ids.clone(), {n: named[n].clone() for n in read if isinstance(named.get(n), Tensor)})
+        read = {name: named[name] for name in ("attention_mask", "position_ids") if name in named}
+        forward = Forward(ids.clone(), {name: value.clone() for name, value in read.items() if value is not None})
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
@@ -255,9 +255,8 @@ class Session:
 
     def gradient(self) -> Tensor:
         """Return the model's gradient as one vector, 0 where there is none."""
-        return torch.cat(
-            [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.model.parameters()]
-        )
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 class Update:
@@ -275,6 +274,7 @@ class Update:
         self.forwards = [f for f in session.forwards if f.reached]
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
         self.rollout = [s for s in samples if s.round == samples[-1].round]
+        self.asked_twice = any(s.prompt >= AGAIN for s in self.rollout)  # which leaves open what a group is
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
@@ -328,29 +328,22 @@ class Update:
                     return True
         return False
 
-    def rewards(self, samples: Sequence[RecordedSample], m: Mistake = NO_MISTAKE) -> Tensor:
-        """Return the rewards (n,), or what is mistaken for them."""
-        return torch.tensor([m("read", s.parts) for s in samples])
-
     def advantages(self, m: Mistake = NO_MISTAKE) -> Tensor:
         """Return the advantages (n,) of the samples, with one mistake."""
         groups: list[list[RecordedSample]] = m("groups", self)
         of_one_size = len({len(group) for group in groups}) == 1
         ranked = [s for group in groups for s in group]
-        advantages = torch.cat(
-            [
-                wrong_advantages(self.rewards(part, m), len(group), self.options, m)
-                for part, group in ([(ranked, groups[0])] if of_one_size else zip(groups, groups, strict=True))
-            ]
-        )
+        parts = [(ranked, len(groups[0]))] if of_one_size else [(group, len(group)) for group in groups]
+        rewards = [(torch.tensor([m("read", s.parts) for s in part]), size) for part, size in parts]
+        advantages = torch.cat([wrong_advantages(part, size, self.options, m) for part, size in rewards])
         place = {s: i for i, s in enumerate(ranked)}
         return advantages[[place[s] for s in self.samples]]
 
     def loss(self, m: Mistake, passes: Sequence[Sequence[RecordedSample]]) -> Tensor:
         """Return the loss of these micro-batches of the update, with gradient and one mistake."""
         o = self.options
-        weights = m("input", self.advantages(m), self.rewards(self.samples, m))
-        of_sample = dict(zip(self.samples, weights, strict=True))
+        rewards = torch.tensor([s.parts["reward"] for s in self.samples])
+        of_sample = dict(zip(self.samples, m("input", self.advantages(m), rewards), strict=True))
         total = torch.zeros(())
         for samples in passes:
             logits, labels, mask = self.rows(samples)
@@ -360,8 +353,7 @@ class Update:
             mask = m("response", mask, torch.tensor([[s.truncated] for s in samples]))
             a = torch.stack([of_sample[s] for s in samples])[:, None]
             average = wrong_average(wrong_token_loss(o, a, log_probs, old, mask, m), mask, o, m)
-            of_batch = o.loss_normalization == "sequence"
-            total = total + average * (m("share", len(mask), self) if of_batch else m("constant share", self))
+            total = total + m("share", len(mask), self) * average
         return total
 
     def gradient_of(self, loss: Tensor) -> Tensor:
@@ -400,16 +392,6 @@ class Update:
     def is_right(self) -> bool:
         """Return whether the gradient at the step is the right one."""
         return bool(self.samples) and self.is_at_step(self.clipped(self.full))
-
-    @property
-    def is_finite(self) -> bool:
-        """Return whether the model still computes finite numbers."""
-        return bool(self.samples) and bool(self.full.isfinite().all())
-
-    @property
-    def is_unclear(self) -> bool:
-        """Return whether a question was asked twice, which leaves open what its group is."""
-        return any(s.prompt >= AGAIN for s in self.rollout) and bool(self.samples) and not self.is_right
 
     @property
     def factor(self) -> float | None:

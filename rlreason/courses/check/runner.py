@@ -21,43 +21,30 @@ from rlreason.runtime.streams import Answer, Parser
 
 LOOP, STEP = "train_grpo", "grpo_train_step"
 SECONDS_TO_IMPORT = 120.0  # for a module, which may bring torch and vllm with it
-_2025 = (
-    "tokenize_prompt_and_output",
-    "compute_entropy",
-    "get_response_log_probs",
-    "masked_normalize",
-    "sft_microbatch_train_step",
-    "compute_group_normalized_rewards",
-    "compute_naive_policy_gradient_loss",
-    "compute_grpo_clip_loss",
-    "compute_policy_gradient_loss",
-    "masked_mean",
-    "grpo_microbatch_train_step",
-)
-_2026 = (
-    *_2025[:3],
-    "compute_rollout_rewards",
-    "compute_group_normalized_rewards",
-    "compute_policy_gradient_loss",
-    "aggregate_loss_across_microbatch",
-    "grpo_train_step",
-)
-COURSES = {"cs336_2025": _2025, "cs336_2026": _2026, "pku_hw3": _2025}
-CHECKED_NAMES = (*_2025, *(name for name in _2026 if name not in _2025), LOOP)
+COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
 _PARAMETERS_OF_2026 = {"importance_reweighting_method", "advantage_normalizer"}
+
+
+def names_of(course: str) -> list[str]:
+    """Return the names of a course's functions that are checked, and of the loop."""
+    from rlreason.courses.check.functions import SUBJECTS
+
+    names = importlib.import_module(f"rlreason.courses.{course}").__all__
+    return [*(name for name in names if name in {s.ours.__name__ for s in SUBJECTS} | {STEP}), LOOP]
 
 
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return the functions of a module that have a handout's name; `run_NAME` counts as NAME."""
-    pairs = [(name, getattr(module, name, None) or getattr(module, f"run_{name}", None)) for name in CHECKED_NAMES]
+    names = dict.fromkeys(names_of("cs336_2025") + names_of("cs336_2026"))
+    pairs = [(name, getattr(module, name, None) or getattr(module, f"run_{name}", None)) for name in names]
     return {name: value for name, value in pairs if callable(value)}
 
 
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the year of these functions, by names and parameters that only one year has; 2025 by default."""
     parameters = {name for function in functions.values() for name in inspect.signature(function).parameters}
-    of_2026 = (set(_2026) - set(_2025)) & functions.keys() or _PARAMETERS_OF_2026 & parameters
-    return "cs336_2026" if of_2026 else "cs336_2025"
+    names = set(names_of("cs336_2026")) - set(names_of("cs336_2025"))
+    return "cs336_2026" if names & functions.keys() or _PARAMETERS_OF_2026 & parameters else "cs336_2025"
 
 
 def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str]) -> list[dict[str, Any]]:
@@ -65,7 +52,6 @@ def findings_of(name: str, function: Callable[..., Any], course: str, notes: lis
 
     It runs the user's code in this process.
     """
-    from rlreason.courses import cs336_2025, cs336_2026
     from rlreason.courses.check.functions import SUBJECTS, examine
     from rlreason.courses.check.loop import check_loop, check_step
 
@@ -73,9 +59,9 @@ def findings_of(name: str, function: Callable[..., Any], course: str, notes: lis
         return [bug.row(name) for bug in check_loop(function, notes)]
     if name == STEP:
         return [bug.row(name) for bug in check_step(function, notes)]
-    year = cs336_2026 if course == "cs336_2026" else cs336_2025
+    ours = getattr(importlib.import_module(f"rlreason.courses.{course}"), name, None)
     same_name = [subject for subject in SUBJECTS if subject.ours.__name__ == name]
-    subject = next((s for s in same_name if s.ours is getattr(year, name, None)), same_name[0])
+    subject = next((s for s in same_name if s.ours is ours), same_name[0])
     return [bug.row(name) for bug in examine(subject, function)]
 
 
@@ -89,7 +75,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     results: dict[str, dict[str, Any]] = {}  # function -> state, findings, notes
     with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
         report("importing it")
-        names, course = _load(pool, module, course)
+        names, course, missing = _load(pool, module, course)
         for name in names:
             report(f"checking {name}")
             _load(pool, module, course)  # in a new process after one that ended; else it is loaded already
@@ -98,15 +84,15 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
                 results[name] = future.result()
             except (ProcessExpired, TimeoutError) as error:
                 where = "exit, os._exit, and loops whose end is never reached"
-                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "where": where}
-                finding |= {"yours": "", "ours": "", "inputs": {}, "note": ""}
-                results[name] = {"state": "bug", "findings": [finding], "notes": []}
+                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "where": where, "inputs": {}}
+                shown = {"yours": "", "ours": "", "note": ""}
+                results[name] = {"state": "bug", "findings": [finding | shown], "notes": []}
     findings = [finding for result in results.values() for finding in result["findings"]]
     return {
         "module": module,
         "course": course,
         "functions": {name: result["state"] for name, result in results.items()},
-        "missing": [name for name in (*COURSES[course], LOOP) if name not in results],
+        "missing": missing,
         "bugs": len(findings),
         "findings": findings,
         "notes": [f"{name}: {note}" for name, result in results.items() for note in result["notes"]],
@@ -114,7 +100,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     }
 
 
-def _load(pool: ProcessPool, module: str, course: str) -> tuple[list[str], str]:
+def _load(pool: ProcessPool, module: str, course: str) -> tuple[list[str], str, list[str]]:
     """Import the module in the worker, within its own time; return what `load` returns."""
     try:
         return pool.schedule(load, (module, course), timeout=SECONDS_TO_IMPORT).result()
@@ -142,19 +128,19 @@ def _start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def load(module: str, course: str) -> tuple[list[str], str]:
-    """Import a module; return the functions that are checked, and the course; `ConfigError` for a user's mistake."""
+def load(module: str, course: str) -> tuple[list[str], str, list[str]]:
+    """Import a module; return the functions that are checked, the course, and its functions that are missing."""
     functions = _functions(module)
-    return list(functions), course or course_of(functions)
+    course = course or course_of(functions)
+    return list(functions), course, [name for name in names_of(course) if name not in functions]
 
 
 @cache
 def _functions(module: str) -> dict[str, Callable[..., Any]]:
-    functions = functions_of(_import(module))
-    if not functions:
-        names = ", ".join(CHECKED_NAMES)
-        raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}: give another")
-    return functions
+    if functions := functions_of(_import(module)):
+        return functions
+    names = ", ".join(names_of("cs336_2025") + names_of("cs336_2026"))
+    raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}: give another")
 
 
 def _import(path_or_name: str) -> ModuleType:
@@ -193,23 +179,17 @@ def check_function(module: str, name: str, course: str) -> dict[str, Any]:
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason check`."""
     parser.add_argument("module", metavar="MODULE", help="package.module, or the path of a .py file")
-    parser.add_argument(
-        "--course",
-        metavar="YEAR",
-        help=f"{', '.join(COURSES)}: the handout whose functions these are (told from their parameters)",
-    )
+    help_course = "the handout whose functions these are (told from their parameters)"
+    parser.add_argument("--course", choices=COURSES, default="", help=help_course)
     parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each function (30)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Check the module."""
-    course = arguments.course or ""
-    if course and course not in COURSES:
-        raise ConfigError(f"--course {course}: there is none of that name; choose one of {', '.join(COURSES)}")
     if not 0 < arguments.timeout <= 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
     with console.wait(f"checking {arguments.module}") as wait:
-        figures = check_module(arguments.module, course, arguments.timeout, wait.part)
+        figures = check_module(arguments.module, arguments.course, arguments.timeout, wait.part)
     return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
 
 
