@@ -51,30 +51,18 @@ def test_the_protocol_is_the_evaluations_and_not_trainings():
     assert protocol("eval.reward=r1_zero") == as_training  # what the prompt says anyway
 
 
-def test_the_rule_of_the_leaderboard_is_one_word():
-    run = settings("model=olmo2_1b", "prompt=question_boxed", "sampling.temperature=0.7", "eval=leaderboard")
-    asks = run.evaluation
-    assert (asks.prompt.name, asks.prompt.stop, asks.reward) == ("r1_zero", ["</answer>"], "r1_zero")
-    assert (asks.sampling.temperature, asks.sampling.max_tokens) == (1.0, 1024)
-    assert (asks.problems, asks.final_problems) == (1024, None)  # of the scale on the way, all of them at the end
-    assert (run.prompt.name, run.sampling.temperature) == ("question_boxed", 0.7)
-    words = ["model=smollm2_135m", "data.path=.", "data.n_validation=2"]
-    assert settings("eval=leaderboard", "eval.sampling.max_tokens=9").evaluation.sampling.max_tokens == 9
-    with pytest.raises(ConfigError):  # not of files that are not there
-        settings(*words, "eval=leaderboard")
-
-
 def test_how_many_problems_are_asked():
     for words, *asked in (
         ([], 256, None),
         (["eval_problems=8"], 8, 8),
         (["eval.problems=8", "eval.final_problems=20"], 8, 20),
         (["eval.final_problems=20"], 20, 20),  # the last evaluation asks the others' again
-        (["interim_eval_problems=4"], 4, None),
         (["algorithm=evaluate", "eval.problems=8"], 8, 8),
+        (["eval=leaderboard", "model=olmo2_1b", "prompt=question_boxed"], 1024, None),
     ):
         asks = settings(*words).evaluation
         assert [asks.problems, asks.final_problems] == asked
+    assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
     own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]", "eval.sampling.max_tokens=9")
     assert describe_job(own) == "prompt=r1_zero with eval.prompt.stop=[]"
     assert sampling_key(own, "max_tokens") == "eval.sampling.max_tokens"
@@ -101,12 +89,6 @@ def test_a_mistake_is_one_line_with_the_cure(words, says):
         check_command_line(words, note=str)
     assert says in str(error.value)
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_an_option_is_typed_as_a_setting():
-    words = ["eval=leaderboard", "eval.prompt=null", "eval.data=Stories-hard", SHORT]
-    meant = ["eval=leaderboard", "~prompt@eval.prompt", "data@eval.data=stories_hard", SHORT]
-    assert check_command_line(words, note=str).overrides == meant
 
 
 def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):

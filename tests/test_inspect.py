@@ -239,40 +239,32 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, cap
 
 def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
     config = f"data: {{verifier: {VERIFIER}}}\nprompt: {{reward: r1_zero}}\ngrading: {{}}\n"
-    run = trained(tmp_path / "run", config, COUNTDOWN_ROWS[:2])
+    run = trained(tmp_path / "run", config, COUNTDOWN_ROWS)
     path = run / "rollouts/step_00001.jsonl"
-    first, second = path.read_bytes().splitlines(keepends=True)
-    text = json.dumps(json.loads(second) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
-    path.write_bytes(text + b'{"broken\n\0\0\n' + first + b'{"half')
-    for _ in range(2):
+    rows = path.read_bytes().splitlines(keepends=True)
+    text = json.dumps(json.loads(rows[3]) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
+    path.write_bytes(text + b'{"broken\n\0\0\n' + b"".join(rows[:3]) + b'{"half')
+    for saved_at_first in (["50.0%", "75.0%", "1", "0"], ["25.0%", "100.0%", "0", "0"]):  # data with a verifier: by it
         assert subcommand("inspect", run, "--regrade", "--write") == 0
-        assert "left out line 2 (not JSON), 3 (not JSON), 5 (half a line)\n" in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "left out line 2 (not JSON), 3 (not JSON), 7 (half a line)\n" in printed.err
+        assert table_of(printed.out) == {"saved": saved_at_first, "now": ["25.0%", "100.0%", "0", "0"]}
         lines = path.read_bytes().split(b"\n")
-        assert (lines[1:3], lines[4]) == ([b'{"broken', b"\0\0"], b'{"half')
-        assert [json.loads(lines[k])["outcome"] for k in (0, 3)] == ["unformatted", "correct"]
-    other = trained(tmp_path / "other", config, COUNTDOWN_ROWS)  # data with a verifier is graded by it
-    printed = shown(capsys, other, "--regrade", "--write")
-    assert table_of(printed) == {"saved": ["50.0%", "75.0%", "1", "0"], "now": ["25.0%", "100.0%", "0", "0"]}
-    assert "math-verify is left out" in printed
-    assert [row["outcome"] for row in saved(other)] == ["correct", "wrong", "wrong", "unformatted"]
+        assert (lines[1:3], lines[6]) == ([b'{"broken', b"\0\0"], b'{"half')
+        assert [json.loads(lines[k])["outcome"] for k in (0, 3, 4, 5)] == ["unformatted", "correct", "wrong", "wrong"]
 
 
-def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_path, capsys):
+def test_the_runs_own_threshold_of_partial_credit_holds(tmp_path, capsys):
     reward = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\n"
     rows = [saved_as("38", "38", 1.0), saved_as("39", "38", 0.1, "wrong")]
-    for name, grading, share in (("whole", "{}", "50.0%"), ("tenth", "{correct_at: 0.1}", "100.0%")):
-        run = trained(tmp_path / name, f"{reward}grading: {grading}\n", rows)
-        table = table_of(shown(capsys, run, "--regrade"))
-        assert (table["saved"][0], table["now"][0]) == ("50.0%", share)
+    run = trained(tmp_path / "run", f"{reward}grading: {{correct_at: 0.1}}\n", rows)
+    table = table_of(shown(capsys, run, "--regrade"))
+    assert (table["saved"][0], table["now"][0]) == ("50.0%", "100.0%")
 
 
-@pytest.mark.parametrize(
-    ("gone", "cure"),
-    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "name it module:function")],
-)
-def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, capsys):
-    run = trained(tmp_path / "run", f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
-    before = saved(run)
-    assert subcommand("inspect", run, "--regrade", "--write") == 2
-    assert cure in " ".join(capsys.readouterr().err.split())
-    assert saved(run) == before
+def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):
+    for gone, cure in (("no.such:reward", "there is no module"), ("python:f-12345678", "name it module:function")):
+        run = trained(tmp_path / gone[:2], f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
+        before = saved(run)
+        assert cure in " ".join(refused(capsys, run, "--regrade", "--write").split())
+        assert saved(run) == before

@@ -164,21 +164,17 @@ def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_termina
     assert (folders[0] / "inspect.md").exists()
 
 
-def test_names_in_pictures_are_text(tmp_path, recwarn):
+def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn):
     with picture(tmp_path / "a.svg", f"run $x{ALL}", (4, 3)) as ax:
         ax.plot([1, 2], label=f"$\\frac {ALL}")
         ax.legend()
     assert not OBEYED.search((tmp_path / "a.svg").read_text())
     assert not list(recwarn)
-
-
-def test_the_log_of_a_run_can_be_read_in_a_terminal(tmp_path):
     with (tmp_path / "log").open("w", newline="") as log, (tmp_path / "screen").open("w", newline="") as screen:
         noise = StderrFilter(log, screen)
         print(f"a library says {ALL}\nloading 1%\rloading 2%\r", file=noise)
         print(f"rlreason: ours {ALL}", file=noise)
-    for name in ("log", "screen"):
-        assert obeyed_in(text_of(tmp_path / name)) == []
+    assert [obeyed_in(text_of(tmp_path / name)) for name in ("log", "screen")] == [[], []]
     assert "loading 1%\nloading 2%\n" in (tmp_path / "log").read_text()
 
 

@@ -320,8 +320,8 @@ def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[f
     """Format a table with a column per N and a row per way to choose; `curves[name]` has (value, low, high) per N.
 
     >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
-    N                                       1                 4
-    pass@N                  0.250 (0.10-0.40) 0.500 (0.30-0.70)
+    N                                      1                 4
+    pass@N                 0.250 (0.10-0.40) 0.500 (0.30-0.70)
     """
     lines = [f"{'N':22}" + "".join(f"{n:>18}" for n in n_list)]
     for name, points in curves.items():
