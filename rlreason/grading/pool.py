@@ -355,9 +355,9 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
     value = reply.value
     if isinstance(value, int | float):
         value = {"reward": value, "format_reward": 1.0}
-    numbers = (
-        [value.get(name, value["reward"]) for name in KEYS] if isinstance(value, dict) and "reward" in value else []
-    )
+    numbers: list[Any] = []
+    if isinstance(value, dict) and "reward" in value:
+        numbers = [value.get(name, value["reward"]) for name in KEYS]
     if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         why = f"returned {repr(reply.value)[:100]}, and must return a number, or a dictionary with a number as reward"
         return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", error=why)
