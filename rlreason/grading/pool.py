@@ -236,7 +236,9 @@ class Pool:
 
     def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
         """Start nothing yet. `plugin`, `pickled`: see `Work`."""
-        self.work = Work(grading, plugin, pickled)
+        names = ("workers", "timeout_s", "start_timeout_s", "memory_mb")
+        limits = GradingConfig(**{name: getattr(grading, name) for name in names})  # plain, and no other: it is sent
+        self.work = Work(limits, plugin, pickled)
         self.broken = ""  # why no worker can start, once that is known
         self._server: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
