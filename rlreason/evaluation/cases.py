@@ -289,8 +289,7 @@ def share_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [f"{title:28} {counted:>8} {share:>8}   95% interval"]
     for name, row in rows.items():
         low, high = row["interval"]
-        label = name if len(name) <= 28 else f"{name[:25]}..."
-        lines.append(f"{label:28} {row[counted]:>8} {row[share]:>8.3f}   {low:.3f}-{high:.3f}")
+        lines.append(f"{name[:28]:28} {row[counted]:>8} {row[share]:>8.3f}   {low:.3f}-{high:.3f}")
     return "\n".join(lines)
 
 
