@@ -38,10 +38,6 @@ def summary_with(**protocol) -> dict:
     }  # fmt: skip
 
 
-def verdicts(settings=SETTINGS, summary=None, origin=ORIGIN) -> dict[str, str]:
-    return {row.rule: row.verdict for row in leaderboard(settings, summary or summary_with(), origin)}
-
-
 def test_a_run_by_the_rules_passes_what_the_records_can_decide():
     rows = leaderboard(SETTINGS, summary_with(), ORIGIN)
     assert {row.rule: row.verdict for row in rows if row.verdict != PASS} == {"model": OPEN, "data": OPEN}
@@ -55,25 +51,16 @@ H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"}
     ("changed", "rule", "verdict"),
     [
         ({"prompt": "{question}"}, "prompt", FAIL),
-        ({"stop": []}, "prompt", FAIL),
         ({"chat.template": "x"}, "prompt", FAIL),
         ({"reward": "r1_zero"}, "reward", OPEN),  # which decides 187 of 662 pairs otherwise than the course's
         ({"reward": "question_only"}, "reward", FAIL),
-        ({"reward": "r1_zero", "grading.extract": "sentence"}, "reward", FAIL),
         ({"reward": "mine:r1_zero_reward_fn"}, "reward", OPEN),
         ({"sampling.temperature": 0.6}, "temperature", FAIL),
-        ({"sampling.max_tokens": 2048}, "longest response, tokens", FAIL),
         ({"problems": 1024}, "problems at the end", FAIL),
-        ({"samples per problem": 4}, "responses per problem", FAIL),
         ({"model": {"name": "qwen2_5_math_1_5b", "parameters": 7}}, "model", FAIL),
-        ({"model": {"name": "qwen2_5_math_1_5b"}}, "model", OPEN),
         ({"device": H100 | {"count": 8}}, "GPUs", OPEN),
-        ({"device": {"type": "cuda", "name": "NVIDIA A100", "count": 1}}, "GPUs", OPEN),
         ({"device": {"type": "cpu"}}, "GPUs", PASS),
-        ({"earlier_parts": [{"status": "running"}]}, "GPUs", OPEN),
-        ({"earlier_parts": [{"device": H100 | {"count": 1}}]}, "GPUs", PASS),
         ({"earlier_parts": [{"device": H100 | {"count": 1}}]}, "hours", OPEN),
-        ({"device": {}}, "GPUs", OPEN),
         ({"time/total": 4.1 * 3600}, "hours", FAIL),
         ({"time/total": None}, "hours", OPEN),
         ({"data": {"name": "math"}}, "data", FAIL),  # made up, whatever it is called
@@ -84,8 +71,8 @@ def test_each_rule_is_held_by_what_was_recorded(changed, rule, verdict):
     parts = [SETTINGS, ORIGIN | {"earlier_parts": []}, {"time/total": 0}]
     settings, origin, whole = ({k: v for k, v in changed.items() if k in part} for part in parts)
     protocol = {k: v for k, v in changed.items() if not any(k in part for part in parts)}
-    found = verdicts(SETTINGS | settings, summary_with(**protocol) | whole, ORIGIN | origin)
-    assert found[rule] == verdict
+    found = leaderboard(SETTINGS | settings, summary_with(**protocol) | whole, ORIGIN | origin)
+    assert {row.rule: row.verdict for row in found}[rule] == verdict
 
 
 @pytest.mark.long

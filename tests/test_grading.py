@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import verdicts
-from verdicts import EXTRACTED, FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, TOLERATED, labelled_pairs, tagged
+from verdicts import FORMS, R1_ZERO_FORMAT, labelled_pairs, tagged
 
 from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
@@ -64,21 +64,17 @@ def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_pat
     old, new = verdicts.Case("r1_zero", tagged("38"), "38"), verdicts.Case("r1_zero", tagged("39"), "38")
     verdicts.write_record(verdicts.Record(3, {old.key: "+"}), tmp_path / "verdicts.txt")
     recorded = verdicts.read_record(tmp_path / "verdicts.txt")
-    assert verdicts.complaints(recorded, verdicts.Record(3, {old.key: "+", new.key: "-"}), [old, new]) == []
+    for version, verdict, complains in ((3, "+", False), (3, "-", True), (4, "-", False), (2, "+", True)):
+        now = verdicts.Record(version, {old.key: verdict, new.key: "-"})
+        assert bool(verdicts.complaints(recorded, now, [old, new])) == complains
     assert verdicts.unrecorded(recorded, [old, new]) == [new]
-    (message,) = verdicts.complaints(recorded, verdicts.Record(3, {old.key: "-", new.key: "-"}), [old, new])
-    assert "GRADER_VERSION = 4" in message
-    assert verdicts.complaints(recorded, verdicts.Record(4, {old.key: "-"}), [old]) == []
-    assert verdicts.complaints(recorded, verdicts.Record(2, {old.key: "+"}), [old]) != []
 
 
-@pytest.mark.parametrize(
-    ("reward", "cases"), [(r1_zero_reward_fn, R1_ZERO_FORMAT), (question_only_reward_fn, QUESTION_ONLY_FORMAT)]
-)
-def test_formats(reward, cases):
-    for response, formatted, right in cases:
+def test_rewards_are_format_answer_and_both():
+    for response, formatted, right in R1_ZERO_FORMAT:
         expected = {"format_reward": formatted, "answer_reward": right, "reward": right}
-        assert reward(response, "38") == expected, response
+        assert r1_zero_reward_fn(response, "38") == expected, response
+    assert question_only_reward_fn(r"so \boxed{38}", "38")["reward"] == 1.0
     assert boxed(r"\boxed{\{1,2\}}") == r"\{1,2\}"  # printed braces close no box
     assert boxed(r"\boxed{\left\{ x \right.}") == r"\left\{ x \right."
 
@@ -89,8 +85,9 @@ def test_golds_of_every_kind():
     for gold in (None, (38,), {"a": 38}, [], [None], True, object(), "", "  ", b"38", math.nan, 10**5000):
         for answer in ("38", "", str(gold) if gold != 10**5000 else "1"):
             assert r1_zero_reward_fn(tagged(answer), gold)["reward"] == 0.0, gold
-    assert r1_zero_reward_fn(tagged(r"\infty"), math.inf)["reward"] == 1.0
-    assert r1_zero_reward_fn(tagged(r"-\infty"), math.inf)["reward"] == 0.0
+    assert [r1_zero_reward_fn(tagged(text), math.inf)["reward"] for text in (r"\infty", r"-\infty")] == [1.0, 0.0]
+    golds = ["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]
+    assert Grader(symbolic=False).unearnable(golds) == [2, 3, 6]
 
 
 def test_batches_keep_order_count_repeats_and_unequal_lengths_are_the_callers_mistake():
@@ -118,10 +115,6 @@ def test_metrics_count_what_happened():
     assert (grading_metrics([]), grading_warnings([])) == ({}, [])
 
 
-def test_golds_that_do_not_grade_themselves_right_are_listed(grader):
-    assert grader.unearnable(["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
-
-
 def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
     folder = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
     files = [folder / "train.jsonl", folder / "test.jsonl"]
@@ -138,26 +131,14 @@ def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
 
 
 def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library():
+    program = "import sys, rlreason.grading; print({'sympy', 'math_verify', 'torch', 'mpmath'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
     numbers = [str(17 * index % 1009) for index in range(2000)]
     responses = [tagged(FORMS[index % len(FORMS)].format(number)) for index, number in enumerate(numbers)]
     with Grader(patient()) as fresh:
         grades = fresh.grade_batch(responses, numbers)
     assert all(grade.reward == 1.0 for grade in grades)
     assert {grade.path for grade in grades} <= {"text", "number", "structure"}  # no worker was asked
-
-
-def test_importing_the_package_leaves_the_symbolic_library_out():
-    heavy = "{'sympy', 'math_verify', 'torch', 'mpmath'}"
-    program = f"import sys, rlreason.grading; print(sorted({heavy} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
-def test_extraction_percent_and_tolerance_are_settings():
-    cases = [({"extract": extract}, answer, "38", right) for extract, answer, right in EXTRACTED] + list(TOLERATED)
-    for settings, answer, gold, right in cases:
-        with Grader(GradingConfig(**settings), symbolic=False) as fresh:
-            assert fresh.grade_batch([tagged(answer)], [gold])[0].reward == right, (settings, answer)
 
 
 def test_wrong_settings_and_rewards_are_named():
@@ -170,26 +151,17 @@ def test_wrong_settings_and_rewards_are_named():
     assert tuple(FORMATS) == NAMED_REWARDS  # one table here, its names in the settings
 
 
-def test_what_was_read_says_why_there_is_no_answer():
-    for response, reward, expected in (
-        ("</think> <answer>1</answer> so", "r1_zero", (True, "no answer can be read", "text behind </answer>")),
-        (r"</think> <answer>\boxed{1</answer>", "r1_zero", (True, "no answer can be read", r"\boxed is never closed")),
-        (r"\boxed{1", "question_only", (False, r"\boxed is never closed", "")),
-    ):
-        read = Grader(reward=reward).read(response)
-        assert (read.answer, read.formatted, read.reason, read.detail) == (None, *expected)
-    with pytest.raises(ValueError, match="mine:reward"):
-        Grader(reward="mine:reward").read("1")
-
-
 def test_one_answer_is_read_and_compared_by_the_settings_without_a_worker():
     sentences = Grader(GradingConfig(extract="last_number", percent=False))
     assert sentences.read("</think> <answer>She sold 38 clips</answer>").candidates == ("She sold 38 clips", "38")
     assert sentences.same("She sold 38 clips today", "38")
-    assert not sentences.same("38%", "38")
-    assert Grader().same("38%", "38")
+    assert [one.same("38%", "38") for one in (sentences, Grader())] == [False, True]
     assert not Grader().same(r"\int_0^1 x\,dx", "0.5")  # only the symbolic library could tell
     assert sentences._pool._server is None
+    read = Grader().read("</think> <answer>1</answer> so")
+    assert (read.formatted, read.answer, bool(read.reason)) == (True, None, True)
+    with pytest.raises(ValueError, match="mine:reward"):
+        Grader(reward="mine:reward").read("1")
 
 
 def test_each_node_is_evaluated_once():

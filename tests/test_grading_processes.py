@@ -89,22 +89,6 @@ def test_threads_share_one_grader_whose_workers_outlive_the_thread_that_started_
     assert found == dict.fromkeys(range(8), EXPECTED)
 
 
-def test_alarms_of_the_caller_are_left_alone():
-    calls = []
-    before = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1000)
-        handler = signal.getsignal(signal.SIGALRM)
-        with Grader(patient()) as grader:
-            assert rewards(grader) == EXPECTED
-        assert signal.getsignal(signal.SIGALRM) is handler
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
-        assert not calls
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_a_forked_child_makes_workers_of_its_own():
     with Grader(patient()) as grader:
         assert rewards(grader) == EXPECTED
@@ -144,8 +128,6 @@ SCRIPT = """
     grader = Grader(GradingConfig(workers=2))
     answer = r"</think> <answer>\\int_0^1 x\\,dx</answer>"
     print(grader.grade_batch([answer], ["0.5"])[0].reward, flush=True)
-    if "stay" in sys.argv:
-        time.sleep(60)
     if "hang" in sys.argv:
         grader = Grader(GradingConfig(timeout_s=60.0, workers=2), reward=lambda response, gold: 9**9**9**9)
         threading.Thread(target=grader.grade_batch, args=(["a", "b"], ["1", "1"]), daemon=True).start()
@@ -162,18 +144,11 @@ def script(folder: Path, *arguments: str, text: str = SCRIPT, **env: str) -> sub
         return subprocess.Popen(command, stdin=program, stdout=-1, stderr=-1, text=True, env=env, cwd=folder)
 
 
-@pytest.mark.parametrize(
-    ("what", "how"),
-    [
-        pytest.param("stay", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("stay", signal.SIGINT, marks=pytest.mark.long),
-        ("hang", signal.SIGKILL),  # in C: the kernel has to end them
-    ],
-)
-def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, what, how):
-    parent = script(tmp_path, what)
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
+def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
+    parent = script(tmp_path, "hang")  # in C: the kernel has to end them
     assert parent.stdout.readline() == "1.0\n"
-    wait_for(lambda: what == "stay" or sum(map(busy, workers_of(parent.pid))) >= 2)
+    wait_for(lambda: sum(map(busy, workers_of(parent.pid))) >= 2)
     processes = psutil.Process(parent.pid).children(recursive=True)
     assert len(processes) >= 2
     parent.send_signal(how)
@@ -199,22 +174,12 @@ IN_A_POOL = """
 
 @pytest.mark.parametrize(
     ("arguments", "text", "printed"),
-    [
-        ([], SCRIPT, "1.0\n"),
-        (["-"], SCRIPT, "1.0\n"),
-        ([], IN_A_POOL, "[1.0]\n"),  # a daemon: it may start no processes, and runs no atexit functions
-    ],
-    ids=["without a main guard", "from standard input", "in a multiprocessing pool"],
+    [(["-"], SCRIPT, "1.0\n"), ([], IN_A_POOL, "[1.0]\n")],  # a daemon: may start no processes, runs no atexit
+    ids=["from standard input", "in a multiprocessing pool"],
 )
-def test_a_program_grades_and_ends(tmp_path, arguments, text, printed):
+def test_a_program_without_a_main_guard_grades_and_ends(tmp_path, arguments, text, printed):
     process = script(tmp_path, *arguments, text=text)
     assert (*process.communicate(timeout=600), process.returncode) == (printed, "", 0)
-
-
-def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
-    with Grader(patient(memory_mb=512), "own_reward:by_length") as grader:
-        grades = grader.grade_batch(["memory", "ab"], ["12", "12"])
-    assert [(grade.outcome, grade.path) for grade in grades] == [("error", "killed"), ("correct", "plugin")]
 
 
 def test_grades_do_not_depend_on_order_company_or_workers():

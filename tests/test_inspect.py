@@ -15,7 +15,7 @@ CONFIG = "data: {name: gsm8k}\nprompt: {reward: r1_zero}\ngrading: {extract: str
 VERIFIER = "rlreason.grading.verifiers.countdown"
 
 #: response -> the first words of the guess, for the ground truth 18
-R1_ZERO = {
+GUESSES = {
     "so 18": "no </think>",
     "so </think> 18": "no <answer> tag",
     "so </think>\n<answer>18</answer>": "not exactly one space between </think> and <answer>: '\\n'",
@@ -25,12 +25,6 @@ R1_ZERO = {
     "so </think> <answer>It makes 18 dollars.</answer>": "a unit or a sentence around the right answer",
     "so </think> <answer>19</answer>": "another answer: '19' instead of '18'",
     "so </think> <answer>18</answer>": "right",
-}
-QUESTION_ONLY = {
-    "It is 18.": "no \\boxed{}",
-    "It is \\boxed{18": "\\boxed is never closed",
-    "It is \\boxed{Janet makes 18}": "a unit or a sentence around the right answer",
-    "It is \\boxed{17}": "another answer: '17' instead of '18'",
 }
 
 
@@ -73,22 +67,24 @@ def refused(capsys, *words, code: int = 2) -> str:
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "config.yaml").write_text(CONFIG)
-    save(tmp_path / "responses.jsonl", rows_of(R1_ZERO))
+    save(tmp_path / "responses.jsonl", rows_of(GUESSES))
     return tmp_path
 
 
 def test_the_guess_names_what_is_wrong():
-    for reward, guesses in (("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)):
-        for row, expected in zip(rows_of(guesses, reward), guesses.values(), strict=True):
-            found = reasons_for(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
-            assert str(found[0]).startswith(expected), row["response"]
-    plain, mine = Grader(), Grader(reward="mine:reward")
-    found = list(map(str, reasons_for("I think 18", "18", plain, "unformatted", truncated=True)))
-    assert found[:2] == ["no </think>", "cut at the token limit"]
-    assert found[2].endswith(" 18")
-    for judge in (plain, mine):
-        assert "timeout" in str(reasons_for("</think> <answer>x^y</answer>", "18", judge, "timeout", False)[0])
-    assert "rules of its own" in str(reasons_for("x", "18", mine, "wrong", False)[0])
+    plain, boxed, mine = Grader(), Grader(reward="question_only"), Grader(reward="mine:reward")
+
+    def guesses(response: str, outcome: str, grader: Grader = plain, truncated: bool = False) -> list[str]:
+        return list(map(str, reasons_for(response, "18", grader, outcome, truncated)))
+
+    for row, expected in zip(rows_of(GUESSES), GUESSES.values(), strict=True):
+        assert guesses(row["response"], row["outcome"])[0].startswith(expected), row["response"]
+    cut = guesses("I think 18", "unformatted", truncated=True)
+    assert (cut[:2], cut[2].endswith(" 18")) == (["no </think>", "cut at the token limit"], True)
+    assert guesses("It is 18.", "unformatted", boxed)[0] == "no \\boxed{}"
+    assert guesses("It is \\boxed{18", "unformatted", boxed)[0] == "\\boxed is never closed"
+    assert all("timeout" in guesses("</think> <answer>x^y</answer>", "timeout", judge)[0] for judge in (plain, mine))
+    assert "mine:reward" in guesses("x", "wrong", mine)[0]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +93,8 @@ def test_the_guess_names_what_is_wrong():
         ({}, "38\\%", "38", "right by the grader's rules of now"),
         ({"percent": False}, "38\\%", "38", "right but for a percent sign (grading.percent=false)"),
         ({}, "0.333", "1/3", "rounded further than grading.rel_tol=1e-06 allows"),
-        ({"rel_tol": 1e-2}, "0.333", "1/3", "right by the grader's rules of now"),
         ({"rel_tol": 1e-2}, "0.3", "1/3", "another answer"),
         ({}, "It makes 38.", "38", "a unit or a sentence around the right answer"),
-        ({"extract": "sentence"}, "It makes 38.", "38", "right by the grader's rules of now"),
-        ({"extract": "last_number"}, "It makes $\\frac{76}{2}$.", "38", "a unit or a sentence around the right answer"),
     ],
 )
 def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, capsys, grading, answer, gold, guess):
@@ -116,6 +109,13 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
         config = {"prompt": {"reward": reward}, "data": {"verifier": VERIFIER}, "grading": {"percent": False}}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
         assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(grades, {"percent": False})
+    for own, counted in (
+        ("null", "r1_zero"),
+        ("{reward: 'a:b', prompt: null, data: null}", "a:b"),
+        ("{reward: null, prompt: {reward: question_only}, data: {verifier: v}}", "v:question_only"),
+    ):
+        (tmp_path / "config.yaml").write_text(f"prompt: {{reward: r1_zero}}\ngrading: {{}}\neval: {own}\n")
+        assert RunGrading.of(*RunFolder(tmp_path).grading(evaluates=True)) == RunGrading(counted, {})
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):
@@ -143,7 +143,7 @@ def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, capsys):
 
 def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(CONFIG)
-    rows = rows_of(R1_ZERO)
+    rows = rows_of(GUESSES)
     # the third is between two updates
     for file in ("evals/step_00000", "evals/step_00010", "evals/step_00004_update_00009", "rollouts/step_00003"):
         save(tmp_path / f"{file}.jsonl", rows)
@@ -155,18 +155,15 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
     ):
         assert file in shown(capsys, tmp_path, *words, "-n", "1")
     assert "saved the steps" in refused(capsys, tmp_path, "--step", "7")
-
-
-def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    save(tmp_path / "responses.unfinished.jsonl", [{"identity": "x"}, *rows_of(R1_ZERO)[:4]])
-    with (tmp_path / "responses.unfinished.jsonl").open("a") as file:
+    save(tmp_path / "new/responses.unfinished.jsonl", [{"identity": "x"}, *rows[:4]])  # of an unfinished evaluation
+    (tmp_path / "new/config.yaml").write_text(CONFIG)
+    with (tmp_path / "new/responses.unfinished.jsonl").open("a") as file:
         file.write('{"problem_id": "p9", "resp')
-    assert "4 responses" in shown(capsys, tmp_path, "-n", "2")
+    assert "4 responses" in shown(capsys, tmp_path / "new", "-n", "2")
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
-    empty = tmp_path_factory.mktemp("empty")
+    empty, other = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("other")
     for words, says in (
         ([empty / "nowhere"], "nowhere is no folder"),
         ([empty], "responses.jsonl"),
@@ -177,6 +174,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
         ([run, "--other", "mine:f"], "--regrade"),
         ([empty / "nowhere", "--regrade"], "no folder"),
         ([empty, "--regrade"], "no config.yaml"),
+        ([trained(other / "bare", CONFIG), "--regrade"], "no rollouts"),
+        ([trained(other / "odd", "model: x\n"), "--regrade"], "prompt.reward"),
     ):
         assert says in refused(capsys, *words)
 
@@ -202,6 +201,7 @@ def trained(folder: Path, config: str, *steps: list[dict]) -> Path:
     """A run with such rollouts."""
     for step, rows in enumerate(steps, 1):
         save(folder / f"rollouts/step_{step:05}.jsonl", rows)
+    folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(config)
     return folder
 
@@ -237,50 +237,34 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, cap
     assert len(list((run / "rollouts").iterdir())) == 2
 
 
-def test_regrading_needs_rollouts_with_grades(tmp_path, capsys):
-    for name, config, word in (("bare", CONFIG, "no rollouts"), ("odd", "model: x\n", "prompt.reward")):
-        (tmp_path / name).mkdir()
-        assert word in refused(capsys, trained(tmp_path / name, config), "--regrade")
-    run = trained(tmp_path, CONFIG, [{"response": "38", "gold": "38"}])
-    assert f"{run / 'rollouts'} " in refused(capsys, run, "--regrade", code=3)
-
-
 def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
     config = f"data: {{verifier: {VERIFIER}}}\nprompt: {{reward: r1_zero}}\ngrading: {{}}\n"
-    run = trained(tmp_path / "run", config, COUNTDOWN_ROWS[:2])
+    run = trained(tmp_path / "run", config, COUNTDOWN_ROWS)
     path = run / "rollouts/step_00001.jsonl"
-    first, second = path.read_bytes().splitlines(keepends=True)
-    text = json.dumps(json.loads(second) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
-    path.write_bytes(text + b'{"broken\n\0\0\n' + first + b'{"half')
-    for _ in range(2):
+    rows = path.read_bytes().splitlines(keepends=True)
+    text = json.dumps(json.loads(rows[3]) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
+    path.write_bytes(text + b'{"broken\n\0\0\n' + b"".join(rows[:3]) + b'{"half')
+    for saved_at_first in (["50.0%", "75.0%", "1", "0"], ["25.0%", "100.0%", "0", "0"]):  # data with a verifier: by it
         assert subcommand("inspect", run, "--regrade", "--write") == 0
-        assert "left out line 2 (not JSON), 3 (not JSON), 5 (half a line)\n" in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "left out line 2 (not JSON), 3 (not JSON), 7 (half a line)\n" in printed.err
+        assert table_of(printed.out) == {"saved": saved_at_first, "now": ["25.0%", "100.0%", "0", "0"]}
         lines = path.read_bytes().split(b"\n")
-        assert (lines[1:3], lines[4]) == ([b'{"broken', b"\0\0"], b'{"half')
-        assert [json.loads(lines[k])["outcome"] for k in (0, 3)] == ["unformatted", "correct"]
-    other = trained(tmp_path / "other", config, COUNTDOWN_ROWS)  # data with a verifier is graded by it
-    printed = shown(capsys, other, "--regrade", "--write")
-    assert table_of(printed) == {"saved": ["50.0%", "75.0%", "1", "0"], "now": ["25.0%", "100.0%", "0", "0"]}
-    assert "math-verify is left out" in printed
-    assert [row["outcome"] for row in saved(other)] == ["correct", "wrong", "wrong", "unformatted"]
+        assert (lines[1:3], lines[6]) == ([b'{"broken', b"\0\0"], b'{"half')
+        assert [json.loads(lines[k])["outcome"] for k in (0, 3, 4, 5)] == ["unformatted", "correct", "wrong", "wrong"]
 
 
-def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_path, capsys):
+def test_the_runs_own_threshold_of_partial_credit_holds(tmp_path, capsys):
     reward = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\n"
     rows = [saved_as("38", "38", 1.0), saved_as("39", "38", 0.1, "wrong")]
-    for name, grading, share in (("whole", "{}", "50.0%"), ("tenth", "{correct_at: 0.1}", "100.0%")):
-        run = trained(tmp_path / name, f"{reward}grading: {grading}\n", rows)
-        table = table_of(shown(capsys, run, "--regrade"))
-        assert (table["saved"][0], table["now"][0]) == ("50.0%", share)
+    run = trained(tmp_path / "run", f"{reward}grading: {{correct_at: 0.1}}\n", rows)
+    table = table_of(shown(capsys, run, "--regrade"))
+    assert (table["saved"][0], table["now"][0]) == ("50.0%", "100.0%")
 
 
-@pytest.mark.parametrize(
-    ("gone", "cure"),
-    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "name it module:function")],
-)
-def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, capsys):
-    run = trained(tmp_path / "run", f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
-    before = saved(run)
-    assert subcommand("inspect", run, "--regrade", "--write") == 2
-    assert cure in " ".join(capsys.readouterr().err.split())
-    assert saved(run) == before
+def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):
+    for gone, cure in (("no.such:reward", "there is no module"), ("python:f-12345678", "name it module:function")):
+        run = trained(tmp_path / gone[:2], f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
+        before = saved(run)
+        assert cure in " ".join(refused(capsys, run, "--regrade", "--write").split())
+        assert saved(run) == before

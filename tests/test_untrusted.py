@@ -29,7 +29,7 @@ from rlreason.model.policy import Policy, load_policy
 from rlreason.records.files import opened
 from rlreason.records.reader import RunFolder
 from rlreason.records.training_curves import picture
-from rlreason.records.writer import RunWriter, rewrite_rows
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.streams import LINE_ANEW, StderrFilter
 from rlreason.runtime.text import visible
 from rlreason.types import Grade, Problem, Response, Sample
@@ -164,28 +164,17 @@ def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_termina
     assert (folders[0] / "inspect.md").exists()
 
 
-def test_a_rewritten_row_stays_one_line_of_plain_characters(tmp_path):
-    (tmp_path / "a.jsonl").write_text("{}\n{}\n")
-    rewrite_rows(tmp_path / "a.jsonl", {2: {"response": ALL + "\u00e9"}})
-    assert (tmp_path / "a.jsonl").read_bytes().isascii()
-    assert json.loads((tmp_path / "a.jsonl").read_text().split("\n")[1])["response"] == ALL + "\u00e9"
-
-
-def test_names_in_pictures_are_text(tmp_path, recwarn):
+def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn):
     with picture(tmp_path / "a.svg", f"run $x{ALL}", (4, 3)) as ax:
         ax.plot([1, 2], label=f"$\\frac {ALL}")
         ax.legend()
     assert not OBEYED.search((tmp_path / "a.svg").read_text())
     assert not list(recwarn)
-
-
-def test_the_log_of_a_run_can_be_read_in_a_terminal(tmp_path):
     with (tmp_path / "log").open("w", newline="") as log, (tmp_path / "screen").open("w", newline="") as screen:
         noise = StderrFilter(log, screen)
         print(f"a library says {ALL}\nloading 1%\rloading 2%\r", file=noise)
         print(f"rlreason: ours {ALL}", file=noise)
-    for name in ("log", "screen"):
-        assert obeyed_in(text_of(tmp_path / name)) == []
+    assert [obeyed_in(text_of(tmp_path / name)) for name in ("log", "screen")] == [[], []]
     assert "loading 1%\nloading 2%\n" in (tmp_path / "log").read_text()
 
 
@@ -219,29 +208,20 @@ def test_a_run_shows_what_its_model_and_its_data_say(hostile):
     assert code == 0, written
     responses = [json.loads(line)["response"] for file in (folder / "rollouts").iterdir() for line in opened(file)]
     assert all(any(text in response for response in responses) for text in HOSTILE)  # as they were
-    assert obeyed_in(written) == []
-    assert r"\x1b[2J" in written
-
-
-@pytest.mark.long
-def test_texts_of_a_run_folder_can_be_read_in_a_terminal(hostile):
-    folder = hostile[0]
+    assert (obeyed_in(written), r"\x1b[2J" in written) == ([], True)
     texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".yaml", ".txt", ".json", ".jsonl", ".log")]
     assert {"metrics.jsonl", "summary.json", "config.yaml"} <= {path.name for path in texts}
     left = {path.name: found for path in texts if (found := obeyed_in(text_of(path)))}
     assert left.keys() <= {"tokenizer.json", "tokenizer_config.json"}, left  # the model's own files, as they were
 
 
-def test_no_file_of_a_run_folder_is_a_pickle(hostile):
+def test_no_file_of_a_run_folder_is_a_pickle_and_a_question_is_no_setting(hostile):
     files = [path for path in hostile[0].rglob("*") if path.is_file()]
     assert any(path.name == "state.json" for path in files)  # of a checkpoint
     assert [path for path in files if path.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin", ".npy", ".ckpt")] == []
     for path in files:
         start = path.read_bytes()[:4]
         assert not re.match(rb"\x80[\x02-\x05]|PK\x03\x04|\x93NUM", start), f"{path} is a pickle, or an archive of them"
-
-
-def test_a_question_of_the_data_is_text_and_no_setting(hostile):
     row = json.loads(opened(next((hostile[0] / "evals").iterdir())).readline())
     assert row["question"].endswith("${oc.env:HOME} {0}")
     assert "oc.env" not in (hostile[0] / "config.yaml").read_text()
@@ -279,6 +259,8 @@ class Bomb:
 @pytest.fixture
 def planted(policy, tmp_path, monkeypatch) -> Path:
     """A folder with the model `good`; it may never hold `BOOM`."""
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "bomb")))  # or these tests would prove nothing
+    assert (tmp_path / "bomb").exists()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     policy.save(tmp_path / "good")
@@ -294,11 +276,6 @@ def refused(path: str) -> str:
         load_policy(path)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
-
-
-def test_a_bomb_is_one(tmp_path):
-    pickle.loads(pickle.dumps(Bomb(tmp_path / "BOOM")))  # or the tests below would prove nothing
-    assert (tmp_path / "BOOM").exists()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
@@ -328,10 +305,7 @@ def test_a_program_in_a_model_folder_is_not_run(planted):
     "template",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ strftime_now.__self__.__class__ }}",
-        "{{ self.__init__.__globals__ }}",
         "{{ cycler.__init__.__globals__.os.system('touch BOOM') }}",
-        "{{ messages.append(1) }}",
         "{% include '/etc/passwd' %}",
         "{{ range(10 ** 9) | list }}",
     ],

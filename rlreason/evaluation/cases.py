@@ -289,8 +289,7 @@ def share_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [f"{title:28} {counted:>8} {share:>8}   95% interval"]
     for name, row in rows.items():
         low, high = row["interval"]
-        label = name if len(name) <= 28 else f"{name[:25]}..."
-        lines.append(f"{label:28} {row[counted]:>8} {row[share]:>8.3f}   {low:.3f}-{high:.3f}")
+        lines.append(f"{name[:28]:28} {row[counted]:>8} {row[share]:>8.3f}   {low:.3f}-{high:.3f}")
     return "\n".join(lines)
 
 
@@ -320,8 +319,8 @@ def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[f
     """Format a table with a column per N and a row per way to choose; `curves[name]` has (value, low, high) per N.
 
     >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
-    N                                       1                 4
-    pass@N                  0.250 (0.10-0.40) 0.500 (0.30-0.70)
+    N                                      1                 4
+    pass@N                 0.250 (0.10-0.40) 0.500 (0.30-0.70)
     """
     lines = [f"{'N':22}" + "".join(f"{n:>18}" for n in n_list)]
     for name, points in curves.items():

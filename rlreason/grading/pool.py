@@ -236,7 +236,9 @@ class Pool:
 
     def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
         """Start nothing yet. `plugin`, `pickled`: see `Work`."""
-        self.work = Work(grading, plugin, pickled)
+        names = ("workers", "timeout_s", "start_timeout_s", "memory_mb")
+        limits = GradingConfig(**{name: getattr(grading, name) for name in names})  # plain, and no other: it is sent
+        self.work = Work(limits, plugin, pickled)
         self.broken = ""  # why no worker can start, once that is known
         self._server: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
@@ -355,9 +357,9 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
     value = reply.value
     if isinstance(value, int | float):
         value = {"reward": value, "format_reward": 1.0}
-    numbers = (
-        [value.get(name, value["reward"]) for name in KEYS] if isinstance(value, dict) and "reward" in value else []
-    )
+    numbers: list[Any] = []
+    if isinstance(value, dict) and "reward" in value:
+        numbers = [value.get(name, value["reward"]) for name in KEYS]
     if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         why = f"returned {repr(reply.value)[:100]}, and must return a number, or a dictionary with a number as reward"
         return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", error=why)

@@ -10,7 +10,6 @@ from typing import Any
 
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy.core.relational import Relational
 
 from rlreason.grading.answers.compare import Decision
 from rlreason.grading.verifiers import by_format
@@ -46,20 +45,16 @@ def _parsed(text: str) -> Any:
 
 def agree(left: Any, right: Any) -> bool:
     """Whether kind, shape and the value of every leaf are equal; sets in any order."""
-    if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
-        same_shape = getattr(left, "shape", None) == getattr(right, "shape", None)
-        return same_shape and all(map(agree, left, right))
     if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
         return same_value(left, right)
-    if isinstance(left, sympy.Expr) or isinstance(right, sympy.Expr) or len(left.args) != len(right.args):
+    if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):
+        return left.shape == right.shape and all(map(agree, left, right))
+    kind = type(left).__name__
+    if kind != type(right).__name__ or len(left.args) != len(right.args):
         return False
-    if type(left).__name__ != type(right).__name__:
-        return False
-    if isinstance(left, Relational) or type(left).__name__ not in ("FiniteSet", "Union", "And", "Or"):
-        return bool(left == right) or (bool(left.args) and all(map(agree, left.args, right.args)))
-    if len(left.args) > MAX_SET:
-        return bool(left == right)
-    return any(all(map(agree, order, right.args)) for order in permutations(left.args))
+    in_any_order = kind in ("FiniteSet", "Union", "And", "Or") and len(left.args) <= MAX_SET
+    orders = permutations(left.args) if in_any_order else [left.args]
+    return bool(left == right) or (bool(left.args) and any(all(map(agree, order, right.args)) for order in orders))
 
 
 def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:

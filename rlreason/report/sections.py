@@ -20,8 +20,7 @@ from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyR
 from rlreason.report.verdicts import EQUAL_WITHIN, p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.text import duration, few, shorten
-from rlreason.sweeps.state import REFERENCE, JudgedSetting
-from rlreason.sweeps.state import WAITING, Key
+from rlreason.sweeps.state import REFERENCE, WAITING, JudgedSetting, Key
 
 NONE = "\N{EN DASH}"
 LONGEST = 80  # characters of a value in a table

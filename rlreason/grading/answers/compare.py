@@ -227,7 +227,7 @@ def _expanded(value: Value) -> Value:
 def _both(value: Value) -> list[Value]:
     """Return the two values of one with both signs, in a tuple at one place; else the value itself."""
     if isinstance(value, Quantity):
-        signed = [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+        signed: list[Value] = [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
         return signed if signed[0] != signed[1] else [value]
     if isinstance(value, Collection) and value.kind not in ("set", "list"):
         places = [_both(item) for item in value.items]

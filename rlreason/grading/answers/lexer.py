@@ -15,6 +15,12 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def pairs(text: str) -> dict[str, str]:
+    """Return a table: every other word of a text with the word behind it."""
+    found = text.split()
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
 class RefusedError(Exception):
     """Raised for an answer whose evaluation could cost more than any honest answer needs."""
 
@@ -60,17 +66,14 @@ _TOKEN = re.compile(
 )
 _RAISED_DEGREE = re.compile(r"\^ ?(\{ ?)?\\(?:circ|degree)(?![a-zA-Z])(?(1) ?\})")
 _SIGN_OF_TEXT = {"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}
-_SIGN_OF_COMMAND = {
-    "cdot": "*", "times": "*", "ast": "*", "div": "/", "leq": "\\le", "leqslant": "\\le", "geq": "\\ge",
-    "geqslant": "\\ge", "lt": "<", "gt": ">", "neq": "\\ne", "lvert": "|", "rvert": "|",
-    "vert": "|", "mid": "|",
-    "colon": ":", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "le": "\\le", "ge": "\\ge",
-    "ne": "\\ne", "pm": "\\pm", "mp": "\\mp", "cup": "\\cup", "cap": "\\cap", "in": "\\in", "{": "\\{",
-    "}": "\\}", "\\": "\\\\", "setminus": "\\setminus", "backslash": "\\setminus",
-    "approx": "\\approx", "sim": "\\approx", "$": "$", "&": "&",
-    "land": "and", "wedge": "and", "lor": "or", "vee": "or", "circ": "°", "degree": "°", "langle": "\\langle",
-    "rangle": "\\rangle",
-}  # fmt: skip
+_SIGN_OF_COMMAND = pairs(
+    r"""
+    cdot *   times *   ast *   div /   leq \le   leqslant \le   geq \ge   geqslant \ge   lt <   gt >   neq \ne
+    lvert |   rvert |   vert |   mid |   colon :   lbrack [   rbrack ]   lparen (   rparen )   le \le   ge \ge
+    ne \ne   pm \pm   mp \mp   cup \cup   cap \cap   in \in   { \{   } \}   \ \\   setminus \setminus
+    backslash \setminus   approx \approx   sim \approx   $ $   & &   land and   wedge and   lor or   vee or
+    circ °   degree °   langle \langle   rangle \rangle"""
+)
 
 
 def tokens(text: str) -> list[Token]:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlreason.grading.answers.lexer import MAX_DEPTH, RefusedError, Token, UnreadableError, words
+from rlreason.grading.answers.lexer import MAX_DEPTH, RefusedError, Token, UnreadableError, pairs, words
 
 FUNCTIONS = words(
     """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc
     arsinh arcosh artanh ln log lg exp"""
 )
-CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "Infinity": "oo", "inf": "oo", "oo": "oo"}
+CONSTANTS = pairs("pi pi  infty oo  infinity oo  Infinity oo  inf oo  oo oo")
 GREEK = words(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"""
@@ -65,10 +65,10 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}", "|": "|"}
 _FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
 _BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
 #: Functions that the library calls otherwise.
-_LIBRARY = {
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
-    "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "lg": "log10",
-}  # fmt: skip
+_LIBRARY = pairs(
+    """arcsin asin  arccos acos  arctan atan  arccot acot  arcsec asec  arccsc acsc  arsinh asinh  arcosh acosh
+    artanh atanh  lg log10"""
+)
 _INVERSE = Node("neg", (number(1),))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
@@ -34,8 +34,7 @@ SHORT_WORDS = words(
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 PERCENT = words("% percent pct percents")
-CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent"}
-CURRENCIES |= {"textdollar": "usd", "texteuro": "eur", "usd": "usd", "eur": "eur", "gbp": "gbp"}
+CURRENCIES = pairs("$ usd  € eur  £ gbp  ¥ jpy  ₹ inr  ¢ cent  textdollar usd  texteuro eur  usd usd  eur eur  gbp gbp")
 
 #: Units, each with its short name and then its other spellings.
 UNITS = """
