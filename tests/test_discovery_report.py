@@ -207,14 +207,6 @@ def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
     assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
 
 
-def test_a_valid_set_with_an_alarm_is_worth_nothing(tmp_path):
-    told = refine(0, [44, 1000])
-    told.best = told.best | {"score": 44, "turn": "1.0"}
-    told.turns[1].result = verdict(1000, validity=0.0, error_kind="alarm", error="above the bound", alarm="above")
-    assert "| program | alarm |" in report_of(tmp_path, told)
-    assert read_log(tmp_path).curve()[1] == [22, 44, 44]
-
-
 @pytest.mark.parametrize(
     "content", [b"", b'{"problem": "kissing', b"\xff\xfe\x00", b"[]", b'{"model": {"\\u202e": 1}}', b"[" * 100_000]
 )
