@@ -13,7 +13,20 @@ from rlreason.discovery.log import Answer, Reply, Spending, Turn, prompt_bound
 from rlreason.discovery.loop import Conversation, chosen_of
 from rlreason.discovery.score import FRAME, error_text, feedback, filled, problem_named, score_program
 from rlreason.errors import ConfigError
-from tests.discovery_runs import AXES, CALLS, DETOURS, FAILS, axes, calls_in, discover, log_in, program, run_here
+from tests.discovery_runs import (
+    AXES,
+    CALLS,
+    DETOURS,
+    EVEN,
+    FAILS,
+    axes,
+    calls_in,
+    discover,
+    log_in,
+    problem_of_even_numbers,
+    program,
+    run_here,
+)
 from tests.killed import AT, SIGNAL
 from tests.some import some
 from tests.starts import rlreason
@@ -21,11 +34,6 @@ from tests.starts import rlreason
 NO_CODE = {"kind": "no_code"}
 BUSY = {"kind": "status", "code": 429, "retry_after": 0}
 JOURNAL, LOOP, CLIENT = "rlreason.discovery.log", "rlreason.discovery.loop", "rlreason.discovery.client"
-EVEN = (
-    "def verify(rows, most=9):\n"
-    "    good = all(len(row) == 1 and row[0] % 2 == 0 for row in rows) and len(rows) <= most\n"
-    "    return {'score': len(rows), 'valid': good, 'error': None if good else 'odd', 'error_kind': 'odd'}\n"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +123,7 @@ def test_what_no_retry_can_mend_is_said_at_once(tmp_path, code, named):
 
 
 def test_a_problem_of_ones_own_is_a_folder_and_is_not_gone_on_with_once_it_has_changed(tmp_path):
-    folder = tmp_path / "even"
-    folder.mkdir()
-    (folder / "problem.yaml").write_text("title: Even numbers\nunit: numbers\nprompt: ask.txt\noptions: {most: 3}\n")
-    (folder / "ask.txt").write_text("Give even numbers.\n{starter}")
-    (folder / "starter.py").write_text("points = [[2]]\n")
-    (folder / "verify.py").write_text(EVEN)
+    folder = problem_of_even_numbers(tmp_path / "even", "Give even numbers.\n{starter}")
     words = ("algorithm=discover", f"problem={folder}", "strategy=refine", "hydra.run.dir=run")
     with serving([program("points = [[2], [4]]"), program("points = [[1]]")]) as server:
         done = rlreason(*words, "budget.calls=2", cwd=tmp_path, OPENAI_BASE_URL=server.base_url)
