@@ -71,7 +71,7 @@ def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     write_status(tmp_path / "lr=2,seed=0", "running")  # and nobody holds it
     assert [run.status for run in read_state(tmp_path).runs] == ["finished", "waiting", "interrupted", "waiting"]
     (tmp_path / FILE).write_text("{")  # damaged: the names say all but the reference, as where there is none
-    assert {run.setting.get("lr") for run in read_state(tmp_path).runs} >= {"1", "2"}
+    assert {"lr": "1"} in [run.setting for run in read_state(tmp_path).runs]
     with pytest.raises(ConfigError, match="is no folder of a sweep"):
         read_state(tmp_path / "lr=1,seed=0")
 
