@@ -137,10 +137,8 @@ class Discovery:
         run, begin = self.run, self.journal.begin
         result = begin["start"]["result"]
         best = {"program_sha256": result["program_sha256"], "score": result["score"]}
-        names, limits = (
-            ("temperature", "thinking", "max_tokens", "retries"),
-            ("timeout_s", "memory_mb", "check_timeout_s"),
-        )
+        names = ("temperature", "thinking", "max_tokens", "retries")
+        limits = ("timeout_s", "memory_mb", "check_timeout_s")
         settings = {"replies": run.side_by_side, **{name: getattr(run.client, name) for name in names}}
         settings |= {"extra": run.client.extra or {}, "hints": run.prompts.hints, "restart_after": run.restart_after}
         settings |= {"history": run.history if run.converses else 0, "budget": asdict(run.budget)}

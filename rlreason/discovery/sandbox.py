@@ -45,7 +45,6 @@ MOST_READ = 64  # processes whose maps are read at each look
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 MB = 2**20
 PR_SET_DUMPABLE = 4
-SBIN = "/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +82,8 @@ def run_contained(
         channel, end = os.pipe()
         far_end = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)  # not as a standard stream, if one is closed here
         os.close(end)
-        line, env = (
-            command_line(command, limits, sandbox, folder, far_end),
-            {"PATH": f"{os.environ.get('PATH', '')}:{SBIN}"},
-        )
+        line = command_line(command, limits, sandbox, folder, far_end)
+        env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
         try:
             warden = subprocess.Popen(line, **streams, pass_fds=[far_end], env=env, cwd=folder, start_new_session=True)
