@@ -142,7 +142,8 @@ def read_answer(response: httpx.Response) -> Answer:
     with suppress(ValueError, RecursionError):
         fields = json.loads(response.text)
     usage = fields.get("usage") if isinstance(fields, dict) else None
-    for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
+    usage = usage if isinstance(usage, dict) else {}
+    for name in ("prompt_tokens", "completion_tokens"):
         if type(count := usage.get(name)) is int and count >= 0:
             setattr(answer, name, count)
     said = response.text if fields is None else str(fields)

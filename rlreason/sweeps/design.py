@@ -123,8 +123,8 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
         for word in cell:
             given = typed.get(key := key_of(word))
             if given is not None and (given.is_sweep_override() or not goes_on):
-                cells = f"the cells of sweep={file.name}, which are there to differ in it"
-                raise ConfigError(f"{given.input_line} takes {word} away from {cells}: leave one of them out")
+                whose = f"the cells of sweep={file.name}, which are there to differ in it"
+                raise ConfigError(f"{given.input_line} takes {word} away from {whose}: leave one of them out")
     shared = [str(o.input_line) for o in ours if not o.is_sweep_override()]
     shared += _not_set(carried, typed, file, note)
     shared += [str(o.input_line) for o in of_file if not o.is_sweep_override()]
