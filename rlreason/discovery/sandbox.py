@@ -219,7 +219,7 @@ class Contained:
                 time.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             if not started and sent.startswith(STARTED):
-                began, started = now, True
+                began, started = max(began, looked), True  # at the latest: a program may have ended with this look
             self.seconds = now - began
             if now - looked >= LOOK_EVERY_S or has_ended:
                 looked = now
