@@ -41,6 +41,11 @@ DETOURS: list[Any] = [
     axes(22),
 ]
 CALLS = 14  # that these take
+EVEN = (
+    "def verify(rows, most=9):\n"
+    "    good = all(len(row) == 1 and row[0] % 2 == 0 for row in rows) and len(rows) <= most\n"
+    "    return {'score': len(rows), 'valid': good, 'error': None if good else 'odd', 'error_kind': 'odd'}\n"
+)
 QUICK = ("score.timeout_s=600", "client.pause_s=0", "client.timeout_s=600", "score.workers=2")
 
 
@@ -74,3 +79,13 @@ def log_in(folder: Path) -> dict[str, Any]:
 def calls_in(folder: Path) -> list[dict[str, Any]]:
     """Every request of a run, as its log has them."""
     return [call for turn in log_in(folder)["turns"] for call in turn["calls"]]
+
+
+def problem_of_even_numbers(folder: Path, prompt: str) -> Path:
+    """A problem of one's own: few even numbers."""
+    folder.mkdir()
+    (folder / "problem.yaml").write_text("title: Even numbers\nunit: numbers\nprompt: ask.txt\noptions: {most: 3}\n")
+    (folder / "ask.txt").write_text(prompt)
+    (folder / "starter.py").write_text("points = [[2]]\n")
+    (folder / "verify.py").write_text(EVEN)
+    return folder

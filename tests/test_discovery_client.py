@@ -3,13 +3,10 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -48,25 +45,6 @@ def ask(base_url, request_id="test-1.0.1", seed=None, max_tokens=100, timeout_s=
     assert len(answer.detail) <= LINE_CHARS
     assert len(answer.detail.splitlines()) <= 1
     return answer
-
-
-@contextmanager
-def socket_that_sends(sent):
-    """The base_url of a socket that takes one request, sends these bytes whatever it was, and closes."""
-
-    def serve():
-        connection, _ = listening.accept()
-        with connection:
-            arrived = b""
-            while not arrived.endswith(b"}"):  # all of the body: what is left unread would reset the connection
-                arrived += connection.recv(2**16)
-            connection.sendall(sent)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        thread.join()
 
 
 def test_what_is_sent_is_what_the_settings_say_and_a_reply_is_read_with_its_tokens(monkeypatch):
@@ -121,21 +99,6 @@ def test_what_goes_wrong_has_a_name_and_a_line_and_a_limit_holds_over_the_whole_
 
 
 @pytest.mark.parametrize(
-    ("sent", "outcome"),
-    [
-        (b"220 mail.example ESMTP\r\n", "broken"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", "broken"),
-        (b"HTTP/1.1 429 \xff\xfe\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n", "http_429"),
-    ],
-)
-def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
-    with socket_that_sends(sent) as base_url:
-        given = ask(base_url)
-    assert (given.outcome, given.retry_after_s) == (outcome, None)
-    assert given.detail
-
-
-@pytest.mark.parametrize(
     ("message", "content", "reasoning"),
     [
         ({"content": "<think>\nWhy?\n</think>\n\nSo."}, "So.", "Why?"),
@@ -159,7 +122,8 @@ def test_what_may_pass_is_asked_again_after_pauses_that_grow_within_their_bounds
     for number in (*range(1, 40), 10**9):
         whole = min(60.0, 2.0 ** min(number - 1, 10))
         assert all(whole / 2 <= pause_s(number, 1.0) <= whole for _ in range(20))
-    assert read_answer(httpx.Response(429, headers={"Retry-After": "7"})).retry_after_s == 7
+    wishes = [read_answer(httpx.Response(429, headers={"Retry-After": wish})).retry_after_s for wish in ("7", "now")]
+    assert wishes == [7, None]
     again = "http_408 http_409 http_429 http_500 http_502 http_599 timeout connection empty broken no_code truncated"
     assert all(map(WORTH_RETRYING.fullmatch, again.split()))
     assert not any(map(WORTH_RETRYING.fullmatch, ["http_400", "http_401", "http_403", "http_404", "http_302"]))
@@ -274,18 +238,14 @@ INDENTED = "".join(f"   {line}" for line in RUN.splitlines(True))
 BROKEN = "def run_code():\n    return [[2]\n"
 REPLIES = {
     "marked as another Python": (fenced(RUN, "py3"), None),
-    "not the last block": (fenced(OLD) + fenced(RUN) + fenced(HELPER) + fenced("22\n", ""), RUN),
     "before a shell": (fenced(RUN) + fenced("pip install x\n", "bash") + fenced("points = run_code()\n"), RUN),
     "before its use": (fenced(RUN) + fenced("from p import run_code\nassert all(p for p in run_code())\n"), RUN),
-    "before a comparison": (fenced(RUN) + fenced("points == 3\nshow(points=[1])\n"), RUN),
     "before text with marks": (f"{fenced(RUN)}It defines `points`, in ``` marks.\n```inline``` is no block\n", RUN),
     "with a mistake": (fenced(HELPER) + fenced(BROKEN) + fenced(HELPER), BROKEN),
     "without the interface": (fenced(HELPER) + fenced("a set of 22 points\n", ""), None),
-    "no block": ("def run_code(): return [[2]]", None),
     "without an end": (f"```python\n{RUN}", None),
     "of another language": (fenced(RUN, "javascript"), None),
     "indented": (f"1. First:\n\n   ```python\n{INDENTED}   ```\n2. Then run it.", RUN),
-    "other ends of lines": (fenced(RUN).replace("\n", "\r\n"), RUN),
     "fenced as a whole": (f"````markdown\n# Report\n{fenced(RUN)}````\n", RUN),
     "after a forgotten end": (f"```python\n{OLD}I correct it:\n{fenced(RUN)}", RUN),
     "before a block without an end": (f"{fenced(RUN)}and\n```python\nfor i in", RUN),
@@ -309,15 +269,11 @@ def test_a_block_marked_as_python_or_not_at_all_is_a_program(program):
     "hostile",
     [
         "`" * 2_000_000,
-        "```\n" * 500_000,
         "```python\n" * 200_000,
         (" " * 1000 + "```\n") * 2000,
-        "```python\n)\n```\n" * 120_000,
-        "```python\npoints " + ": " * 900_000 + "\n```\n",
         "```python\n" + "run_code(" * 200_000 + "\n```\n",
-        "```python\n" + "\n \t" * 300_000 + "\n```\n",
     ],
-    ids=range(8),
+    ids=range(4),
 )
 def test_hostile_replies_take_time_in_proportion_to_their_length(hostile):
     for content in (hostile, f"{hostile}\n\n```````\n\n~~~~~~~\n"):

@@ -19,19 +19,14 @@ from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME
 from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 
-RECORD = [
-    Record(438, "laminated lattice", "also the greedy set"),
-    Record(582, "axes and a code"),
-    Record(600, "Station 2026", "integers"),
-    Record(868, "upper bound"),
-]
+RECORD = [Record(438, "laminated lattice", "greedy"), Record(582, "axes and a code"), Record(868, "upper bound")]
 HOSTILE = (
     "</details><script>alert(1)</script>\n````\n# Mine\n## Reflection\n```\n~~~\n| a | b |\n[x](http://evil.test) "
     "<img src=x onerror=alert(1)> \x1b[2J\0\u202e\u2028 $E=mc^2$ @everyone www.evil.test <!-- "
 )
 PROGRAM = "points = [[2, 0], [0, 2]]\n"
 SETTINGS = {"replies": 1, "temperature": 0.7, "hints": False, "history": 0, "budget": {"calls": 20, "tokens": None}}
-NO_SCORE = {"error": "Minimum squared distance 36 < maximum squared norm 40", "error_kind": "too_close"}
+TOO_CLOSE = {"error": "Minimum squared distance 36 < maximum squared norm 40", "error_kind": "too_close"}
 SCORES = st.lists(st.integers(0, 1000), min_size=1, max_size=7)
 
 
@@ -39,13 +34,12 @@ def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def verdict(score: int, **over: Any) -> dict[str, Any]:
+def verdict(score: int) -> dict[str, Any]:
     """A verifier's result: a valid set, or one whose points are too close."""
     result = {"score": score, "validity": float(score > 0), "raw_points": max(score, 5), "dimension": 11, "error": None}
     result |= {"min_squared_distance": 4, "max_squared_norm": 4, "protections": {"bwrap": "no network"}}
-    if not score:
-        result |= {**NO_SCORE, "worst_pair": {"first": 0, "second": 1, "vectors": [[6, 2], [2, 6]]}}
-    return result | over
+    pair = {"first": 0, "second": 1, "vectors": [[6, 2], [2, 6]]}
+    return result if score else result | TOO_CLOSE | {"worst_pair": pair}
 
 
 def start(program: str, score: int, result: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -56,14 +50,13 @@ def turn(number: int, score: int | None, kind: str = "first", sample: int = 0, f
     """A turn of a log: `score` 0 is an invalid set, None a reply without a program; `failed`: calls before its last."""
     program = None if score is None else f"# {number}.{sample}\n{PROGRAM}"
     outcomes = [*failed, "no_code" if score is None else "ok"]
-    calls = [Call(f"{number}.{sample}.{k}", outcome, 10, 20, "by the server") for k, outcome in enumerate(outcomes, 1)]
     return Turn(
         turn=number,
         sample=sample,
         sees=[] if kind == "first" else [f"{number - 1}.0"],
         prompt="Find many vectors." if kind == "first" else f"Turn {number}: try again.",
         prompt_kind=kind,
-        calls=calls,
+        calls=[Call(f"{number}.{sample}.{k}", one, 10, 20, "by the server") for k, one in enumerate(outcomes, 1)],
         reply=Reply(f"Here:\n```python\n{program}```", None, "stop"),
         program=program,
         program_sha256=program and sha(program),
@@ -78,26 +71,14 @@ def log(strategy: Any, seed: int, turns: list[Turn], **over: Any) -> Log:
         one.reply = Reply(f"{one.content}\nseed {seed}")
         if one.credit > best["score"]:
             best = {"score": one.credit, "turn": one.id, "program_sha256": one.program_sha256}
-            one.improved = True
     calls = sum(len(one.calls) for one in turns)
-    told = Log(
-        problem="kissing_11",
-        title="Kissing number in dimension 11",
-        strategy=strategy,
-        model="Qwen3-32B",
-        seed=seed,
-        settings=SETTINGS,
-        first_prompt="Find many vectors.",
-        start=start("starter", 22, verdict(22)),
-        turns=turns,
-        spent={"calls": calls, "prompt_tokens": 10 * calls, "completion_tokens": 20 * calls, "cost": 0.0},
-        best=best,
-        record=RECORD,
-        ended="budget.calls=20 are spent",
-    )
-    for name, value in over.items():
-        setattr(told, name, value)
-    return told
+    told: dict[str, Any] = {
+        "problem": "kissing_11", "title": "Kissing number in dimension 11", "strategy": strategy, "model": "Qwen3-32B",
+        "seed": seed, "settings": SETTINGS, "first_prompt": "Find many vectors.", "record": RECORD, "best": best,
+        "spent": {"calls": calls, "prompt_tokens": 10 * calls, "completion_tokens": 20 * calls, "cost": 0.0},
+        "start": start("starter", 22, verdict(22)), "turns": turns, "ended": "budget.calls=20 are spent",
+    }  # fmt: skip
+    return Log(**told | over)
 
 
 def simple(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
@@ -148,28 +129,18 @@ def text_alone(request, monkeypatch) -> None:
         monkeypatch.setattr("rlreason.discovery.report.draw", lambda *_: None)
 
 
-# The best of k draws
+# The best of k draws, and the rank test
 
 
 @given(SCORES.flatmap(lambda x: st.tuples(st.just(x), st.integers(1, len(x)))))
 def test_the_best_of_k_is_the_mean_over_all_subsets_and_of_zeros_and_ones_pass_at_k(case):
     scores, k = case
     every = [max(subset) for subset in itertools.combinations(scores, k)]
-    assert best_of(scores, k) == pytest.approx(sum(every) / len(every))
+    assert best_of(scores, k) == best_of_curve(scores)[k - 1] == pytest.approx(sum(every) / len(every))
     right = [score % 2 for score in scores]
     assert best_of(right, k) == pytest.approx(pass_at(len(right), sum(right), k))
-
-
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40))
-def test_the_curve_rises_from_the_mean_to_the_largest_score_and_its_interval_holds_no_more(scores):
-    curve = best_of_curve(scores)
-    assert curve[0] == pytest.approx(sum(scores) / len(scores))
-    assert curve[-1] == pytest.approx(max(scores))
-    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(curve))
-    low, high = best_of_interval(scores, [1, len(scores)], draws=50)
-    assert (low <= high + 1e-9).all()
-    assert min(scores) - 1e-9 <= low.min()
-    assert high.max() <= max(scores) + 1e-9
+    with pytest.raises(ValueError, match="k must lie between 1 and m"):
+        best_of(scores, len(scores) + 1)
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says():
@@ -194,7 +165,7 @@ def test_the_rank_test_counts_every_split(a, b):
     assert rank_sum_p(a, b) >= smallest_p(len(a), len(b)) - 1e-12
 
 
-# Reading
+# The report of one run
 
 
 def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
@@ -207,16 +178,8 @@ def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
     assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
 
 
-def test_a_valid_set_with_an_alarm_is_worth_nothing(tmp_path):
-    told = refine(0, [44, 1000])
-    told.best = told.best | {"score": 44, "turn": "1.0"}
-    told.turns[1].result = verdict(1000, validity=0.0, error_kind="alarm", error="above the bound", alarm="above")
-    assert "| program | alarm |" in report_of(tmp_path, told)
-    assert read_log(tmp_path).curve()[1] == [22, 44, 44]
-
-
 @pytest.mark.parametrize(
-    "content", [b"", b'{"problem": "kissing', b"\xff\xfe\x00", b"[]", b'{"model": {"\\u202e": 1}}', b"[" * 100_000]
+    "content", [b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999]
 )
 def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
     (tmp_path / NAME).write_bytes(content)
@@ -226,9 +189,8 @@ def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-# The report of one run
-
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
+INVALID = {"start": start("mine.py", 0, verdict(0)), "best": {"score": 0, "turn": "start", "program_sha256": ""}}
 BUSY = refine(0, [0, None, 44, 0, 438])
 BUSY.turns[3].calls.insert(0, Call("4.0.0", "http_429"))
 #: name -> (log, what its report says)
@@ -241,7 +203,6 @@ SAID: dict[str, tuple[Log, list[str]]] = {
             "| call | http\\_429 | the endpoint refused it with status 429 | 1 |",
             "| program | too\\_close | two of its points are too close, or equal | 2 |",
             f"SHA-256 `{sha(BUSY.turns[4].program or '')}`. In its set the largest squared norm is 4 and the smallest",
-            "rlreason score RUN/program.py\n",
             "reaches 438 (laminated lattice); the next above it is 582 (axes and a code)",
             "budget.calls=20",
         ],
@@ -250,19 +211,11 @@ SAID: dict[str, tuple[Log, list[str]]] = {
         refine(0, [], ended=None, record=[]),
         ["has not ended", "No call", "the program that the run began with", "names no records", "22\\*"],
     ),
-    "an invalid start": (
-        refine(
-            0, [0, 0], start=start("mine.py", 0, verdict(0)), best={"score": 0, "turn": "start", "program_sha256": ""}
-        ),
-        ["36 &lt; maximum squared norm 40", '"vectors": \\[\\[6, 2\\], \\[2, 6\\]\\]', "next above it is 438"],
-    ),
-    "a score that no verdict gives": (
-        refine(0, [44], best={"score": 600, "turn": "1.0", "program_sha256": ""}),
-        ["do not trust it"],
-    ),
+    "an invalid start": (refine(0, [0, 0], **INVALID), ["36 &lt; maximum squared norm 40", "\\[6, 2\\]", "it is 438"]),
+    "a score that no verdict gives": (refine(0, [44], best=INVALID["best"] | {"score": 600}), ["do not trust it"]),
     "a private place": (
         refine(0, [44], **ELSEWHERE),
-        ["# my problem: refine", "from 22 (mine.py) to 44", "--problem P"],
+        ["# my problem: refine", "22 (mine.py) to 44", "--problem P"],
     ),
 }
 
@@ -272,14 +225,10 @@ def test_a_report_says_what_happened_and_what_is_odd_about_a_run(told, said, tmp
     written = report_of(tmp_path, told)
     assert [words for words in said if words not in written] == []
     assert "/home/me" not in written
-    assert re.findall("^## (.*)$", written, re.MULTILINE) == [
-        "Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection",
-    ]  # fmt: skip
+    headings = "Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection"
+    assert re.findall("^## (.*)$", written, re.MULTILINE) == list(headings)
     assert report_of(tmp_path / "b" / "c", told) == written
     assert str(tmp_path) not in written
-
-
-# What was written into it
 
 
 def test_the_reflection_is_kept_to_the_byte_and_one_in_a_prompt_is_none(tmp_path):
@@ -296,27 +245,19 @@ def test_the_reflection_is_kept_to_the_byte_and_one_in_a_prompt_is_none(tmp_path
     report.write_bytes(own.replace(b"Reflection", b"Reflexion"))  # the reader's text is not lost with its heading
     write_report([saved(tmp_path, told)], tmp_path)
     assert b"Reflexion" in (tmp_path / "report_before.md").read_bytes()
-    report.unlink()
-    report.mkdir()
-    with pytest.raises(ConfigError, match=r"report\.md"):
-        report_of(tmp_path, told)
-
-
-# Texts of others
 
 
 def test_texts_of_others_stay_texts(tmp_path, drawn):
     over = {"model": HOSTILE, "title": HOSTILE, "unit": HOSTILE, "ended": HOSTILE, "system": HOSTILE}
-    over |= {"first_prompt": HOSTILE, "settings": SETTINGS | {HOSTILE: HOSTILE}, "start": start(HOSTILE, 22)}
-    record = [Record(44, HOSTILE, HOSTILE)]
+    over |= {"first_prompt": HOSTILE * 9, "settings": SETTINGS | {HOSTILE: HOSTILE}, "start": start(HOSTILE, 22)}
     for name in ("a", "b"):
-        told = refine(ord(name), [0, 44, None, 438], record=record, **over)
+        told = refine(ord(name), [0, 44, None, 438], record=[Record(44, HOSTILE, HOSTILE)], **over)
         for one in told.turns:
             one.prompt = one.prompt_kind = HOSTILE
             one.reply = Reply(HOSTILE * (3 if name == "a" else 2))
             one.calls[0].outcome = HOSTILE
             if one.result:
-                one.result |= {"error_kind": HOSTILE, "error": HOSTILE, "protections": {HOSTILE: HOSTILE}}
+                one.result |= {"error_kind": HOSTILE, "error": HOSTILE * 9, "protections": {HOSTILE: HOSTILE}}
         saved(tmp_path / name, told)
     saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60], refine(0, [44], **over))
     for folders, out in (([tmp_path / "a"], tmp_path / "a"), (runs_below([tmp_path]), tmp_path)):
@@ -330,9 +271,10 @@ def test_texts_of_others_stay_texts(tmp_path, drawn):
         for table in re.findall(r"(?:^\|.*\n)+", outside, re.MULTILINE):
             assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
         assert (out / "score.png").stat().st_size > 5000
+        assert len(written) < 20_000
 
 
-# The baseline, and seeds
+# Seeds
 
 
 def test_a_draw_is_one_call_of_the_bare_first_prompt():
@@ -367,8 +309,9 @@ def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do():
     low = [refine(seed, [0, 0, 0, 0, 0, 23 + seed]) for seed in range(5)]
     assert words_of(plenty + high) == {"simple": "itself", "refine": "better"}
     assert words_of(plenty + low) == {"simple": "itself", "refine": "worse"}
-    assert words_of(plenty + high[:1]) == {"simple": "itself", "refine": "cannot tell"}
-    assert words_of(plenty[:1] + high[:2]) == {"simple": "itself", "refine": "cannot tell"}
+    assert (
+        words_of(plenty + high[:1]) == words_of(plenty[:1] + high[:2]) == {"simple": "itself", "refine": "cannot tell"}
+    )
     assert words_of(high) == {"refine": "cannot tell"}
     assert words_of([log("refine", 0, [])]) == {"refine": "itself"}
     assert words_of([log("refine", 0, [turn(1, 44, "extend")])]) == {"refine": "no draws"}
@@ -391,8 +334,9 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     for seed in range(6):
         climb = sorted(rng.choice([44, 220, 300, 438, 582]) for _ in range(9))
         saved(tmp_path / f"refine_{seed}", refine(seed, [0, None, 0, *climb]))
-        draws = [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)]
-        saved(tmp_path / f"simple_{seed}", simple(seed, draws))
+        saved(
+            tmp_path / f"simple_{seed}", simple(seed, [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)])
+        )
     for seed in range(3):
         many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), sample=k % 4) for k in range(12)]
         saved(tmp_path / f"best_of_n_{seed}", log("best_of_n", seed, many))
@@ -405,7 +349,6 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     assert "- **refine:** better than independent draws: after 12 calls 6 seeds have" in written
     assert "- **best\\_of\\_n:** independent draws itself" in written
     assert "exact rank test against 9 groups of 12 draws" in written
-    assert write_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")[0].read_text() == written
 
 
 def test_each_run_is_in_the_report_once_and_several_problems_are_refused(tmp_path):
@@ -416,6 +359,7 @@ def test_each_run_is_in_the_report_once_and_several_problems_are_refused(tmp_pat
     saved(tmp_path / "e", copied)
     written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path)[0].read_text()
     assert "| refine | 2 | 438, 100 |" in written
+    assert "So few seeds and draws" in written
     assert "Not counted as a seed: e (seed 7) repeats a (seed 0)" in written
     saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
@@ -424,8 +368,7 @@ def test_each_run_is_in_the_report_once_and_several_problems_are_refused(tmp_pat
 
 def test_the_picture_bears_no_turns_and_scores_of_any_size(tmp_path, drawn):
     best = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
-    record = [*RECORD, Record(10**14, "x" * 200)]
-    large = simple(0, [10**15, 0], start=start("s", 0), best=best, record=record)
+    large = simple(0, [10**15, 0], start=start("s", 0), best=best, record=[*RECORD, Record(10**14, "x" * 200)])
     for k, told in enumerate((refine(0, [], ended=None, record=[]), large)):
         report_of(tmp_path / str(k), told)
         assert (tmp_path / str(k) / "score.png").stat().st_size > 5000

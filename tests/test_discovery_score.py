@@ -1,6 +1,5 @@
 """`rlreason score` and the sandbox behind it, on what people type and on systems that allow less."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -75,22 +74,6 @@ def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, says):
 
 
 @pytest.mark.long
-def test_every_sandbox_scores_and_ends_everything(limits, tmp_path):
-    daemon = (
-        b"import os, signal, time\n"
-        b"if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
-        b"    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        b"    os.execv('/bin/sleep', ['%s', '600'])\n" % str(tmp_path).encode()
-    )
-    assert score_program(daemon + AXES, KISSING, limits)["score"] == 22
-    short = dataclasses.replace(limits, timeout_s=0.5)
-    assert score_program(b"import time\ntime.sleep(60)\n", KISSING, short)["error_kind"] == "timeout"
-    memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
-    assert score_program(memory, KISSING, limits)["error_kind"] == "memory"
-    assert not running_with(str(tmp_path))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("hidden", [[], ["bwrap"], ["bwrap", "unshare"]], ids=["best", "unshare", "limits"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden):
@@ -126,50 +109,23 @@ def running_with(text: str) -> list[psutil.Process]:
     return found
 
 
-def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch, limits):
+def test_a_program_sees_neither_variables_nor_files_of_the_scoring_process(monkeypatch, limits, request, tmp_path):
+    """Without Landlock and a namespace it reads what its user may; the variables are out of reach in every sandbox."""
     monkeypatch.setenv("OPENAI_API_KEY", "canary-0123456789")
+    key = tmp_path / "key"
+    key.write_text("canary-0123456789" if "without" not in request.node.name else "")
     thief = (
-        b"import glob\nfound = b''\n"
-        b"for path in glob.glob('/proc/*/environ'):\n"
-        b"    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
-        b"raise ValueError(found)\n"
+        "import glob, os, tempfile\nfound = b''\n"
+        "assert os.getcwd() == os.environ['HOME'] == tempfile.gettempdir() == os.path.dirname(__file__)\n"
+        "open('own', 'w').write('own')\n"
+        f"for path in [{str(key)!r}, *glob.glob('/proc/*/environ')]:\n"
+        "    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
+        "raise ValueError(found)\n"
     )
-    score = score_program(thief, KISSING, limits)
-    assert score["error_kind"] == "exception"
+    score = score_program(thief.encode(), KISSING, limits)
+    assert str(score["error"]).startswith('File "program.py", line 10')
+    assert "ValueError" in score["error"]
     assert "canary" not in str(score)
-
-
-SHARED = b"""
-import mmap
-held = []
-for _ in range(20):
-    piece = mmap.mmap(-1, 40 << 20)
-    piece[:] = bytes(40 << 20)
-    piece.madvise(mmap.MADV_DONTNEED)
-    held.append(piece)
-"""
-FILES = b"""
-import time
-for path in ("./mark", "/dev/shm/mark"):
-    with open(path, "wb") as file:
-        file.write(bytes(200 << 20))
-time.sleep(0.5)
-"""
-ONE_ROW = b"""
-import os
-data = b"points\\n" + b"1 " * 4_000_000 + b"1\\nend 1\\n"
-while data:
-    data = data[os.write(3, data[: 1 << 20]) :]
-os._exit(0)
-"""
-
-
-@pytest.mark.long
-def test_memory_that_no_process_shows_is_counted():
-    for source in (SHARED, FILES):
-        assert score_program(source + AXES, KISSING, Limits(600, 256))["error_kind"] == "memory"
-    held = SHARED.replace(b"range(20)", b"range(3)")  # within the limit
-    assert score_program(held + AXES, KISSING, Limits(600, 256))["score"] == 22
 
 
 def test_the_memory_that_a_program_held_for_a_while_is_in_its_record(limits):
@@ -177,55 +133,11 @@ def test_the_memory_that_a_program_held_for_a_while_is_in_its_record(limits):
     assert 90 < score_program(source, KISSING, limits)["peak_memory_mb"] < 200
 
 
-def test_a_row_without_end_is_refused_before_it_is_read():
-    assert score_program(ONE_ROW, KISSING, Limits(600, 256))["error_kind"] == "size"
-
-
 def test_closed_standard_streams_change_no_verdict(tmp_path):
     (tmp_path / "mine.py").write_bytes(AXES)
     command = f"{sys.executable} -m rlreason score {tmp_path / 'mine.py'} --json {tmp_path / 'out.json'} <&- >&- 2>&-"
     subprocess.run(["bash", "-c", command], cwd=ROOT, check=False)
     assert json.loads((tmp_path / "out.json").read_text())["num_points"] == 22
-
-
-def test_a_dimension_may_stand_beside_the_points_in_every_interface():
-    rows = AXES.partition(b"=")[2].strip()
-    for source in (b"points = (R, 11)", b"def get_centers():\n    return R, 11", b"def run_code():\n    return R, 11"):
-        assert score_program(b"R = " + rows + b"\n" + source, KISSING)["score"] == 22
-
-
-@pytest.mark.parametrize(
-    ("points", "holds"),
-    [
-        ("np.ones((3, 11))", "float"),
-        ("list(np.ones((3, 11), bool)), 11", "bool"),
-        ("[[np.float64(1)] * 11]", "float"),
-        ("np.array(1)", "int"),
-        ("np.ones((3, 11), 'datetime64[ns]')", "ndarray"),
-    ],
-)
-def test_numbers_of_numpys_that_are_no_integers_are_named(points, holds):
-    score = score_program(f"import numpy as np\npoints = {points}\n".encode(), KISSING)
-    assert score["error_kind"] == "type"
-    assert f"of class {holds}: " in score["error"]
-
-
-def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_files(
-    tmp_path, limits, request, monkeypatch
-):
-    if "without" in request.node.name:
-        pytest.skip("it sees all files that its user may read")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "key").write_text("canary-0123456789")
-    source = (
-        "import os, tempfile\n"
-        "assert os.getcwd() == os.environ['HOME'] == tempfile.gettempdir() == os.path.dirname(__file__)\n"
-        "open('own', 'w').write('own')\n"
-        f"print(open('{tmp_path / 'key'}').read())\n"
-    )
-    score = score_program(source.encode(), KISSING, limits)
-    assert "canary" not in score["output_tail"]
-    assert str(score["error"]).startswith('File "program.py", line 4'), score["error"]
 
 
 def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):

@@ -15,7 +15,7 @@ import torch
 
 from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
-from tests.discovery_runs import log_in
+from tests.discovery_runs import log_in, problem_of_even_numbers
 from tests.starts import rlreason
 
 pytest.importorskip("vllm")
@@ -79,16 +79,7 @@ def vllm_server(folder: Path):
 
 @pytest.mark.long
 def test_the_loop_runs_against_a_real_server(tmp_path):
-    problem = tmp_path / "even"
-    problem.mkdir()
-    (problem / "problem.yaml").write_text("title: Even numbers\nunit: numbers\nprompt: ask.txt\n")
-    (problem / "ask.txt").write_text(PROMPT)
-    (problem / "starter.py").write_text("points = [[2]]\n")
-    (problem / "verify.py").write_text(
-        "def verify(rows):\n"
-        "    good = all(len(row) == 1 and row[0] % 2 == 0 for row in rows)\n"
-        "    return {'score': len(rows), 'valid': good, 'error': None if good else 'odd', 'error_kind': 'odd'}\n"
-    )
+    problem = problem_of_even_numbers(tmp_path / "even", PROMPT)
     learned_by_heart(tmp_path / "model")
     words = ("algorithm=discover", f"problem={problem}", "client.temperature=0", "client.max_tokens=64")
     with vllm_server(tmp_path / "model") as url:

@@ -85,16 +85,13 @@ class Told:
     left: list[str]
 
 
-def shipped() -> list[Hostile]:
+def shipped() -> Iterator[Hostile]:
     """The programs of the folder, with what their heads say."""
-    found = []
     for path in sorted(FOLDER.glob("*.py.txt")):
         source = path.read_bytes()
         head = dict(re.findall(r"# (\w+): (.+)", "\n".join(source.decode().splitlines()[:6])))
         limits = float(head.get("timeout", 60)), int(head.get("memory", 1000)), int(head.get("runs", 1))
-        name = path.name.removesuffix(".py.txt")
-        found.append(Hostile(name, source, head["expect"], *limits, head.get("alone", "")))
-    return found
+        yield Hostile(path.name.removesuffix(".py.txt"), source, head["expect"], *limits, head.get("alone", ""))
 
 
 def generated() -> list[Hostile]:
@@ -105,21 +102,29 @@ def generated() -> list[Hostile]:
         Hostile("source_blanks", b"\n\t \n# nothing\n" * 1000, "exception or no_points"),
         Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
         Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
+        Hostile("source_only_nul_bytes", b"\x00" * 100_000, "exception or program"),
         Hostile("source_not_utf8", b"name = 'caf\xe9 \xff\xfe'\n" + HONEST, "exception or program"),
         Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
+        Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
         Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
         Hostile("source_utf_16", HONEST.decode().encode("utf-16"), "exception or program"),
         Hostile("source_byte_order_mark", b"\xef\xbb\xbf" + HONEST, "valid 22"),
+        Hostile("source_other_ends_of_lines", rows.replace(b"\n", b"\r\n"), "valid 22"),
         Hostile("source_old_ends_of_lines", rows.replace(b"\n", b"\r"), "valid 22"),
         Hostile("source_of_five_megabytes", HONEST + b"#" * 5 * 2**20, "program or valid 22 or size"),
+        Hostile("source_random_bytes", hashlib.sha512(b"seed").digest() * 100, "exception or program"),
         Hostile("source_machine_code", b"\x7fELF" + bytes(range(256)) * 16, "exception or program"),
         Hostile("source_deep_brackets", b"points = " + b"(" * 50_000 + b")" * 50_000, "exception or exit or memory"),
+        Hostile("source_deep_signs", b"points = " + b"-" * 400_000 + b"1", "exception or exit or memory or type"),
         Hostile("source_long_sum", b"points = 1" + b"+1" * 300_000, "exception or exit or memory or type"),
         Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
         Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
         Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
+        Hostile("source_json", b'{"num_points": 9999, "validity": 1.0, "error": null}', "no_points or exception"),
         Hostile("source_pickle", b"cos\nsystem\n(S'echo hostile-mark'\ntR.", "exception or program"),
+        Hostile("source_fenced", b"```python\n" + HONEST + b"```\n", "exception or program"),
         Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
+        Hostile("source_500_assertions", b"assert 1\n" * 500 + b"raise SystemExit\n", "exit"),
     ]
 
 
@@ -258,9 +263,7 @@ def verdict(told: Told) -> str:
     """In the words of `# expect`."""
     if told.failure or not told.score:
         return f"failure: {told.failure}"
-    if told.score["validity"] == 1.0:
-        return f"valid {told.score['num_points']}"
-    return str(told.score["error_kind"])
+    return f"valid {told.score['num_points']}" if told.score["validity"] == 1.0 else str(told.score["error_kind"])
 
 
 def as_expected(program: Hostile, told: Told) -> bool:
@@ -268,8 +271,7 @@ def as_expected(program: Hostile, told: Told) -> bool:
     words = program.expect.split(" or ")
     if not {"bwrap", "unshare"} & {*told.score.get("protections", {})}:
         words.append(program.alone)
-    given = verdict(told)
-    return given in words or ("invalid" in words and given in KINDS)
+    return verdict(told) in words or ("invalid" in words and verdict(told) in KINDS)
 
 
 @pytest.fixture(scope="module")

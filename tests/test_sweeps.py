@@ -70,17 +70,8 @@ def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     (tmp_path / "lr=2,seed=0").mkdir()
     write_status(tmp_path / "lr=2,seed=0", "running")  # and nobody holds it
     assert [run.status for run in read_state(tmp_path).runs] == ["finished", "waiting", "interrupted", "waiting"]
-
-
-@pytest.mark.parametrize("text", [None, "{"])
-def test_a_folder_of_runs_without_a_state_is_a_sweep(tmp_path, text):
-    for seed in (0, 1):
-        finished(tmp_path / f"lr=1,seed={seed}", 0.5 + seed / 4)
-    if text is not None:
-        (tmp_path / FILE).write_text(text)
-    state = read_state(tmp_path)
-    assert [(run.setting["lr"], run.seed, run.accuracy) for run in state.runs] == [("1", 0, 0.5), ("1", 1, 0.75)]
-    assert (state.status, state.code) == ("finished", 0)
+    (tmp_path / FILE).write_text("{")  # damaged: the names say all but the reference, as where there is none
+    assert {"lr": "1"} in [run.setting for run in read_state(tmp_path).runs]
     with pytest.raises(ConfigError, match="is no folder of a sweep"):
         read_state(tmp_path / "lr=1,seed=0")
 
@@ -186,10 +177,8 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, comp
     assert "hydra.launcher.gpus_per_node=4" in set_up(nine, local, jobs=2).words
     monkeypatch.setenv("RLREASON_GPUS", "")
     assert set_up(nine * 9, joblib).side_by_side == usable_processors()
-    assert set_up(nine * 9, joblib, jobs=1).side_by_side == 1
     assert set_up(nine, joblib, "hydra.launcher.n_jobs=3").side_by_side == 3
-    typed_limit = set_up(nine, local, "hydra.launcher.timeout_min=5", jobs=2)
-    assert (typed_limit.side_by_side, typed_limit.words) == (2, [])
+    assert set_up(nine, local, "hydra.launcher.timeout_min=5", jobs=2).words == []
     assert (set_up(nine).side_by_side, set_up(nine, jobs=4).side_by_side) == (1, 4)  # a machine without: as ever
     with pytest.raises(ConfigError, match="this machine has 0 for runs"):
         set_up(nine, per_run=1)

@@ -32,10 +32,7 @@ class Client:
     """Sends requests to one model of a server. May be used from several threads."""
 
     def __init__(self, config: ClientConfig, model: str = "") -> None:
-        """Take the server from the settings, else the environment; `ConfigError` if it has no usable address.
-
-        `model`: in place of `config.model`, if that is null.
-        """
+        """Take the server from the settings, else the environment. `model`: in place of `config.model`, if null."""
         base_url = config.base_url or os.environ.get("OPENAI_BASE_URL") or ""
         self.config, self.model = config, config.model or model
         self.key = (os.environ.get(config.env_variable) or "").strip()
@@ -145,7 +142,8 @@ def read_answer(response: httpx.Response) -> Answer:
     with suppress(ValueError, RecursionError):
         fields = json.loads(response.text)
     usage = fields.get("usage") if isinstance(fields, dict) else None
-    for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
+    usage = usage if isinstance(usage, dict) else {}
+    for name in ("prompt_tokens", "completion_tokens"):
         if type(count := usage.get(name)) is int and count >= 0:
             setattr(answer, name, count)
     said = response.text if fields is None else str(fields)
@@ -170,10 +168,7 @@ def read_answer(response: httpx.Response) -> Answer:
 
 
 def texts_of(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Return content and thinking, which servers send apart, or as one text: <think>THINKING</think>CONTENT.
-
-    The first mark may be missing, as a part of the prompt. Unfinished thinking leaves no content.
-    """
+    """Return content and thinking, which servers send apart, or as [<think>]THINKING</think>CONTENT."""
     content = _encodable(message.get("content") or "")
     thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
     if content.lstrip().startswith("<think>") or (not thinking and "</think>" in content):
@@ -218,14 +213,7 @@ _PYTHON = re.compile(r"(?:[{.]*(?:python3?|py)(?![\w+#-]).*)?", re.IGNORECASE)
 
 
 def program_in(content: str) -> str | None:
-    """Return the program in a reply, as it stands there; None where there is none.
-
-    It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points. A block
-    without an end is none: the reply was cut off.
-
-    >>> program_in("```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
-    'points = [[2]]\\n'
-    """
+    """Return the last closed block of a reply, marked as Python or not at all, that defines a set; None without one."""
     found, marked, lines = None, None, list[str]()
     for line in content.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line)

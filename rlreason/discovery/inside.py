@@ -98,10 +98,7 @@ def landlock_version() -> int:
 
 
 def landlock(readable: list[str], writable: list[str]) -> None:
-    """Refuse this process and its children all files but these, and all below them; missing paths are skipped.
-
-    They cannot trace a process outside either; from version 4 on use no TCP, from 6 on signal none.
-    """
+    """Refuse this process and its children all other files; from version 4 on TCP too, from 6 on signals to others."""
     version = landlock_version()
     handled = (1 << {1: 13, 2: 14}.get(version, 15)) - 1  # the rights that this version knows
     scopes = [handled, *[3] * (version >= 4), *[3] * (version >= 6)]  # files; TCP; abstract sockets and signals
@@ -121,10 +118,9 @@ def landlock(readable: list[str], writable: list[str]) -> None:
 
 
 def refuse_system_calls(machine: str, all_sockets: bool) -> None:
-    """Refuse this process and its children `REFUSED_CALLS`, sockets, and other architectures' calls (EPERM).
+    """Refuse this process and its children `REFUSED_CALLS`, sockets (all, or not AF_UNIX), other architectures' calls.
 
-    Without `all_sockets`, those of AF_UNIX are allowed. A filter of seccomp; a step is (code, steps to jump if true, if
-    false, value).
+    A filter of seccomp; a step is (code, steps to jump if true, if false, value).
     """
     architecture, others, socket = ARCHITECTURES[machine]
     calls = REFUSED_CALLS[machine] + ((socket,) if all_sockets else ())
@@ -237,19 +233,13 @@ ROWS = re.compile(rb"points\n((?:(?:%b(?: %b)*+)?\n)*+)end (0|[1-9]\d{0,8})\n" %
 
 
 def read_channel(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
-    """Return the rows in the channel's bytes; `Refused` if they are none: the program may have written the error.
-
-    >>> read_channel(b"points\\n1 -2\\n0 3\\nend 2\\n", 10, 10)
-    [[1, -2], [0, 3]]
-    """
+    """Return the rows in the channel's bytes; `Refused` if they are none: the program may have written the error."""
     if error := ERROR.match(data):
         raise Refused(error[1].decode(), data[error.end() :].decode("utf-8", "backslashreplace")[:LONGEST_TEXT])
     given = ROWS.fullmatch(data)
-    if given is None:
+    rows = [line.split() for line in given[1].split(b"\n")[:-1]] if given else []
+    if given is None or len(rows) != int(given[2]):
         raise Refused("channel", "something else than rows of integers came from the program")
-    rows = [line.split() for line in given[1].split(b"\n")[:-1]]
-    if len(rows) != int(given[2]):
-        raise Refused("channel", "the number of rows is another than was said")
     longest_word = max((len(word) for row in rows for word in row), default=0)
     if len(rows) > most_rows or max(map(len, rows), default=0) > LONGEST_ROW or longest_word > most_digits + 1:
         most = f"{most_rows} points, {LONGEST_ROW} coordinates of a point and {most_digits} digits of each"

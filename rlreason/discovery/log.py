@@ -1,16 +1,12 @@
-"""What a discover run writes down: each request, answer and score in calls.jsonl, and what came of them in its log.
+"""What a discover run writes down: calls.jsonl, its journal, to resume from, and conversation_log.json for the report.
 
-The journal is written before each request and read by a run that resumes. Its lines have `event` and `at`, the seconds
-of the run so far:
+The lines of the journal have `event` and `at`, the seconds of the run so far:
 
     begin    the setup: model, problem, problem_hash, templates, first prompt, and start (program, source, result)
     part     the run starts, or is resumed
     ask      a request that is about to be sent: id, prompt_bound (its most tokens), max_tokens
     answer   its outcome: the fields of `Answer`
     score    of a reply's program: of (the reply, as "TURN.SAMPLE"), result
-
-The log, conversation_log.json, is rewritten after every turn and read by the report. Scores are whole numbers in the
-unit of the problem ("points"); 0 is what an invalid set is worth.
 """
 
 import json
@@ -230,11 +226,7 @@ class Journal:
 
 
 def prompt_bound(messages: Messages) -> int:
-    """Return an upper bound on a prompt's tokens: every token is at least one byte.
-
-    >>> prompt_bound([{"role": "user", "content": "abcd"}])
-    20
-    """
+    """Return an upper bound on a prompt's tokens: every token is at least one byte."""
     return sum(len(message["content"].encode()) + PER_MESSAGE for message in messages)
 
 
@@ -264,8 +256,7 @@ class Spending:
 
     def seconds_left(self, seconds: float) -> float:
         """Return the remaining seconds of the hours, after so many of the run."""
-        hours = self.budget.hours
-        return math.inf if hours is None else max(0.0, hours * 3600 - seconds)
+        return math.inf if self.budget.hours is None else max(0.0, self.budget.hours * 3600 - seconds)
 
     def begin(self, ask: Event) -> None:
         """Count a request and reserve the most that it may use, before it is sent."""
@@ -273,10 +264,7 @@ class Spending:
         self._reserved[ask["id"]] = ask
 
     def end(self, id: str, answer: Answer | None) -> Call:
-        """Replace the reservation of a request by its use: as the server counts it, else the most that it can be.
-
-        `answer`: None if it was lost. Refused requests, which the model never saw, cost nothing.
-        """
+        """Replace a request's reservation by its use: as the server counts it, nothing if refused, else the most."""
         ask = self._reserved.pop(id)
         prompt, completion, counted = ask["prompt_bound"], ask["max_tokens"], "at most"
         outcome = answer.outcome if answer else "interrupted"
@@ -289,10 +277,7 @@ class Spending:
         return Call(id, outcome, prompt, completion, counted, round(self.price(prompt, completion), 9))
 
     def spent(self, bound: int, max_tokens: int, seconds: float) -> str:
-        """Return the budget that has no room for one more call, or "".
-
-        `bound`, `max_tokens`: the most tokens of its prompt and its reply; `seconds`: of the run so far.
-        """
+        """Return the budget that has no room for one more call of so many tokens, after so many seconds; else ""."""
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:
             return f"budget.calls={budget.calls} are spent"

@@ -54,10 +54,7 @@ class Conversation:
         self.exchanges.append((turn, kind, text))
 
     def ask(self, number: int, samples: int, history: int) -> tuple[Messages, list[Turn]]:
-        """Return the next messages: the first one, the best reply so far, the last `history`; and turns to fill.
-
-        With history=0 it continues from the best reply only; if none was valid yet, from the last.
-        """
+        """Return the next messages and turns to fill: the first, the best reply (or the last), the last `history`."""
         scores = [turn.credit for turn, _, _ in self.exchanges]
         places = set(range(len(scores))[-history:] if history else ())
         if scores:
@@ -73,14 +70,12 @@ class Conversation:
 
 
 def chosen_of(turns: Sequence[Turn]) -> Turn | None:
-    """Return the reply to continue from: of the best set, else with points, else with a program; None without replies.
+    """Return the first reply of the best set, else with points, else with a program; None without replies."""
 
-    On a tie it is the first.
-    """
-    answered = [turn for turn in turns if turn.content]
-    if not answered:
-        return None
-    return max(answered, key=lambda t: (t.credit, bool(t.result and t.result["raw_points"]), t.program is not None))
+    def worth(turn: Turn) -> tuple[int, bool, bool]:
+        return turn.credit, bool(turn.result and turn.result["raw_points"]), turn.program is not None
+
+    return max((turn for turn in turns if turn.content), key=worth, default=None)
 
 
 def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float:
@@ -110,10 +105,8 @@ class Discovery:
         if not journal.begin:
             self._begin()
         if journal.begin["problem_hash"] != self.problem.hash:
-            raise ConfigError(
-                f"problem={self.problem.name}: its files have changed since this run began, and scores would not "
-                "compare: put them back, or choose another hydra.run.dir"
-            )
+            why = f"problem={self.problem.name}: its files have changed since this run began"
+            raise ConfigError(f"{why}, and scores would not compare: put them back, or choose another hydra.run.dir")
         journal.write("part")
         self.log = self._first_log()
         self.source = journal.begin["start"]["source"]  # of the best program
@@ -135,32 +128,21 @@ class Discovery:
         values = {"timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb, "unit": problem.unit}
         values |= {"starter": source.strip(), "score": result["score"]}
         values["hints"] = f"\n{problem.hints.strip()}\n" if run.prompts.hints else ""
-        self.journal.write(
-            "begin",
-            model=client.model,
-            problem=problem.name,
-            problem_hash=problem.hash,
-            templates=templates,
-            first=filled(templates[FIRST], values),
-            start={"program": run.start or problem.starter, "source": source, "result": result},
-        )
+        begin = {"model": client.model, "problem": problem.name, "problem_hash": problem.hash, "templates": templates}
+        start = {"program": run.start or problem.starter, "source": source, "result": result}
+        self.journal.write("begin", **begin, first=filled(templates[FIRST], values), start=start)
 
     def _first_log(self) -> Log:
         """Return the log before the first turn; docs/discovery.md explains the fields."""
         run, begin = self.run, self.journal.begin
         result = begin["start"]["result"]
         best = {"program_sha256": result["program_sha256"], "score": result["score"]}
-        score = asdict(run.score)
-        settings = {
-            "replies": run.side_by_side,
-            **{name: getattr(run.client, name) for name in ("temperature", "thinking", "max_tokens", "retries")},
-            "extra": run.client.extra or {},
-            "hints": run.prompts.hints,
-            "history": run.history if run.converses else 0,
-            "restart_after": run.restart_after,
-            "score": {name: score[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")},
-            "budget": asdict(run.budget),
-        }
+        names = ("temperature", "thinking", "max_tokens", "retries")
+        limits = ("timeout_s", "memory_mb", "check_timeout_s")
+        settings = {"replies": run.side_by_side, **{name: getattr(run.client, name) for name in names}}
+        settings |= {"extra": run.client.extra or {}, "hints": run.prompts.hints, "restart_after": run.restart_after}
+        settings |= {"history": run.history if run.converses else 0, "budget": asdict(run.budget)}
+        settings["score"] = {name: getattr(run.score, name) for name in limits}
         return Log(
             problem=run.problem,
             title=self.problem.title,
@@ -210,13 +192,8 @@ class Discovery:
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
                 conversation = Conversation(conversation.number + 1, run.client.system, begin["first"])
 
-    # A turn: requests until each of its replies has a program, and the programs' scores
-
     def fill(self, messages: Messages, turns: list[Turn]) -> list[Turn]:
-        """Get a reply for each of the turns, and its score; return those that a call was made for.
-
-        `ConfigError` if the server refuses the messages, or answered none of them: the run can be resumed.
-        """
+        """Get replies and scores; return the turns with a call. `ConfigError` if the server refuses or answers none."""
         is_over = turns[0].turn < self.earlier_turns  # a later question was asked
         for turn in turns:
             while ask := self.journal.asks.get(_next_id(turn)):  # in earlier parts of the run
@@ -258,11 +235,7 @@ class Discovery:
             turn.program = program_in(answer.content) if answer.outcome == "ok" else None
 
     def _needs_request(self, turn: Turn) -> bool:
-        """Return whether to request a reply (again).
-
-        Requests of an earlier part that did not reach the model, or were not let in, are repeated: the cause may be
-        gone.
-        """
+        """Return whether to request a reply (again); an earlier part's requests that failed do not count."""
         if self.ended or turn.program is not None:
             return False
         failed = [
@@ -339,20 +312,12 @@ class Discovery:
         turn.program_sha256 = result["program_sha256"]
         turn.result = without_measurements(result)
 
-    # What it writes
-
     def write_turn(self, number: int, turns: list[Turn]) -> None:
         """Write a row of metrics; of a turn that is not repeated also the log, the program and a line to the user."""
         best, calls = self.log.best["score"], self.spending.calls
-        row = {
-            "discover/turn": number,
-            "discover/score": max(turn.credit for turn in turns),
-            "discover/best": best,
-            "discover/valid": sum(turn.is_valid for turn in turns) / len(turns),
-            "discover/calls": calls,
-            "discover/tokens": self.spending.tokens,
-            "discover/cost": self.spending.cost,
-        }
+        score, valid = max(turn.credit for turn in turns), sum(turn.is_valid for turn in turns) / len(turns)
+        row = {"discover/turn": number, "discover/score": score, "discover/best": best, "discover/valid": valid}
+        row |= {f"discover/{name}": getattr(self.spending, name) for name in ("calls", "tokens", "cost")}
         self.records.metrics(Counters(rollout_step=number, clock=self.records.clock).row() | row)
         if number < self.earlier_turns:  # the log on the disk has more than this
             return
@@ -375,23 +340,12 @@ class Discovery:
         log.ended = ended
         self.write_documents()
         report, _ = write_report([folder], folder)
-        self.records.summary(
-            {
-                "status": "finished" if is_finished else "budget",
-                "reason": "" if is_finished else ended,
-                "score": log.best["score"],
-                "score_before": log.start["score"],
-                "problem": self.problem.name,
-                "strategy": log.strategy,
-                "model": log.model,
-                "calls": self.spending.calls,
-                "tokens": self.spending.tokens,
-                "cost": self.spending.cost,
-                "program_sha256": log.best["program_sha256"],
-                **time_summary(self.records.clock),
-                "seconds": round(self.journal.seconds, 1),
-            }
-        )
+        status = {"status": "finished", "reason": ""} if is_finished else {"status": "budget", "reason": ended}
+        score = {"score": log.best["score"], "score_before": log.start["score"], "problem": self.problem.name}
+        score |= {"strategy": log.strategy, "model": log.model, "program_sha256": log.best["program_sha256"]}
+        spent = {name: getattr(self.spending, name) for name in ("calls", "tokens", "cost")}
+        times = time_summary(self.records.clock) | {"seconds": round(self.journal.seconds, 1)}
+        self.records.summary(status | score | spent | times)
         program, before = folder / files.PROGRAM, log.start["score"]
         self.console.say(f"\n{ended}: the best program has {log.best['score']} {log.unit}, the first had {before}")
         self.console.say(f"program    {program}; score it again: rlreason score {program}")

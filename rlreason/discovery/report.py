@@ -1,7 +1,4 @@
-"""Write the report of one discover run, or of several together: report.md and score.png.
-
-Runs are grouped over seeds, and each group is compared with independent draws: calls of the bare first prompt.
-"""
+"""Write report.md and score.png of discover runs, grouped over seeds and compared with calls of the first prompt."""
 
 import hashlib
 import json
@@ -37,9 +34,6 @@ ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tabl
 QUOTED_CHARS = 700  # of the first prompt
 POINTS = 120  # of the picture's baseline
 Facts = dict[str, Any]
-
-
-# Seeds, and their comparison
 
 
 @dataclass(slots=True)
@@ -109,11 +103,7 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
 
 
 def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
-    """Return `key=value` for what differs; texts of prompts as the start of a hash.
-
-    >>> differing({"n": 4, "first prompt": "a"}, [{"n": 2, "first prompt": "a"}])
-    ['n=4']
-    """
+    """Return `key=value` for what differs; texts of prompts as the start of a hash."""
     keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
     hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
     return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
@@ -129,7 +119,7 @@ def compare(settings: Sequence[SeedGroup]) -> None:
     """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
 
     A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
-    as from runs of independent sampling. Both sides are samples, and no shape is assumed.
+    as from runs of independent sampling.
     """
     for one in settings:
         one.calls = calls = min(len(one.draws), *(log.calls for log in one.ended))
@@ -147,9 +137,6 @@ def compare(settings: Sequence[SeedGroup]) -> None:
         if p <= LEVEL:
             above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
             one.word = "better" if above > 0 else "worse"
-
-
-# The picture
 
 
 def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
@@ -192,9 +179,6 @@ def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
     ax.fill_between(ks, *best_of_interval(draws, ks), color=LIGHT["s0"], alpha=0.13, linewidth=0)
 
 
-# The document
-
-
 def runs_below(folders: Sequence[Path]) -> list[Path]:
     """Return the runs among folders and directly in them, each once: as given, those of one folder by name."""
     runs: dict[Path, Path] = {}
@@ -209,21 +193,16 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
     """Write the report of these runs into `out`, and print the result of each."""
     report, logs = write_report(folders, out)
-    names = ("strategy", "model", "seed", "calls", "ended")
-    figures = [
-        {"run": str(log.folder), "score": log.best["score"]} | {name: getattr(log, name) for name in names}
-        for log in logs
-    ]
+    figures, names = list[dict[str, Any]](), ("strategy", "model", "seed", "calls", "ended")
+    for log in logs:
+        figures.append({"run": str(log.folder), "score": log.best["score"], **{n: getattr(log, n) for n in names}})
     lines = [f"{one['run']}: {one['score']} in {one['calls']} calls; {one['ended'] or 'not ended'}" for one in figures]
     summary = "\n".join([*lines, f"report: {report}"])
     return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
 def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
-    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs.
-
-    `ConfigError` if a log cannot be used, or they are of several problems; `UnwritableError` if the system refuses.
-    """
+    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs."""
     logs, copies = without_copies([read_log(folder) for folder in folders])
     if len(problems := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
@@ -273,9 +252,7 @@ _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
 
 
 def as_markdown(value: Any, most: int = 160) -> Markup:
-    r"""Return what the template puts in as safe Markdown: numbers with at most one digit, texts cut and escaped.
-
-    Nothing in a text is markup, a link or a formula.
+    r"""Return what the template puts in as safe Markdown: numbers, and texts without markup, links and formulas.
 
     >>> print(as_markdown("<b>*a*</b> $x$ https://evil.test @all"), as_markdown(1234), as_markdown(153.33))
     &lt;b&gt;\*a\*&lt;/b&gt; \$x\$ https:\/\/evil.test \@all 1,234 153.3
@@ -306,20 +283,17 @@ TEMPLATES.filters |= {
     "quote": lambda given: Markup("\n".join(fenced(shorten(given, QUOTED_CHARS, "both")))),
 }
 
-INVITATION = (
-    b"## Reflection\n\n"
-    b"_Write here what you make of it: what worked, what did not, and why; what you would try next. Everything from "
-    b"this heading on stays as it is when the report is written again._\n"
-)
+INVITATION = b"""## Reflection
+
+_Write here what you make of it: what worked, what did not, and why; what you would try next. Everything from this
+heading on stays as it is when the report is written again._
+"""
 #: A fenced block, which may quote the heading, or the heading.
 _FENCE_OR_HEADING = re.compile(rb"^(`{3,})text\n.*?^\1$|^## Reflection\s*?$", re.DOTALL | re.MULTILINE)
 
 
 def reader_text(report: Path) -> bytes:
-    """Return the text after the generated part: the reader's text of an existing report, or an invitation.
-
-    A file without the heading, which may be all the reader's own, is set aside as `report_before.md`.
-    """
+    """Return the reader's text of an existing report, or an invitation; set a file without the heading aside."""
     with explained(report):
         old = report.read_bytes() if report.exists() else b""
         headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]

@@ -1,8 +1,7 @@
 """Run untrusted programs in a sandbox: by bwrap, else by util-linux's unshare, else within limits and Landlock alone.
 
 In the first two a program sees the system's libraries, this Python and its packages, all read-only, and a folder in
-memory; it has no network, and its processes are those of a namespace. Which one works here is found by a trial of each.
-This is the side of the process that scores; `warden` and `inside` are scripts of the other.
+memory; it has no network, and its processes are those of a namespace. `warden` and `inside` are scripts of its side.
 """
 
 import ctypes
@@ -23,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rlreason.discovery.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
 from rlreason.discovery.warden import TOO_MANY, descendants, signal_all
@@ -75,28 +75,18 @@ class Command:
 def run_contained(
     command: Command, limits: Limits, stop: Callable[[], bool] = lambda: False, sandbox: str = ""
 ) -> "Contained":
-    """Run a command in the best sandbox that works here, or this one.
-
-    The processes that it starts have all ended when this returns. An interruption ends them too, and so does `stop`
-    once it is true.
-    """
+    """Run a command in this sandbox, or the best that works here; end all its processes, at the latest by `stop`."""
     sandbox = sandbox or sandbox_here(limits.sandbox)
     with temporary_folder("rlreason-program-") as folder, tempfile.TemporaryFile() as printed:
         Path(folder, "program.py").write_bytes(command.source)
         channel, end = os.pipe()
         far_end = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)  # not as a standard stream, if one is closed here
         os.close(end)
+        line = command_line(command, limits, sandbox, folder, far_end)
+        env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
         try:
-            warden = subprocess.Popen(
-                command_line(command, limits, sandbox, folder, far_end),
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                pass_fds=[far_end],
-                env={"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
-                cwd=folder,
-                start_new_session=True,
-            )
+            warden = subprocess.Popen(line, **streams, pass_fds=[far_end], env=env, cwd=folder, start_new_session=True)
             os.close(far_end)
             contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
             with warden:
@@ -112,10 +102,7 @@ def run_contained(
 
 
 def command_line(command: Command, limits: Limits, sandbox: str, folder: str, channel: int) -> list[str]:
-    """Return the command of the warden that runs this one in a sandbox; `folder` is private, and holds program.py.
-
-    It runs in /tmp, or where there are only limits in the folder itself.
-    """
+    """Return the warden's command: it runs in /tmp, or without a namespace in the private `folder` of program.py."""
     is_alone, readable = sandbox == "limits", [INSIDE, *command.readable]
     options = {"channel": channel, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
     options["alone"] = is_alone
@@ -147,10 +134,7 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str, ch
 
 
 def mounts(folder: str, disk_mb: int, shown: Mapping[str, str], inner: Sequence[str]) -> list[str]:
-    """Return the lines of a shell script that does what bwrap does: mounts all below a root, enters it, runs `inner`.
-
-    The shell remains the first process of its namespace, which nothing inside can signal.
-    """
+    """Return the lines of a shell script that does as bwrap does: mounts all below a root, enters it, runs `inner`."""
     memory = f"mount -t tmpfs -o size={disk_mb}m,nr_inodes=20000,nosuid,nodev sandbox"
     lines = ["set -e", "umask 022", "mkdir root", "mount -t tmpfs -o size=4m,mode=0755 sandbox root", "cd root"]
     lines += ["mkdir -p tmp proc dev/shm", f"{memory} tmp", f"{memory} dev/shm"]
@@ -176,10 +160,7 @@ def _flags(path: str) -> str:
 
 @cache
 def view() -> dict[str, str]:
-    """Return what every program may read, the system and this Python with its packages: path -> its target, or "".
-
-    The target is that of a link of the system, such as /bin, which is visible too.
-    """
+    """Return what every program may read: path -> "", or the target of a link of the system such as /bin."""
     paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
     paths += map(os.path.realpath, [*paths, os.path.dirname(os.path.realpath(sys.executable))])
     shown = {}
@@ -193,7 +174,7 @@ def view() -> dict[str, str]:
 
 def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
     """Return the limits of each process, by the name that follows RLIMIT_; the total is watched."""
-    threads = len(list(Path("/proc").glob("[0-9]*/task/*")))  # of the user's others, which count too: at most so many
+    threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])  # of all: the user's others count too
     return {
         "DATA": limits.memory_mb * MB,
         "AS": (limits.memory_mb + 4096) * MB,  # libraries map more than they use
@@ -238,7 +219,7 @@ class Contained:
                 time.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             if not started and sent.startswith(STARTED):
-                began, started = now, True
+                began, started = max(began, looked), True  # at the latest: a program may have ended with this look
             self.seconds = now - began
             if now - looked >= LOOK_EVERY_S or has_ended:
                 looked = now
@@ -286,8 +267,7 @@ class Contained:
 def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
     """Return the megabytes of memory of their own that processes hold together, without files.
 
-    Pages that processes share count once for each, which is fast; above `precise_above_mb` they are divided as the
-    kernel does (PSS), which waits for a process that forks.
+    Shared pages count once for each, which is fast; above `precise_above_mb` they are divided as the kernel does.
     """
     held = dict.fromkeys(pids, 0.0)
     for pid in pids:
@@ -302,10 +282,7 @@ def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
 
 
 def unmapped_mb(pids: Sequence[int]) -> float:
-    """Return the megabytes that the processes of a sandbox hold in its files in memory and in memory they share.
-
-    What is shared without a file counts by its size, since it may be written and let go.
-    """
+    """Return the megabytes in a sandbox's files in memory and in memory shared without a file, by its size."""
     used, sizes = 0.0, dict[str, int]()
     for pid in pids[:MOST_READ]:
         with suppress(OSError):
@@ -336,15 +313,11 @@ def start_time(pid: int) -> str:
 
 @cache
 def sandbox_here(wanted: str) -> str:
-    """Return the best of `SANDBOXES` that works here, by a trial of each; `ConfigError` if none does.
-
-    If a program shares this process's view of processes, only root can read this process's memory and environment from
-    now on, which may hold keys.
-    """
+    """Return the best of `SANDBOXES` that works here, by a trial of each; `ConfigError` if none does."""
     for sandbox in (sandbox for sandbox in SANDBOXES if sandbox.startswith(wanted)):
         trial = run_contained(Command(["nothing"], STARTING_S), Limits(), sandbox=sandbox)
         if trial.exit == 0:
-            if sandbox == "limits":
+            if sandbox == "limits":  # a program sees this process, whose memory and environment may hold keys
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             return sandbox
     why = trial.tail.decode("utf-8", "replace").strip().rpartition("\n")[2]

@@ -1,7 +1,4 @@
-"""Read a problem, score a program of it (`rlreason score`), and write what the model is told.
-
-A program runs in a sandbox, and a second process there checks its set exactly.
-"""
+"""Read a problem, score a program of it in the sandbox (`rlreason score`), and write what the model is told."""
 
 import argparse
 import hashlib
@@ -71,8 +68,7 @@ class DiscoveryProblem:
             try:
                 templates[kind] = path.read_text(encoding="utf-8").strip()
             except (OSError, ValueError) as error:
-                cure = f"give a file of text in {self.folder}, in prompts/, or by its path"
-                raise ConfigError(f"prompts.{kind}={name} cannot be read ({error}): {cure}") from error
+                raise ConfigError(f"prompts.{kind}={name} cannot be read ({error}): give a file of text") from error
         return templates
 
 
@@ -82,15 +78,11 @@ def shipped() -> list[str]:
 
 
 def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
-    """Return a problem by its name or folder; `ConfigError` if there is none, or its file is wrong.
-
-    `key`: the setting.
-    """
+    """Return a problem by its name or folder; `ConfigError` with the setting `key` if it is none."""
     folder = (HOME / name if name in shipped() else Path(name)).absolute()
     path = folder / FILE
     if not path.is_file():
-        cure = f"choose one of {', '.join(shipped())}, or give a folder that holds {FILE}"
-        raise ConfigError(f"{key}={name} is no problem: {cure}")
+        raise ConfigError(f"{key}={name} is no problem: choose one of {', '.join(shipped())}, or a folder with {FILE}")
     try:
         settings = {**yaml.safe_load(path.read_text(encoding="utf-8")), "folder": folder, "name": folder.name}
         if unknown := settings.keys() - DiscoveryProblem.__dataclass_fields__.keys():
@@ -100,8 +92,7 @@ def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
         for file in (problem.starter, problem.verifier):
             (folder / file).read_bytes()
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        why = shorten(str(error), 300)
-        raise ConfigError(f"{path} cannot be used ({why}): write it as {HOME / 'kissing_11' / FILE}") from error
+        raise ConfigError(f"{path} cannot be used ({shorten(str(error), 300)}): see docs/discovery.md") from error
     return problem
 
 
@@ -110,27 +101,13 @@ def score_program(
 ) -> Score:
     """Run a program and check its set, within the limits and leaving nothing behind, whatever it does.
 
-    `stop`: polled; once it returns True, everything is ended. `ConfigError` if this system has no sandbox, or the
-    problem's verifier fails.
+    Everything ends once `stop` returns True. `ConfigError` if there is no sandbox, `DataError` if the verifier fails.
     """
     limits = limits or Limits()
-    score: Score = {
-        "problem": problem.name,
-        "program_sha256": hashlib.sha256(source).hexdigest(),
-        "score": 0,
-        "num_points": 0,  # 0 where the set is not valid
-        "raw_points": 0,  # rows that the program gave
-        "dimension": None,
-        "validity": 0.0,  # 1.0 or 0.0
-        "error": None,
-        "error_kind": None,
-        "alarm": None,  # a result that cannot be: look at the verifier
-        "seconds": 0.0,  # of the program
-        "check_seconds": 0.0,
-        "peak_memory_mb": 0.0,
-        "protections": {},  # those that were active, by name
-        "output_tail": "",  # of what the program printed: nothing in it is believed
-    }
+    score: Score = {"problem": problem.name, "program_sha256": hashlib.sha256(source).hexdigest()}
+    score |= dict.fromkeys(("score", "num_points", "raw_points"), 0)
+    score |= dict.fromkeys(("validity", "seconds", "check_seconds", "peak_memory_mb"), 0.0)
+    score |= dict.fromkeys(("dimension", "error", "error_kind", "alarm")) | {"protections": {}, "output_tail": ""}
     try:
         rows = _rows_of(score, source, problem, limits, stop)
         score |= _verdict_on(score, rows, problem, limits, stop)
@@ -158,7 +135,7 @@ def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Lim
     }
     if outcome.stopped == "broken":
         raise DataError(f"the program could not be started in the sandbox: {score['output_tail'][-300:]}")
-    if outcome.stopped is not None:
+    if outcome.stopped:
         raise Refused(outcome.stopped, over[outcome.stopped])
     if outcome.exit != 0 or not outcome.channel:
         raise Refused("exit", f"the program ended (exit code {outcome.exit}) before it gave points")
@@ -176,12 +153,10 @@ def _verdict_on(score: Score, rows: list[list[int]], problem: DiscoveryProblem, 
     outcome = run_contained(command, limits, stop)
     score["check_seconds"] = round(outcome.seconds, 3)
     tail = visible_text(outcome.tail.decode("utf-8", "replace"))
-    if outcome.stopped == STOPPED:
-        raise Refused(STOPPED, "the run was stopped")
-    if outcome.stopped == "timeout":
-        raise Refused("timeout", f"checking {len(rows)} points takes more than {limits.check_timeout_s:g} s")
-    if outcome.stopped == "memory" or tail.endswith("MemoryError"):
-        raise Refused("memory", f"checking {len(rows)} points takes more than {limits.memory_mb} MB")
+    stopped = "memory" if tail.endswith("MemoryError") else outcome.stopped
+    if stopped in (STOPPED, "timeout", "memory"):
+        most = f"{limits.check_timeout_s:g} s and {limits.memory_mb} MB"
+        raise Refused(stopped, f"checking {len(rows)} points takes more than it may ({most}), or was stopped")
     verdict: Any = None
     with suppress(ValueError):
         verdict = json.loads(outcome.channel)
@@ -204,17 +179,12 @@ def visible_text(text: str) -> str:
     >>> print(visible_text("a\x1b[2J\u200b"))
     a\x1b[2J\u200b
     """
-    lines = text[:SHOWN].split("\n")
-    seen = "\n".join(_UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", visible(line)) for line in lines)
-    return redacted(seen.strip())
+    lines = [_UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", visible(line)) for line in text[:SHOWN].split("\n")]
+    return redacted("\n".join(lines).strip())
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Replace `{name}` in the template for the names in `values`; other braces, as those of a program, stay.
-
-    >>> filled("{score} of {x: 1}", {"score": 22})
-    '22 of {x: 1}'
-    """
+    """Replace `{name}` in the template for the names in `values`; other braces, as those of a program, stay."""
     text = re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]) if m[1] in values else m[0], template)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
@@ -232,11 +202,7 @@ def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, bes
 
 
 def error_text(result: Mapping[str, Any]) -> str:
-    """Return the exact error. One that the program wrote is cut, and marked as output that instructs nobody.
-
-    >>> error_text({"error": "Dimension is 10, expected 11", "error_kind": "dimension"})
-    'Dimension is 10, expected 11'
-    """
+    """Return the exact error. One that the program wrote is cut, and marked as output that instructs nobody."""
     text = shorten(str(result.get("error") or ""), FED_BACK, "both")
     if result.get("error_kind") not in OF_THE_PROGRAM:
         return text
@@ -262,8 +228,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     try:
         source = Path(arguments.program).read_bytes()
     except OSError as error:
-        why = f"PROGRAM={arguments.program} cannot be read ({error.strerror})"
-        raise ConfigError(f"{why}: give a file of Python") from error
+        raise ConfigError(f"PROGRAM={arguments.program} cannot be read ({error}): give a file of Python") from error
     with console.wait(f"running {arguments.program}, for {limits.timeout_s:g} s at most"):
         score = score_program(source, problem, limits)
     return Answer(_text_of(score, problem.unit), score, 0 if score["validity"] else 1)
@@ -288,7 +253,7 @@ def _text_of(score: Score, unit: str) -> str:
         lines = [f"not valid ({score['error_kind']}){given}: {score['error']}"]
         lines += [f"worst pair: {score['worst_pair']}"] if score.get("worst_pair") else []
     times = f"{score['seconds']:.2f} s, checked in {score['check_seconds']:.2f} s"
-    lines.append(f"program {score['program_sha256'][:16]}: {times}, {score['peak_memory_mb']:.0f} MB at most")
+    lines.append(f"{times}, {score['peak_memory_mb']:.0f} MB at most")
     if score["output_tail"]:
         lines += ["the end of what it printed, none of which counts:", score["output_tail"][-400:]]
     return "\n".join([*lines, f"protections: {protections_text(score['protections'])}"])

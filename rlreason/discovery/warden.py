@@ -1,7 +1,7 @@
 """Run a command, and end all that it started: once it ends, or is too many processes, or the process above does.
 
-Started as `python -I -S warden.py PARENT MOST COMMAND...`: the id of the process that waits, and how many processes the
-command may be. Its exit code is the command's, or 128 and the number of the signal that ended it.
+`python -I -S warden.py PARENT MOST COMMAND...`: the id of the process that waits, and how many processes the command
+may be. Its exit code is the command's, or 128 and the number of the signal that ended it.
 """
 
 import ctypes
@@ -62,8 +62,7 @@ def descendants(pid: int, most: int = 100_000) -> list[int]:
 def end_all() -> None:
     """Kill every process below this one, including those started meanwhile; for a few seconds at most.
 
-    The first of them come first: with the first process of a namespace, the kernel ends all others. Groups are killed
-    at once, and what stands still starts no more.
+    The first come first: with the first process of a namespace, the kernel ends all others.
     """
     until, most = time.monotonic() + ENDING_S, 4
     while time.monotonic() < until:

@@ -53,7 +53,6 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
 
     Of several, prefer the same model and data, then a finished sweep, then the exact name, then the newest.
-    `ConfigError` where there is none.
     """
     if word and Path(word).is_dir():
         return Path(word)
@@ -72,11 +71,7 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
 
 
 def carry(folder: Path) -> Carried:
-    """Return what the finished sweep in a folder hands on: its best setting, if its lead is significant over seeds.
-
-    `ConfigError` if it is unfinished, has failed runs, names no reference, or measured its settings with different
-    protocols or on different problems.
-    """
+    """Return what the finished sweep in a folder hands on: its best setting, if its lead is significant over seeds."""
     state = read_state(folder)
     reference, outcomes, varied = _finished(state, folder)
     choosing, comparing = correctness(outcomes, CHOOSING), correctness(outcomes, COMPARING)
@@ -116,10 +111,7 @@ def carry(folder: Path) -> Carried:
 
 
 def best_arms(folder: Path) -> list[Setting]:
-    """Return the reference of a finished sweep and its best other settings (at most BEST) on the problems that choose.
-
-    Settings whose runs all diverged are left out. `ConfigError` as in `carry`.
-    """
+    """Return a finished sweep's reference and its best other settings (at most BEST) whose runs did not all diverge."""
     reference, outcomes, _ = _finished(read_state(folder), folder)
     right = correctness(outcomes, CHOOSING)
     others = [key for key in dict.fromkeys(one.run.key for one in outcomes if one.right) if key != reference]
@@ -130,14 +122,12 @@ def best_arms(folder: Path) -> list[Setting]:
 def _finished(state: SweepState, folder: Path) -> tuple[Key, list[Outcomes], list[str]]:
     """Return a finished sweep's reference, and what `comparable` returns."""
     if bad := [f"{run.name}: {run.status_text}" for run in state.runs if not run.of_its_own]:
-        raise ConfigError(
-            f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
-            f"({few(bad, 3)}): type that sweep again ({state.command or 'its command'}), which goes on with them"
-        )
+        many = f"{len(bad)} of its {len(state.runs)} runs did not come to their end ({few(bad, 3)})"
+        raise ConfigError(f"carry={folder} has not finished: {many}: type that sweep again, which goes on with them")
     if state.reference is None:
         raise ConfigError(
             f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
-            "`reference: [key=value]`, have it among the values, and type the sweep again (what has run stays)"
+            "`reference: [key=value]`, and type the sweep again (what has run stays)"
         )
     outcomes, varied = comparable(state, folder)
     keys = dict.fromkeys(one.run.key for one in outcomes)
@@ -185,8 +175,8 @@ def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
 def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> dict[Key, str]:
     """Return the settings that surely lose, each with the reason by its clearest comparison.
 
-    `right`: of the runs that have ended. `settings`, `planned_seeds`: how many the sweep has in all. The level is
-    divided by the number of looks, and Holm's method corrects over the pairs.
+    `settings`, `planned_seeds`: how many the sweep has in all. The level is divided by the number of looks, and Holm's
+    method corrects over the pairs.
     """
     looks = planned_seeds - FEWEST_SEEDS
     if looks < 1:
@@ -216,10 +206,7 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
 
 
 def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
-    """Return why the setting of the sweep's run in `folder` can no longer win, by the runs next to it; "" if it may.
-
-    If the settings cannot be compared, the reason is printed and nothing is stopped.
-    """
+    """Return why the setting of the sweep's run in `folder` can no longer win, by the runs next to it; "" if it may."""
     state = read_state(folder.parent)
     mine, settings = state.run(folder.name), {run.key for run in state.runs}
     for stopped in state.stopped_settings:

@@ -54,22 +54,15 @@ def fixed(overrides: Sequence[str]) -> list[str]:
 
 
 def with_meant(keys: Iterable[str]) -> set[str]:
-    """Return the keys, and those that options of them set.
-
-    >>> sorted(with_meant({"off_policy", "seed"}))
-    ['epochs_per_rollout', 'off_policy', 'seed', 'train_batch_size']
-    """
+    """Return the keys, and those that options of them set."""
     named = set(keys)
     return named | {meant for key in named for meant in MEANS.get(key, ())}
 
 
-# From the overrides and the file to the grid
-
-
 def file_at(whole: SweepFile, words: Sequence[str], base: DictConfig, arms: Sequence[Sequence[str]] = ()) -> SweepFile:
-    """Return a sweep's file at the scale of its runs, with its axes as Hydra's sweeper got them.
+    """Return a sweep's file at the scale of its runs, with its axes as Hydra's sweeper got them (in `base`).
 
-    `base`: the config that all runs share. `arms`: cells that replace its own, the reference first.
+    `arms`: cells that replace its own, the reference first.
     """
     if whole.chain:
         raise ConfigError(f"sweep={whole.name} is a chain of sweeps, and no sweep of a chain: leave it out there")
@@ -130,10 +123,8 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
         for word in cell:
             given = typed.get(key := key_of(word))
             if given is not None and (given.is_sweep_override() or not goes_on):
-                raise ConfigError(
-                    f"{given.input_line} takes {word} away from the cells of sweep={file.name}, which are there to "
-                    f"differ in it: leave {key} out, or type the sweep that you mean without sweep={file.name}"
-                )
+                whose = f"the cells of sweep={file.name}, which are there to differ in it"
+                raise ConfigError(f"{given.input_line} takes {word} away from {whose}: leave one of them out")
     shared = [str(o.input_line) for o in ours if not o.is_sweep_override()]
     shared += _not_set(carried, typed, file, note)
     shared += [str(o.input_line) for o in of_file if not o.is_sweep_override()]
@@ -154,11 +145,7 @@ def _keys_of(cells: Iterable[Iterable[str]]) -> set[str]:
 
 
 def _covered(key: str, typed: Iterable[str]) -> bool:
-    """Return whether a key, or the group that contains it, was typed.
-
-    >>> _covered("data.max_events", ["data"]), _covered("data", ["data.max_events"])
-    (True, False)
-    """
+    """Return whether a key, or the group that contains it, was typed."""
     return any(f"{key}.".startswith(f"{one}.") for one in typed)
 
 
@@ -203,14 +190,10 @@ def _not_set(carried: Sequence[str], typed: Iterable[str], file: SweepFile, note
     return kept
 
 
-# From the grid to runs with names, a folder and a reference
-
-
 def folder_of(overrides: Sequence[str], swept: Sequence[str], base: DictConfig, sweep_name: str | None = None) -> Path:
-    """Return where a sweep writes: hydra.sweep.dir if given, or else a folder below runs/sweeps.
+    """Return where a sweep writes: hydra.sweep.dir, or a folder below runs/sweeps.
 
-    That is named by `sweep_name`, or by the sweep's name (without one the swept keys) and the typed overrides among
-    `IN_NAME`. `base`: the config that all runs share.
+    That is `sweep_name`, or the sweep's name (without one the swept keys) and the typed overrides among `IN_NAME`.
     """
     given = str(base.hydra.sweep.dir or "")
     if "hydra.sweep.dir" in map(key_of, overrides):
@@ -235,10 +218,7 @@ def named_sweep(overrides: Sequence[str]) -> str | None:
 
 
 def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed: str) -> SweepState:
-    """Return the sweep of a grid in a folder, its runs not yet checked: every setting before the next seed.
-
-    `seed`: where neither the overrides nor the file name one.
-    """
+    """Return the sweep of a grid in a folder, its runs not yet checked: every setting before the next seed."""
     axes = dict(grid.axes)
     seeds = [[word] for word in axes.pop("seed", [])] or [[]]
     filled, runs = list[Setting](), dict[str, RunState]()
@@ -277,8 +257,7 @@ def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:
 def _reference(file: SweepFile, grid: Grid, runs: Sequence[RunState], compose: Compose) -> Setting | None:
     """Return the setting that the file's reference describes, the first of several; None if no run has it.
 
-    `ConfigError` for a key that does not vary: it would match every run. Options that no run has any more are looked up
-    as the settings that they set.
+    Options that no run has any more are looked up as the settings that they set.
     """
     if file.reference == [FIRST]:
         return runs[0].setting

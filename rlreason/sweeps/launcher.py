@@ -69,9 +69,6 @@ def machine_gpus(environ: Mapping[str, str], note: Note = print) -> list[str]:
     """Return the GPUs that runs started here may use, as CUDA_VISIBLE_DEVICES would name them.
 
     Those of RLREASON_GPUS if it is set; else those of CUDA_VISIBLE_DEVICES, or all that NVIDIA's driver lists.
-
-    >>> machine_gpus({"RLREASON_GPUS": "0, 2"}), machine_gpus({"CUDA_VISIBLE_DEVICES": "-1"})
-    (['0', '2'], [])
     """
     named = environ.get(GPUS_VARIABLE, environ.get(VISIBLE) if torch_has_gpus() else "")
     if named is None:
@@ -84,10 +81,7 @@ def machine_gpus(environ: Mapping[str, str], note: Note = print) -> list[str]:
 
 
 def gpus_needed(run: AnyRunConfig) -> int:
-    """Return how many GPUs a run needs by its settings: for its ranks and for its engines.
-
-    `gpus=auto` is one rank, outside torchrun.
-    """
+    """Return how many GPUs a run needs by its settings: for its ranks and for its engines."""
     if not works_on_a_model(run):
         return 0
     engines = run.rollout.gpus if run.rollout.engine == "vllm" else 1
@@ -106,11 +100,7 @@ class Jobs:
     gpus_per_run: int = 0  # that our launcher hands out; 0: every run sees all
 
     def lines(self) -> dict[str, str]:
-        """Return the lines on launcher and GPUs in a sweep's plan, by label.
-
-        >>> Jobs(side_by_side=3, gpus=["0", "1", "2"], gpus_per_run=1).lines()["GPUs"]
-        '0, 1, 2: 1 a run'
-        """
+        """Return the lines on launcher and GPUs in a sweep's plan, by label."""
         settings = ", ".join(word.removeprefix("hydra.launcher.") for word in self.words)
         how = f"{self.gpus_per_run} a run" if self.gpus_per_run else "every run sees all of them"
         return {
@@ -129,9 +119,8 @@ def jobs_of(
 ) -> Jobs:
     """Set up the launcher that the overrides choose for these runs, `jobs` at a time, with `per_run` GPUs each.
 
-    None: as many as the GPUs suffice for, and as many GPUs as the neediest run asks for. Without GPUs, ours runs one at
-    a time, another as many as there are processors. Typed settings of the launcher (`hydra.launcher.n_jobs=2`) take
-    precedence. `ConfigError`, or a line in `absent`, for more GPUs than there are.
+    None: as many as the GPUs suffice for, and as many GPUs as the neediest run asks for; without GPUs, ours runs one at
+    a time, others as many as there are processors. `ConfigError`, or a line in `absent`, for GPUs that are not there.
     """
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
     launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs), default=1)
@@ -185,10 +174,7 @@ def _unless(given: Collection[str], own: Mapping[str, object]) -> list[str]:
 def launched(
     grid: "Grid", words: Sequence[str], jobs: Jobs, folder: Path, left: Sequence[RunState]
 ) -> dict[str, Exception | None]:
-    """Have the launcher run what is left of a sweep; return the error of each job, by the name of its run.
-
-    `words`: the overrides of the sweep, which writes to `folder`.
-    """
+    """Have the launcher run what is left of a sweep; return the error of each job, by the name of its run."""
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
     of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{folder}'", "hydra.mode=MULTIRUN"]
     if jobs.launcher in HERE:
@@ -221,8 +207,6 @@ def launched(
 
 
 class _Job(NamedTuple):
-    """What the process of a job is told."""
-
     name: str
     overrides: Sequence[str]
     number: int
@@ -303,10 +287,7 @@ def failure(result: Any) -> Exception | None:
 
 
 def _fork_server(modules: Sequence[str]) -> Any:
-    """Return a context whose processes are forked from one that has loaded these modules.
-
-    Signals to the whole process group, as a terminal sends them, do not end that process before its jobs.
-    """
+    """Return a context whose processes are forked from one with these modules, which no signal ends before them."""
     place_sockets()
     context = get_context("forkserver")
     context.set_forkserver_preload(list(modules))

@@ -55,10 +55,7 @@ def half_of(question: str) -> str:
 
 
 def _outcomes_of(folder: Path, run: RunState) -> Outcomes | None:
-    """Return the outcomes of a run that has ended; None if it left no summary.
-
-    `ConfigError` if its final evaluation cannot be read.
-    """
+    """Return the outcomes of a run that has ended; None if it left no summary."""
     place = folder / run.name
     reader = RunFolder(place) if place.is_dir() else None
     if reader is None or (summary := reader.summary) is None:
@@ -82,17 +79,14 @@ def _outcomes_of(folder: Path, run: RunState) -> Outcomes | None:
 def comparable(state: SweepState, folder: Path) -> tuple[list[Outcomes], list[str]]:
     """Return the outcomes of the runs that have ended, and the parts of the protocol that the sweep varies on purpose.
 
-    `ConfigError` if they cannot be compared: they were measured differently, or shared the machine and were ended by
-    the clock, so that their budgets differ.
+    `ConfigError` if they were measured differently, or shared the machine and were ended by the clock.
     """
     read = [_outcomes_of(folder, run) for run in state.runs if run.of_its_own]
     outcomes = [one for one in read if one is not None]
     shared = [one.run for one in outcomes if one.run.shared_machine and one.run.status == "budget"]
     if late := [run.name for run in shared if "budget.hours" in run.reason]:
-        raise ConfigError(
-            f"{few(late, 3)} shared the machine and were ended by budget.hours, so what they reached says nothing of "
-            "their settings: run them one at a time (jobs=1) in another folder, or give a budget of tokens or steps"
-        )
+        why = "shared the machine and were ended by budget.hours, so what they reached says nothing of their settings"
+        raise ConfigError(f"{few(late, 3)} {why}: run them with jobs=1 in another folder, or by a budget of tokens")
     meant, varied = purposes(state.axes), list[str]()
     protocols = [(one.run.name, one.protocol) for one in outcomes if one.protocol is not None]
     for name, protocol in protocols[1:]:
@@ -143,17 +137,12 @@ def correctness(outcomes: Sequence[Outcomes], half: str) -> Right:
         for one in asked[1:]:
             if one.half != first.half:
                 odd = sorted(one.half.keys() ^ first.half.keys()) or ["their questions differ"]
-                raise ConfigError(
-                    f"{first.run.name} and {one.run.name} did not ask the same problems ({few(odd, 3)}) and cannot be "
-                    "compared: evaluate all settings of a sweep on the same problems"
-                )
+                names = f"{first.run.name} and {one.run.name}"
+                raise ConfigError(f"{names} did not ask the same problems ({few(odd, 3)}): evaluate all on the same")
         problems = sorted(name for name, of in first.half.items() if of == half)
         clusters = [first.questions[name] for name in problems]
         if not problems:
-            raise ConfigError(
-                f"{first.run.name}: none of its {len(first.half)} problems is in the half for {half}: ask more of them "
-                "(eval.final_problems)"
-            )
+            raise ConfigError(f"{first.run.name} has no problem in the half for {half}: raise eval.final_problems")
     right: dict[Key, dict[int, Floats]] = {}
     for one in outcomes:
         values = of_clusters(np.array([one.right.get(name, 0.0) for name in problems]), clusters)

@@ -93,10 +93,8 @@ def refuse_changed(folder: Path, runs: Sequence[RunState], config_of: Callable[[
     for run in runs:
         place = folder / run.name
         if who := holder(place):  # of an earlier start of the sweep, which was killed: its runs end by themselves
-            raise ConfigError(
-                f"hydra.sweep.dir={folder}: {run.name} is being written by {who}: wait for it or end it, and "
-                "type the sweep again; or give this one a folder of its own (sweep_name=NAME)"
-            )
+            where = f"hydra.sweep.dir={folder}: {run.name} is being written by {who}"
+            raise ConfigError(f"{where}: wait for it or end it, or give another folder (sweep_name=NAME)")
         finished = (place / SUMMARY).exists()
         if not (place / CONFIG).exists() or not (finished or checkpoints_in(place)):
             continue
@@ -226,11 +224,7 @@ def sweeps_named(folder: Path, name: str) -> list[Path]:
 
 
 def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_stderr) -> RunState:
-    """Return what the run's own folder, below that of the sweep, says of it.
-
-    What a folder cannot say is taken from `run`: why one was refused or stopped before it wrote anything, and the time
-    that its summary lacks.
-    """
+    """Return what the run's own folder, below that of the sweep, says of it; what it cannot say is taken from `run`."""
     place = folder / run.name
     now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
     reader = RunFolder(place, say) if place.is_dir() else None

@@ -65,10 +65,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
 
 
 def one_formula(design: SweepState, runs: Mapping[str, AnyRunConfig]) -> list[str]:
-    """Return a line for each group of settings that are the same formula under the rest of their settings.
-
-    With one update per rollout batch the ratio is 1 wherever it is used, so neither it nor its clip has an effect.
-    """
+    """Return a line for each group of settings that are the same formula under the rest of their settings."""
     called: dict[str, dict[str, None]] = {}
     for name, run in ((setting_text(one.setting), runs[one.name]) for one in design.runs):
         if works_on_a_model(run) and has_ratio_of_one(run) and run.loss.loss_type in ONE_ON_POLICY:
@@ -89,10 +86,7 @@ def _time(ended: Sequence[RunState], left: int, jobs: int) -> str:
 
 
 def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
-    """Return the smallest difference between two settings that the sweep's seeds and problems can show.
-
-    `asked`: the problems of the runs that have ended.
-    """
+    """Return the smallest difference that the sweep can show. `asked`: the problems of the runs that have ended."""
     counts = Counter(one.key for one in design.runs)
     n, fewest = len(counts), min(counts.values())
     if not works_on_a_model(run):
@@ -109,11 +103,7 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
 
 
 def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: Spread | None = None) -> str:
-    """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed.
-
-    >>> power_text(2, 1024)[:75]
-    'two seeds never settle anything: with 1024 problems a difference below abou'
-    """
+    """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed."""
     asked = problems or 1000
     on = f"{problems} problems" if problems else f"about {asked} problems (their number is not known before)"
     if seeds == 1:

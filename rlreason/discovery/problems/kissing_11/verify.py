@@ -20,18 +20,11 @@ def verify(rows: list[list[int]], *, dimension: int = 11, upper_bound: int = 868
     """Check the set and count it. `rows`: one list of integers per point, of any size and length.
 
     A dict with `score` and `num_points` (0 where the set is not valid), `valid`, `error`, `error_kind` (empty, size,
-    type, ragged, dimension, zero_vector, too_close, alarm), `alarm`, and what is known of the set: `raw_points`,
-    `dimension` (None where rows differ in length), `duplicates` (rows that repeat an earlier one), `max_squared_norm`,
-    `min_squared_distance` and `worst_pair`, the closest two rows: {"first", "second", "vectors"}, counted from 0; of
-    pairs equally close the one whose second row, then whose first row comes first. What was not reached is None.
-    `compared_rows`: of an invalid set of more than 1,000 rows only the first 1,000 are compared with one another where
-    these are too close already; smallest distance and closest pair are those of them.
-
-    `upper_bound` is proved (868 in dimension 11), so a larger valid set scores nothing and raises an alarm.
-
-    >>> result = verify([[2, 0], [0, 2], [1, 1]], dimension=2, upper_bound=6)
-    >>> result["error"], result["worst_pair"]
-    ('Minimum squared distance 2 < maximum squared norm 4', {'first': 0, 'second': 2, 'vectors': [[2, 0], [1, 1]]})
+    type, ragged, dimension, zero_vector, too_close, alarm), `alarm` (a valid set above `upper_bound`, which is proved:
+    it scores nothing), and what is known of the set, None where it was not reached: `raw_points`, `dimension`,
+    `duplicates`, `max_squared_norm`, `min_squared_distance`, and `worst_pair`, the closest two rows, counted from 0: of
+    pairs equally close the one whose second row, then whose first row comes first. `compared_rows`: of an invalid set
+    of more than 1,000 rows only the first 1,000 are compared with one another where these are too close already.
     """
     facts: Facts = {"raw_points": len(rows), "duplicates": 0, "compared_rows": 0}
     facts |= dict.fromkeys(("dimension", "min_squared_distance", "max_squared_norm", "worst_pair"))
@@ -103,11 +96,7 @@ def closest_pair(rows: Sequence[Sequence[int]], norms: Sequence[int]) -> tuple[i
 
 
 def _shown(number: int) -> str:
-    """A number >= 0 in full, or the beginning of one of very many digits.
-
-    >>> _shown(144_000_000), _shown(123 * 10**400)
-    ('144000000', '123000000000... (403 digits)')
-    """
+    """A number >= 0 in full, or as 123000000000... (403 digits)."""
     if number < 10**LONGEST_SHOWN:
         return str(number)
     digits = number.bit_length() * 30102 // 100_000  # at most what it is
