@@ -10,7 +10,6 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,9 +29,8 @@ from transformers import (
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
-from rlreason.model.attention import KERNELS, end_to_end
 from rlreason.model.log_probs import _ChunkedLogProbs, chunked_log_probs, product
-from rlreason.model.packing import GPU, _SharedPromptAttention, attention_by_layout, pack
+from rlreason.model.packing import GPU, _SharedPromptAttention, pack
 from rlreason.model.parameters import on_device
 
 HALF, FULL = torch.bfloat16, torch.float32
@@ -194,15 +192,9 @@ def flash_attn_calls() -> list[tuple]:
 
 
 def check_flash_attn_forward(mode: FakeCuda) -> None:
-    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer.
-
-    With the package's Python on the path (and an empty flash_attn_2_cuda.py, its compiled part) that is what is called.
-    """
-    own = find_spec("flash_attn") is not None
-    calls = [] if own else flash_attn_calls()
+    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer."""
+    calls = flash_attn_calls()
     forward(mode, "qwen2", "flash_attention_2")
-    if own:
-        calls = [args for args, _, _ in mode.of("flash_attn._flash_attn_varlen_forward.default")]
     assert len(calls) == LAYERS
     for q, k, v, of_queries, of_keys, *plain in calls:
         is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
@@ -309,21 +301,6 @@ def check_decoding(mode: FakeCuda) -> None:
     attended = [args for args, _, _ in mode.of("aten.bmm.default")]
     assert len(attended) == 4 * LAYERS  # queries with the keys, weights with the values: of prompts, and of responses
     assert {x.dtype for args in attended for x in args} == {HALF}
-
-
-def check_a_kernel_that_is_given_views(mode: FakeCuda) -> None:
-    """Where heads come first in memory, too, what the kernel is given lies in one piece."""
-    q = torch.zeros(1, HEADS, TOKENS, HEAD_DIM, dtype=HALF, device="cuda")
-    k, v = torch.zeros(2, 1, KV_HEADS, TOKENS, HEAD_DIM, dtype=HALF, device="cuda")
-    bounds = torch.zeros(len(PARTS), dtype=torch.int32, device="cuda")
-    out = end_to_end(KERNELS["varlen"], q, k, v, bounds, LONGEST, None)
-    is_laid_out([out], HALF, (1, TOKENS, HEADS, HEAD_DIM))
-    ((args, *_),) = mode.of("torch_attn._varlen_attn.default")
-    is_laid_out(args[:3], HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
-    layout = pack(PAIRS, "cuda", share_prompts=True).layout
-    tokens = sum(layout.parts.queries)
-    q, k, v = (x[0, :, :tokens].transpose(0, 1) for x in (q, k, v))
-    is_laid_out([attention_by_layout(q, k, v, layout, GPU, 0.25)], HALF, (tokens, HEADS, HEAD_DIM))
 
 
 CHECKS: dict[str, Callable[[FakeCuda], None]] = {

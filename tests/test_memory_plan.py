@@ -42,7 +42,7 @@ from rlreason.model.plan import (
     with_changes,
 )
 from rlreason.model.policy import Policy
-from rlreason.runtime.machine import Device, group_limits, processor
+from rlreason.runtime.machine import Device, processor
 from rlreason.training.build import make_learner, make_policy, set_trained
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
@@ -176,12 +176,7 @@ def local_run(tmp_path, composed):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        (),
-        ("model.gradient_checkpointing=true",),
-        ("model.dtype=bfloat16", "entropy_coef=0.01"),
-        ("optimizer=adamw_8bit",),
-    ],
+    [("optimizer=adamw_8bit",), ("model.gradient_checkpointing=true",), ("model.dtype=bfloat16",)],
     ids=" ".join,
 )
 def test_training_the_built_in_model_takes_what_the_plan_says(composed, words):
@@ -418,9 +413,7 @@ QWEN = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b")
 SETS = [
     (QWEN, "cuda", 23.5, ""),
     ((*QWEN, "rollout=vllm", "rollout.sleep=false"), "cuda", 23.5, "rollout.sleep=true"),
-    (("model=olmo2_1b", "data.path=a/b"), "cuda", 23.5, ""),
     (("model=smollm2_135m", "data.path=a/b", "micro_batch_tokens=16384"), "cpu", 8, "micro_batch_tokens="),
-    (("model.width=1024", "model.layers=32", "model.heads=16"), "cuda", 8, ""),
     ((*LARGE, "rollout=vllm", "rollout.kv_cache_gb=20"), "cuda", 23.5, "rollout.kv_cache_gb="),
     ((*LARGE, "sampling.max_tokens=30000", "micro_batch_tokens=40000"), "cuda", 23.5, "sampling.max_tokens="),
     (
@@ -454,10 +447,7 @@ def test_where_nothing_helps_the_largest_part_is_named(composed):
     assert max(parts, key=parts.get) in conclusion(told)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['{"model_type": "mamba"}', "{", "[]", json.dumps(SMOLLM | {"hidden_size": -576})],
-)
+@pytest.mark.parametrize("text", ['{"model_type": "mamba"}', "{", "[]", '{"model_type": "llama", "vocab_size": -5}'])
 def test_a_shape_that_cannot_be_read_is_unknown(text, tmp_path, composed):
     (tmp_path / "config.json").write_text(text)
     run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
@@ -477,8 +467,6 @@ def test_a_control_groups_limit_bounds_the_memory():
         "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
     }
     assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
-    first = {"/proc/self/cgroup": "5:memory:/", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}
-    assert list(group_limits(first.get)) == []
 
 
 def test_a_template_counts_before_prompts_are_measured(tmp_path, composed):

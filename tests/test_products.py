@@ -39,9 +39,7 @@ def tensors(*shape_of_x, out=128, dtype=torch.float32):
 
 
 @needs_onednn
-@pytest.mark.parametrize("shape", [(2, 64, 256), (64, 256), (256,)])
-@pytest.mark.parametrize("out", [128, 320])
-@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("shape", "out", "with_bias"), [((2, 64, 256), 128, True), ((256,), 320, False)])
 def test_a_product_and_its_gradients_are_torchs(shape, out, with_bias):
     x, weight, bias = tensors(*shape, out=out)
     given = (x, weight, bias) if with_bias else (x, weight)

@@ -91,7 +91,7 @@ def test_outputs_and_gradients_equal_those_of_repeated_prompts_to_ten_digits(kv_
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
     st.integers(5, 60),
@@ -128,18 +128,6 @@ def test_a_step_on_groups_has_the_gradient_of_repeated_prompts_however_it_is_cut
     assert expected.norm() > 0
     for one in found:
         torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_in_half_precision_gradients_differ_by_rounding_alone(tokenizer, policy):
-    half = Policy(policy.model, tokenizer, torch.bfloat16)
-    samples = samples_of(half, groups(len(tokenizer)))
-
-    def gradient(share):
-        half.shares_prompts = share
-        return gradient_of(Learner(half, OBJECTIVES[0], OptimizationConfig(1e-3)), samples)
-
-    shared, plain = gradient(True), gradient(False)
-    assert (shared - plain).norm() < 0.02 * plain.norm()
 
 
 def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):

@@ -32,9 +32,9 @@ def test_no_micro_batch_waits_for_the_device(policy, loss):
         learner = Learner(
             policy, Objective(LossConfig(loss, **clip)), OptimizationConfig(1e-3), micro_batch_tokens=tokens
         )
-        with waits() as waits:
+        with waits() as calls:
             micro = learner.update(samples)["train/micro_batches"]
-        counts.append(waits.count)
+        counts.append(calls.count)
         assert (micro > 3) == (tokens == 40)
     assert counts[0] == counts[1]
 
