@@ -17,8 +17,6 @@ import torch
 from fake_cuda import Context, FakeCuda, FakePolicy, load_guard
 from torch.overrides import TorchFunctionMode
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Qwen2Config,
@@ -29,7 +27,7 @@ from transformers import (
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
-from rlreason.model.log_probs import _ChunkedLogProbs, chunked_log_probs, product
+from rlreason.model.log_probs import _ChunkedLogProbs
 from rlreason.model.packing import GPU, _SharedPromptAttention, pack
 from rlreason.model.parameters import on_device
 
@@ -44,7 +42,6 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": HEAD_DIM}),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
 }
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9, 9, 9])]
 TOKENS, PARTS, LONGEST = 16, [0, 5, 11, 16], 6  # of these pairs, each behind a prompt of its own
@@ -262,23 +259,6 @@ def check_head_in_float32(mode: FakeCuda) -> None:
     assert len(back) == len(sums) == 3
     operands = [args[:2] for args, *_ in back] + [args[1:3] for args, *_ in sums]
     assert {x.dtype for pair in operands for x in pair} == {HALF}
-
-
-def check_head_without_a_gradient(mode: FakeCuda) -> None:
-    """Scoring, and the in-process engine's logits: the same product."""
-    policy = policy_of("qwen2")
-    mode.calls.clear()
-    with torch.no_grad():
-        logits = policy.logits(torch.zeros(5, WIDTH, device="cuda"))
-        chunked_log_probs(
-            torch.zeros(5, WIDTH, device="cuda"),
-            policy.head,
-            torch.zeros(5, dtype=torch.int64, device="cuda"),
-            head=HALF,
-        )
-    assert (tuple(logits.shape), logits.dtype) == ((5, VOCAB), FULL)
-    assert len(mode.of("aten.mm.dtype")) == 2
-    assert product(torch.zeros(2, 3, device="cuda"), torch.zeros(4, 3, device="cuda")).dtype == FULL
 
 
 def check_decoding(mode: FakeCuda) -> None:

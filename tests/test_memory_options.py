@@ -27,8 +27,8 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
 from rlreason.model.parameters import add_lora, build_model, checkpoint_layers, freeze
-from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.objectives.objective import Objective
 from rlreason.training.build import set_trained
 from rlreason.training.learner import Learner, learning_rate_at, make_optimizer
 from rlreason.types import Grade, Response, Sample
@@ -132,14 +132,6 @@ def test_half_weights_round_everything_but_the_head(tokenizer, untied, tied):
     assert engine_gap(half) < 0.3  # half-precision products in another order
 
 
-def test_half_weights_are_saved_and_loaded(tokenizer, tmp_path):
-    policy = fresh(tokenizer, weights=BFLOAT16)
-    policy.save(tmp_path / "model")
-    again = load_policy(str(tmp_path / "model"), weights="bfloat16")
-    pairs = random_pairs(len(tokenizer), 3)
-    assert LogProbScorer(again, 512).log_probs(pairs) == LogProbScorer(policy, 512).log_probs(pairs)
-
-
 def test_frozen_weights_stay_and_the_rest_moves(tokenizer, untied):
     policy = Policy(untied, tokenizer)
     freeze(policy.model, ["model.embed_tokens*", "layers.0.*"])
@@ -206,10 +198,12 @@ def test_a_saved_adapted_policy_is_a_plain_model_and_training_goes_on(policy, tm
 
 
 @needs("peft")
-def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
+def test_adapters_of_half_weights_are_exact_seeded_and_described(tokenizer):
     def adapted(seed):
         policy = fresh(tokenizer, weights=BFLOAT16)
-        add_lora(policy.model, 4, 8.0, None, seed)
+        settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=4))
+        assert not settings.problems()
+        set_trained(settings, policy, seed)
         return policy
 
     first, again, other = adapted(0), adapted(0), adapted(1)
@@ -220,19 +214,7 @@ def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
     assert LogProbScorer(first, 512).log_probs(pairs) == LogProbScorer(again, 512).log_probs(pairs)
     a = {n: p for n, p in other.model.named_parameters() if ".lora_A" in n}
     assert not any(torch.equal(p, first.model.get_parameter(n)) for n, p in a.items())
-
-
-@needs("peft")
-def test_everything_at_once_trains_and_is_described(tokenizer):
-    settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=2))
-    assert not settings.problems()
-    policy = fresh(tokenizer, weights=BFLOAT16)
-    set_trained(settings, policy, seed=0)
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(2e-2))
-    losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(6)]
-    assert losses[-1] < losses[0]
-    said = policy.describe()
-    assert all(words in said for words in ("bfloat16 products", "LoRA rank 2", "computed again")), said
+    assert all(words in first.describe() for words in ("bfloat16", "LoRA rank 4", "computed again"))
 
 
 def test_settings_that_contradict_each_other_are_refused_in_one_line():
@@ -304,9 +286,8 @@ def test_8_bit_moments_take_a_quarter_and_go_nearly_the_same_way():
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_rates_are_those_of_transformers_but_the_warm_up_is_a_step_ahead(kind, warmup):
-    name = "constant_with_warmup" if kind == "constant" else kind
+def test_rates_are_those_of_transformers_but_the_warm_up_is_a_step_ahead(kind):
+    name, warmup = "constant_with_warmup" if kind == "constant" else kind, 3
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     (theirs,) = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=10).lr_lambdas
     for done in range(10):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import PROMPT
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
@@ -46,31 +45,17 @@ def reweighed(change, **config):
     return apply
 
 
-def same(weights):
-    return weights
-
-
-def prefixed(prefix: str):
-    return reweighed(lambda weights: {prefix + name: w for name, w in weights.items()})
-
-
-def quantised(**how):
-    return reweighed(same, quantization_config=how)
-
-
 def adapter(folder: Path) -> None:
     edited(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path="some/base", r=2)
 
 
 LACKING = "model.layers.1.mlp.down_proj.weight"
 FAULTS = {
-    "compiled": (prefixed("_orig_mod."), "_orig_mod."),
     "a tensor is missing": (reweighed(lambda w: {k: v for k, v in w.items() if k != LACKING}), re.escape(LACKING)),
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
-    "no head": (reweighed(same, tie_word_embeddings=False), r"lm_head\.weight"),
-    "more layers": (reweighed(same, num_hidden_layers=3, layer_types=None), "layers.2"),
-    "another shape": (reweighed(same, intermediate_size=64), r"mlp\.down_proj"),
-    "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "quantization_config"),
+    "more layers": (reweighed(dict, num_hidden_layers=3, layer_types=None), "layers.2"),
+    "another shape": (reweighed(dict, intermediate_size=64), r"mlp\.down_proj"),
+    "quantised": (reweighed(dict, quantization_config={"quant_method": "bitsandbytes"}), "quantization_config"),
     "an adapter": (adapter, "adapter_config.json"),
 }
 
@@ -119,14 +104,12 @@ def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -
     )
 
 
-@pytest.mark.parametrize(("front", "behind"), [((), ()), ((PAD,), (PAD, END)), ((), ("<think>",))])
-def test_what_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy, front, behind):
-    surrounding(saved, front, behind)
+def test_an_end_that_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy):
+    surrounding(saved, (PAD,), (END,))
     changed = load_policy(str(saved))
     for text in ("How many?", f"so {END}", ""):
         bare = policy.tokenizer.encode(text, add_special_tokens=False)
-        expected = [*map(policy.tokenizer.convert_tokens_to_ids, front), *bare]
-        assert changed.encode_prompt(text) == (expected or [policy.tokenizer.eos_token_id])
+        assert changed.encode_prompt(text) == [policy.tokenizer.pad_token_id, *bare]
 
 
 def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokenizer, composed, tmp_path):
@@ -187,16 +170,6 @@ def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_
     policy.save(tmp_path / "again")
     again = load_policy(str(tmp_path / "again"))
     assert again.end_ids == policy.end_ids == {0, 5}
-
-
-def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokenizer):
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    shape = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = Phi3Config(
-        **shape, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
-        original_max_position_embeddings=32, rope_parameters=rope | {"original_max_position_embeddings": 32},
-    )  # fmt: skip
-    assert Policy(Phi3ForCausalLM(config), tokenizer).max_context == 32
 
 
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
