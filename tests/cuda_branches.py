@@ -10,7 +10,6 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,8 +17,6 @@ import torch
 from fake_cuda import Context, FakeCuda, FakePolicy, load_guard
 from torch.overrides import TorchFunctionMode
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Qwen2Config,
@@ -30,9 +27,8 @@ from transformers import (
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
-from rlreason.model.attention import KERNELS, end_to_end
-from rlreason.model.log_probs import _ChunkedLogProbs, chunked_log_probs, product
-from rlreason.model.packing import GPU, _SharedPromptAttention, attention_by_layout, pack
+from rlreason.model.log_probs import _ChunkedLogProbs
+from rlreason.model.packing import GPU, _SharedPromptAttention, pack
 from rlreason.model.parameters import on_device
 
 HALF, FULL = torch.bfloat16, torch.float32
@@ -46,7 +42,6 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": HEAD_DIM}),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
 }
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9, 9, 9])]
 TOKENS, PARTS, LONGEST = 16, [0, 5, 11, 16], 6  # of these pairs, each behind a prompt of its own
@@ -194,15 +189,9 @@ def flash_attn_calls() -> list[tuple]:
 
 
 def check_flash_attn_forward(mode: FakeCuda) -> None:
-    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer.
-
-    With the package's Python on the path (and an empty flash_attn_2_cuda.py, its compiled part) that is what is called.
-    """
-    own = find_spec("flash_attn") is not None
-    calls = [] if own else flash_attn_calls()
+    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer."""
+    calls = flash_attn_calls()
     forward(mode, "qwen2", "flash_attention_2")
-    if own:
-        calls = [args for args, _, _ in mode.of("flash_attn._flash_attn_varlen_forward.default")]
     assert len(calls) == LAYERS
     for q, k, v, of_queries, of_keys, *plain in calls:
         is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
@@ -272,23 +261,6 @@ def check_head_in_float32(mode: FakeCuda) -> None:
     assert {x.dtype for pair in operands for x in pair} == {HALF}
 
 
-def check_head_without_a_gradient(mode: FakeCuda) -> None:
-    """Scoring, and the in-process engine's logits: the same product."""
-    policy = policy_of("qwen2")
-    mode.calls.clear()
-    with torch.no_grad():
-        logits = policy.logits(torch.zeros(5, WIDTH, device="cuda"))
-        chunked_log_probs(
-            torch.zeros(5, WIDTH, device="cuda"),
-            policy.head,
-            torch.zeros(5, dtype=torch.int64, device="cuda"),
-            head=HALF,
-        )
-    assert (tuple(logits.shape), logits.dtype) == ((5, VOCAB), FULL)
-    assert len(mode.of("aten.mm.dtype")) == 2
-    assert product(torch.zeros(2, 3, device="cuda"), torch.zeros(4, 3, device="cuda")).dtype == FULL
-
-
 def check_decoding(mode: FakeCuda) -> None:
     """The in-process engine: prompts are read, kept once, and two steps of two samples each decoded behind them."""
     policy = policy_of("qwen3", head=FULL)
@@ -309,21 +281,6 @@ def check_decoding(mode: FakeCuda) -> None:
     attended = [args for args, _, _ in mode.of("aten.bmm.default")]
     assert len(attended) == 4 * LAYERS  # queries with the keys, weights with the values: of prompts, and of responses
     assert {x.dtype for args in attended for x in args} == {HALF}
-
-
-def check_a_kernel_that_is_given_views(mode: FakeCuda) -> None:
-    """Where heads come first in memory, too, what the kernel is given lies in one piece."""
-    q = torch.zeros(1, HEADS, TOKENS, HEAD_DIM, dtype=HALF, device="cuda")
-    k, v = torch.zeros(2, 1, KV_HEADS, TOKENS, HEAD_DIM, dtype=HALF, device="cuda")
-    bounds = torch.zeros(len(PARTS), dtype=torch.int32, device="cuda")
-    out = end_to_end(KERNELS["varlen"], q, k, v, bounds, LONGEST, None)
-    is_laid_out([out], HALF, (1, TOKENS, HEADS, HEAD_DIM))
-    ((args, *_),) = mode.of("torch_attn._varlen_attn.default")
-    is_laid_out(args[:3], HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
-    layout = pack(PAIRS, "cuda", share_prompts=True).layout
-    tokens = sum(layout.parts.queries)
-    q, k, v = (x[0, :, :tokens].transpose(0, 1) for x in (q, k, v))
-    is_laid_out([attention_by_layout(q, k, v, layout, GPU, 0.25)], HALF, (tokens, HEADS, HEAD_DIM))
 
 
 CHECKS: dict[str, Callable[[FakeCuda], None]] = {

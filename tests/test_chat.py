@@ -43,12 +43,7 @@ QWEN3 = """{%- if messages[0].role == 'system' %}
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
 {%- endif %}"""  # its parts that a single turn meets
 
-LLAMA3 = """{{- bos_token }}
-{%- if strftime_now is defined %}{%- set date_string = strftime_now("%d %b %Y") %}{%- endif %}
-{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}{%- set messages = messages[1:] %}
-{%- else %}{%- set system = '' %}{%- endif %}{{- 'Today Date: ' + date_string + '\n' + system }}
-{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' }}
-{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+DATED = CHATML + """{{ 'Today Date: ' + strftime_now("%d %b %Y") }}"""  # as Llama 3's says it
 
 GEMMA = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
 {%- for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"""
@@ -83,21 +78,20 @@ def prompt(**chosen):
 USER = "What is 1 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
-@pytest.mark.parametrize("template", [CHATML, QWEN3, LLAMA3], ids=["chatml", "qwen3", "llama3"])
+@pytest.mark.parametrize("template", [CHATML, QWEN3], ids=["chatml", "qwen3"])
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, template, system):
-    policy = asking(with_template(tokenizer, template, bos=template == LLAMA3))
-    ids = encoder(policy, prompt(system=system))(ONE)
+    policy = asking(with_template(tokenizer, template))
     conversation = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": USER}]
-    text = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     expected = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-    told = policy.tokenizer.decode(ids)
-    if template == LLAMA3:
-        assert told.startswith("<bos>Today Date: 26 Jul 2024")  # on every day
-        assert ids.count(policy.tokenizer.bos_token_id) == 1
-    else:
-        assert (ids, told) == (expected, text)
-    assert told.endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
+    assert encoder(policy, prompt(system=system))(ONE) == expected
+
+
+def test_a_prompt_is_the_same_on_every_day_with_one_token_at_its_begin(tokenizer):
+    policy = asking(with_template(tokenizer, "{{ bos_token }}" + DATED, bos=True))
+    ids = encoder(policy, prompt())(ONE)
+    assert policy.tokenizer.decode(ids).endswith("Today Date: 26 Jul 2024")
+    assert ids.count(policy.tokenizer.bos_token_id) == 1
 
 
 def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer):

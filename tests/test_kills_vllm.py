@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.broken_runs import Runs, norms_of, parts_of
-from tests.run_records import lines_of, rows_of, weights_of
+from tests.run_records import lines_of, rows_of
 from tests.starts import SMALL
 from tests.waiting import wait_for
 
@@ -59,23 +59,15 @@ def test_a_run_with_vllm_goes_on_with_the_same_problems(runs, more, by):
     assert min(norms_of(folder)) > 0
 
 
-def started(tmp_path: Path, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """A run in the folder `run`, and what it prints; its temporary folder is `t`."""
-    tests = Path(__file__).parent  # where own_reward is
-    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": f"{tests.parent}:{tests}"}
-    (tmp_path / "t").mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "rlreason", *SMALL, "model.width=128", "rollout=vllm", "rollout.kv_cache_gb=0.25"]
-    with (out := tmp_path / "out").open("w") as file:
-        process = subprocess.Popen(
-            [*argv, "prompt.reward=own_reward:halves", *words], cwd=tmp_path, env=os.environ | own, stdout=file,
-            stderr=file,
-        )  # fmt: skip
-    return process, out
-
-
 @pytest.mark.long
 def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path):
-    process, out = started(tmp_path, "rollout.gpus=2", "n_steps=100000", "eval_every=0", "hydra.run.dir=run")
+    tests = Path(__file__).parent  # where own_reward is
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": f"{tests.parent}:{tests}"}
+    (tmp_path / "t").mkdir()
+    words = [*SMALL, *VLLM, "model.width=128", "prompt.reward=own_reward:halves", "rollout.gpus=2", "n_steps=100000"]
+    argv = [sys.executable, "-m", "rlreason", *words, "hydra.run.dir=run"]
+    with (out := tmp_path / "out").open("w") as file:
+        process = subprocess.Popen(argv, cwd=tmp_path, env=os.environ | own, stdout=file, stderr=file)
     rows = tmp_path / "run/metrics.jsonl"
     wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2))
     assert process.poll() is None, out.read_text()
@@ -91,22 +83,3 @@ def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path)
     assert "process has ended (exit code" in reason
     assert "Traceback" not in said.partition("last lines of")[0]
     assert [path.name for path in (tmp_path / "t").iterdir() if path.name.startswith("rlreason")] == []
-
-
-@pytest.mark.long
-def test_a_run_with_two_engines_is_the_run_with_one(tmp_path):
-    one, two = tmp_path / "run_1", tmp_path / "run_2"
-    for engines, folder in ((1, one), (2, two)):
-        words = (f"rollout.gpus={engines}", "n_steps=3", "eval_problems=4", f"hydra.run.dir={folder}")
-        process, out = started(tmp_path, *words)
-        assert process.wait(600) == 0, out.read_text()
-    assert asked_in(one) == asked_in(two)
-    rollouts = [[lines_of(path) for path in sorted((folder / "rollouts").iterdir())] for folder in (one, two)]
-    assert rollouts[0] == rollouts[1]
-    assert min(norms_of(one)) > 0  # so the second step samples with other weights than the first
-    assert weights_of(one) == weights_of(two)
-    ours, theirs = rows_of(one), rows_of(two)
-    for row in (*ours, *theirs):
-        row.pop("rollout/weight_check_tensors", None)  # of all engines
-    assert ours == theirs
-    assert {path.name for path in two.glob("vllm*.log")} == {"vllm.log", "vllm_2.log"}

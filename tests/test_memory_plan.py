@@ -3,18 +3,12 @@
 import dataclasses
 import gc
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 import yaml
-from cuda_memory import SHAPES
-from test_cuda_branches import needs
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
 
@@ -25,7 +19,7 @@ from rlreason.engines.build import reserve_of, with_planned_cache
 from rlreason.engines.hf.decoding import PROMPT_TOKENS, PreallocatedLayer
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model import memory as f
-from rlreason.model.log_probs import CHUNK, chunked_log_probs
+from rlreason.model.log_probs import CHUNK
 from rlreason.model.memory import PROMPT, PUBLISHED, ModelShape, Sampled, Workload, shape_from, shape_of, workload_of
 from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.plan import (
@@ -42,12 +36,11 @@ from rlreason.model.plan import (
     with_changes,
 )
 from rlreason.model.policy import Policy
-from rlreason.runtime.machine import Device, group_limits, processor
-from rlreason.training.build import make_learner, make_policy, set_trained
+from rlreason.runtime.machine import Device, processor
+from rlreason.training.build import make_learner, make_policy
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
 from rlreason.types import Grade, Response, Sample
-from tests.starts import ROOT
 
 CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
 CARD = Device("cuda", "a card of 24 GB", int(23.5 * 2**30), 24 << 30)
@@ -176,12 +169,7 @@ def local_run(tmp_path, composed):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        (),
-        ("model.gradient_checkpointing=true",),
-        ("model.dtype=bfloat16", "entropy_coef=0.01"),
-        ("optimizer=adamw_8bit",),
-    ],
+    [("optimizer=adamw_8bit",), ("model.gradient_checkpointing=true",), ("model.dtype=bfloat16",)],
     ids=" ".join,
 )
 def test_training_the_built_in_model_takes_what_the_plan_says(composed, words):
@@ -202,21 +190,6 @@ def test_training_the_built_in_model_takes_what_the_plan_says(composed, words):
         assert close(kept, kept_for_gradient(policy, batch))
 
 
-@pytest.mark.parametrize("words", [("model.freeze=[*embed_tokens*]",), ("model.freeze=[*layers*]",)], ids=" ".join)
-def test_a_large_vocabulary_takes_what_the_plan_says(words, local_run, tokenizer):
-    sizes = SMALL | {"vocab_size": 20_000, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = Qwen2Config(**sizes | {"max_position_embeddings": 4096}, tie_word_embeddings=True, eos_token_id=0)
-    rows = ("micro_batch_tokens=1440", "group_size=4", "rollout_batch_size=8", "train_batch_size=8")
-    run = local_run(config.to_dict(), *rows, "sampling.max_tokens=340", *words)
-    policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer)
-    set_trained(run.model, policy, 0)
-    shape = shape_of(run.model)[0]
-    found = measured_update(make_learner(run, policy), samples(8, 4, 20, 340))
-    assert found.tokens > 2 * CHUNK  # three chunks
-    plan = plan_of(workload_of(run, shape, CPU, 20), CPU)
-    assert -0.02 * found.peak < passes(plan) - found.peak < 4 * 4 * CHUNK * shape.vocab, (plan.training, found)
-
-
 @pytest.mark.long
 def test_a_model_of_135m_takes_what_the_plan_says(local_run, tokenizer):
     run = local_run(SMOLLM)
@@ -224,14 +197,10 @@ def test_a_model_of_135m_takes_what_the_plan_says(local_run, tokenizer):
     shape = shape_of(run.model)[0]
     policy = Policy(model, tokenizer)
     learner, batch = make_learner(run, policy), samples(4, 2, 40, 80)
-    whole = measured_update(learner, batch)
-    agrees(plan_of(workload_of(run, shape, CPU), CPU), whole)
+    agrees(plan_of(workload_of(run, shape, CPU), CPU), measured_update(learner, batch))
     checkpoint_layers(model)
     work = workload_of(with_changes(run, {"model.gradient_checkpointing": True}), shape, CPU)
-    less = measured_update(learner, batch)
-    agrees(plan_of(work, CPU), less)
-    both = [f.saved_bytes(dataclasses.replace(work, tokens=whole.tokens, checkpointing=on)) for on in (False, True)]
-    assert close(both[0] - both[1], whole.peak - less.peak)  # the activations alone
+    agrees(plan_of(work, CPU), measured_update(learner, batch))
     del learner
     sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
 
@@ -281,26 +250,6 @@ def test_what_autograd_keeps_is_known_for_every_family(family, products, tokeniz
     assert bytes_of(policy.model.parameters()) == pytest.approx(f.weight_bytes(shape, 4), rel=0.01)
 
 
-@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("trained", [True, False])
-def test_the_output_head_takes_no_more_than_the_formula_says(products, trained, monkeypatch):
-    # oneDNN copies a transposed operand
-    monkeypatch.setattr("rlreason.model.log_probs._onednn_is_faster", lambda device: False)
-    shape = dataclasses.replace(PUBLISHED["Qwen/Qwen3-0.6B"], vocab=2500, width=64)
-    work = Workload(shape, products=products.itemsize, adapters=not trained)
-    for scored in (200, 2 * CHUNK + 76):
-        hidden = torch.randn(scored, shape.width, requires_grad=True)
-        weight = torch.randn(shape.vocab, shape.width, requires_grad=trained)
-        weight.grad = torch.zeros_like(weight) if trained else None
-        labels = torch.randint(shape.vocab, (scored,))
-        settings = {"head": torch.float32, "products": products}
-        found, entropy = chunked_log_probs(hidden, weight, labels, **settings)
-        forward = peak_of(lambda: chunked_log_probs(hidden, weight, labels, **settings))  # noqa: B023
-        backward = peak_of(lambda: (found.sum() + entropy.sum()).backward())  # noqa: B023
-        assert forward <= 1.02 * f.head_bytes(work, scored, with_gradient=False)
-        assert 0.8 * f.head_bytes(work, scored) <= backward <= 1.02 * f.head_bytes(work, scored)
-
-
 #: GiB that torch had allocated at most in updates on one H200 (torch 2.11, AdamW, bfloat16 products, float32 head):
 #: docs/performance.md, by benchmarks/gpu_training.py. Of each: the shape, tokens of the largest micro-batch, whether it
 #: followed another one, whose gradients the plan always counts, and the GiB.
@@ -319,23 +268,6 @@ def test_the_trainers_memory_is_what_a_card_has_measured(name, tokens, several, 
     work = Workload(shape, products=2, trained=trained, gradients=gradients, tokens=tokens, on_gpu=True)
     planned_bytes = sum(plan_of(work, CARD).training.values()) - CONTEXT["cuda"]
     assert planned_bytes - (0 if several else gradients) == pytest.approx(measured * 2**30, rel=0.07)
-
-
-@pytest.mark.long
-@needs
-def test_a_gpu_keeps_for_the_gradient_what_the_plan_says(tmp_path):
-    """Published shapes on a GPU that is not there."""
-    words = [sys.executable, str(Path(__file__).with_name("cuda_memory.py")), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stderr
-    rows = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(rows) == 3 * len(SHAPES)
-    for row in rows:
-        shape = SHAPES[row["name"]]
-        work = Workload(shape, products=2, tokens=row["tokens"], checkpointing=row["checkpointing"])
-        kept, casts, _ = f.training_bytes(work)
-        assert close(kept + casts, row["kept"]), row
 
 
 def test_shapes_and_constants_are_the_published_ones():
@@ -390,7 +322,6 @@ def test_an_engine_of_its_own_is_counted_where_it_is(composed):
     assert with_kl.sampling["KV cache"] == int(0.4 * (free - 2 * shape.numbers - later))
     alone = plan(dataclasses.replace(CARD, second_free=4 << 30), "rollout.placement=second_gpu")
     assert alone.second_gpu["engine's weights"] == 2 * shape.numbers
-    assert alone.second_gpu["KV cache"] < 1 << 30
     assert not {"engine's weights", "KV cache"} & (alone.training.keys() | alone.sampling.keys())
     assert plan(CPU).training["engine's weights"] == 4 * shape.numbers  # where sleep has no effect
 
@@ -418,9 +349,7 @@ QWEN = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b")
 SETS = [
     (QWEN, "cuda", 23.5, ""),
     ((*QWEN, "rollout=vllm", "rollout.sleep=false"), "cuda", 23.5, "rollout.sleep=true"),
-    (("model=olmo2_1b", "data.path=a/b"), "cuda", 23.5, ""),
     (("model=smollm2_135m", "data.path=a/b", "micro_batch_tokens=16384"), "cpu", 8, "micro_batch_tokens="),
-    (("model.width=1024", "model.layers=32", "model.heads=16"), "cuda", 8, ""),
     ((*LARGE, "rollout=vllm", "rollout.kv_cache_gb=20"), "cuda", 23.5, "rollout.kv_cache_gb="),
     ((*LARGE, "sampling.max_tokens=30000", "micro_batch_tokens=40000"), "cuda", 23.5, "sampling.max_tokens="),
     (
@@ -454,10 +383,7 @@ def test_where_nothing_helps_the_largest_part_is_named(composed):
     assert max(parts, key=parts.get) in conclusion(told)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['{"model_type": "mamba"}', "{", "[]", json.dumps(SMOLLM | {"hidden_size": -576})],
-)
+@pytest.mark.parametrize("text", ['{"model_type": "mamba"}', "{", "[]", '{"model_type": "llama", "vocab_size": -5}'])
 def test_a_shape_that_cannot_be_read_is_unknown(text, tmp_path, composed):
     (tmp_path / "config.json").write_text(text)
     run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
@@ -477,8 +403,6 @@ def test_a_control_groups_limit_bounds_the_memory():
         "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
     }
     assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
-    first = {"/proc/self/cgroup": "5:memory:/", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}
-    assert list(group_limits(first.get)) == []
 
 
 def test_a_template_counts_before_prompts_are_measured(tmp_path, composed):
@@ -488,21 +412,3 @@ def test_a_template_counts_before_prompts_are_measured(tmp_path, composed):
         lengths[name] = assumed_prompt(typed(composed(*LARGE, f"prompt.file={tmp_path}/{name}.prompt")))
     assert lengths["short"] >= PROMPT
     assert lengths["long"] - lengths["short"] == pytest.approx(500, abs=4)  # characters / 3
-
-
-@pytest.mark.long
-def test_the_memory_that_a_real_run_has_at_its_peak_is_about_the_plans(tmp_path):
-    """Of the whole process, libraries and all, which the tests above leave out."""
-    words = [
-        "n_steps=1", "micro_batch_tokens=4096", "rollout_batch_size=64", "train_batch_size=64", "group_size=8",
-        "eval.final_problems=8", "save_model=false",
-    ]  # fmt: skip
-    start = [sys.executable, "-m", "rlreason"]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    told = subprocess.run([*start, "plan", *words, "--json"], cwd=tmp_path, env=env, capture_output=True, check=True)
-    with (tmp_path / "log").open("wb") as log:
-        child = subprocess.Popen([*start, *words], cwd=tmp_path, env=env, stdout=log, stderr=log)
-        _, status, used = os.wait4(child.pid, 0)
-    assert status == 0, (tmp_path / "log").read_text()
-    peak = json.loads(told.stdout)["memory"]["peak"]
-    assert peak == pytest.approx(used.ru_maxrss * 1024, rel=0.3)

@@ -4,33 +4,8 @@ import copy
 
 import pytest
 import torch
+import transformers as t
 from test_learner import RIGHT, gradient_of, make_samples
-from transformers import (
-    FalconH1Config,
-    FalconH1ForCausalLM,
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Mamba2Config,
-    Mamba2ForCausalLM,
-    MiniMaxConfig,
-    MiniMaxForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
@@ -57,59 +32,58 @@ EXPERTS = {
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
 
 
-def lfm2(vocab):
-    layers = ["conv", "full_attention", "conv"]
-    return Lfm2ForCausalLM(Lfm2Config(vocab_size=vocab, num_hidden_layers=3, layer_types=layers, **SHAPE))
-
-
-def falcon_h1(vocab):
-    sizes = MAMBA | {"mamba_d_ssm": 64, "num_hidden_layers": 2}
-    return FalconH1ForCausalLM(FalconH1Config(vocab_size=vocab, lm_head_multiplier=0.5, **SHAPE, **sizes))
-
-
-def granite(vocab):
-    sizes = MAMBA | {"num_hidden_layers": 3, "layer_types": MIXED, "num_local_experts": 0}
-    config = GraniteMoeHybridConfig(
-        vocab_size=vocab, logits_scaling=2.0, shared_intermediate_size=48, **SHAPE, **sizes
-    )  # fmt: skip
-    return GraniteMoeHybridForCausalLM(config)
-
-
-def qwen3_5(vocab):
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(vocab_size=vocab, **SHAPE, **DELTA))
-
-
-def qwen3_next(vocab):
-    return Qwen3NextForCausalLM(Qwen3NextConfig(vocab_size=vocab, **SHAPE, **DELTA, **EXPERTS))
-
-
 PLAIN = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+UNTIED = PLAIN | {"tie_word_embeddings": False}
+LFM2 = {**SHAPE, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+#: Name -> class, without its ending, and the sizes of its config.
+FAMILIES = {
+    "llama": ("Llama", {**UNTIED, "eos_token_id": [0, 7]}),
+    "qwen3": ("Qwen3", {**PLAIN, "head_dim": 16}),
+    "olmo2": ("Olmo2", UNTIED),
+    "lfm2": ("Lfm2", LFM2),
+    "falcon_h1": (
+        "FalconH1", {**SHAPE, **MAMBA, "mamba_d_ssm": 64, "num_hidden_layers": 2, "lm_head_multiplier": 0.5}
+    ),
+    "granite": (
+        "GraniteMoeHybrid",
+        {**SHAPE, **MAMBA, "num_hidden_layers": 3, "layer_types": MIXED, "num_local_experts": 0, "logits_scaling": 2.0,
+         "shared_intermediate_size": 48},
+    ),
+    "qwen3_5": ("Qwen3_5", {**SHAPE, **DELTA}),
+    "qwen3_next": ("Qwen3Next", {**SHAPE, **DELTA, **EXPERTS}),
+    "mamba2": (
+        "Mamba2",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
+    ),
+    "minimax": (
+        "MiniMax", {**SHAPE, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 2, "layer_types": MIXED[:2]}
+    ),
+    "nemotron_h": (  # its state drifts from the eighth token on
+        "NemotronH",
+        {**SHAPE, "hybrid_override_pattern": "M*M-", "num_hidden_layers": 4, "n_groups": 1, "mamba_num_heads": 8,
+         "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "head_dim": 16},
+    ),
+    "mistral": ("Mistral", {**PLAIN, "sliding_window": 24}),
+}  # fmt: skip
 
 
-def llama(vocab):
-    sizes = PLAIN | {"tie_word_embeddings": False}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, eos_token_id=[0, 7], **sizes))
-
-
-def qwen3(vocab):
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab, head_dim=16, **PLAIN))
-
-
-def olmo2(vocab):
-    return Olmo2ForCausalLM(Olmo2Config(vocab_size=vocab, **PLAIN | {"tie_word_embeddings": False}))
-
-
-def hybrid(family, tokenizer) -> Policy:
+def made(family: str, tokenizer, **options) -> Policy:
     torch.manual_seed(0)
-    return Policy(family(len(tokenizer)), tokenizer)
+    name, sizes = FAMILIES[family]
+    config = getattr(t, f"{name}TextConfig" if name == "Qwen3_5" else f"{name}Config")
+    model = getattr(t, f"{name}ForCausalLM")(config(vocab_size=len(tokenizer), **sizes))
+    return Policy(model, tokenizer, **options)
 
 
-@pytest.mark.parametrize("family", [llama, qwen3, olmo2, lfm2, falcon_h1, granite, qwen3_5, qwen3_next])
+PACKED, HYBRID = ["llama", "qwen3", "olmo2"], ["lfm2", "falcon_h1", "granite", "qwen3_5", "qwen3_next"]
+
+
+@pytest.mark.parametrize("family", [*PACKED, *HYBRID])
 def test_what_a_family_samples_is_what_its_own_forward_pass_scores(family, tokenizer):
     """A state that padding or another sequence gets into, or a scale behind the head that is left out."""
-    policy = hybrid(family, tokenizer)
-    assert policy.packs == policy.shares_prompts == (family in (llama, qwen3, olmo2)), policy.remarks
-    assert policy.end_ids >= ({0, 7} if family is llama else set())
+    policy = made(family, tokenizer)
+    assert policy.packs == policy.shares_prompts == (family in PACKED), policy.remarks
+    assert policy.end_ids >= ({0, 7} if family == "llama" else set())
     prompts = [Prompt(str(i), [(5 * i + j) % 90 + 7 for j in range(1 + i % 3)], i) for i in range(7)]
     sampling = Sampling(0.8, 2, 24)
     responses = HFEngine(policy, 9).generate(prompts, sampling, n=3)
@@ -130,13 +104,13 @@ def test_what_a_family_samples_is_what_its_own_forward_pass_scores(family, token
 
 
 def test_a_hybrid_trains_one_sequence_at_a_time_from_what_it_samples(tokenizer, tmp_path):
-    hybrid(lfm2, tokenizer).save(tmp_path / "model")
+    made("lfm2", tokenizer).save(tmp_path / "model")
     policy = load_policy(str(tmp_path / "model"))
     assert "one sequence" in policy.describe()
     with pytest.raises(AssertionError):
         policy.log_probs(pack([([3, 4], [5]), ([6], [7, 8])]))
     with pytest.raises(ConfigError, match="parallel=shard"):
-        Policy(lfm2(len(tokenizer)), tokenizer, in_main_memory=True)
+        made("lfm2", tokenizer, in_main_memory=True)
     engine, learner = HFEngine(policy), Learner(policy, Objective(), OptimizationConfig(1e-3))
     for step in range(2):
         before = [p.detach().clone() for p in learner.parameters]
@@ -159,26 +133,14 @@ def test_one_sequence_at_a_time_has_the_gradient_of_packed_ones(policy):
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (lambda vocab: Mamba2ForCausalLM(Mamba2Config(
-            vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=8, n_groups=1
-        )), "Mamba2Mixer"),
-        (lambda vocab: MiniMaxForCausalLM(MiniMaxConfig(
-            vocab_size=vocab, num_hidden_layers=2, head_dim=16, num_local_experts=2, layer_types=MIXED[:2], **SHAPE
-        )), "linear_attention"),
-        (lambda vocab: NemotronHForCausalLM(NemotronHConfig(  # its state drifts from the eighth token on
-            **{**SHAPE, "vocab_size": vocab, "hybrid_override_pattern": "M*M-", "num_hidden_layers": 4, "n_groups": 1,
-               "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "head_dim": 16}
-        )), "Mamba2Mixer"),
-    ],
-)  # fmt: skip
-def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(model, reason, tokenizer):
-    with pytest.raises(ConfigError, match=reason):
-        hybrid(model, tokenizer)
+    ("family", "state"),
+    [("mamba2", "Mamba2Mixer"), ("minimax", "linear_attention"), ("nemotron_h", "Mamba2Mixer")],
+)
+def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(family, state, tokenizer):
+    with pytest.raises(ConfigError, match=state):
+        made(family, tokenizer)
 
 
 def test_a_sliding_window_limits_the_context(tokenizer):
-    config = MistralConfig(vocab_size=len(tokenizer), sliding_window=24, **PLAIN)
-    assert Policy(MistralForCausalLM(config), tokenizer).max_context == 24
-    assert Policy(llama(len(tokenizer)), tokenizer).max_context == SHAPE["max_position_embeddings"]
+    assert made("mistral", tokenizer).max_context == 24
+    assert made("llama", tokenizer).max_context == SHAPE["max_position_embeddings"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import PROMPT
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
@@ -46,31 +45,17 @@ def reweighed(change, **config):
     return apply
 
 
-def same(weights):
-    return weights
-
-
-def prefixed(prefix: str):
-    return reweighed(lambda weights: {prefix + name: w for name, w in weights.items()})
-
-
-def quantised(**how):
-    return reweighed(same, quantization_config=how)
-
-
 def adapter(folder: Path) -> None:
     edited(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path="some/base", r=2)
 
 
 LACKING = "model.layers.1.mlp.down_proj.weight"
 FAULTS = {
-    "compiled": (prefixed("_orig_mod."), "_orig_mod."),
     "a tensor is missing": (reweighed(lambda w: {k: v for k, v in w.items() if k != LACKING}), re.escape(LACKING)),
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
-    "no head": (reweighed(same, tie_word_embeddings=False), r"lm_head\.weight"),
-    "more layers": (reweighed(same, num_hidden_layers=3, layer_types=None), "layers.2"),
-    "another shape": (reweighed(same, intermediate_size=64), r"mlp\.down_proj"),
-    "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "quantization_config"),
+    "more layers": (reweighed(dict, num_hidden_layers=3, layer_types=None), "layers.2"),
+    "another shape": (reweighed(dict, intermediate_size=64), r"mlp\.down_proj"),
+    "quantised": (reweighed(dict, quantization_config={"quant_method": "bitsandbytes"}), "quantization_config"),
     "an adapter": (adapter, "adapter_config.json"),
 }
 
@@ -87,14 +72,12 @@ def test_weights_that_were_not_loaded_are_refused(saved, fault):
 @pytest.mark.parametrize(
     "change",
     [
-        same,
         lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"]},
         lambda w: {("lm_head.weight" if "embed" in name else name): value for name, value in w.items()},
         lambda w: {name.removeprefix("model."): value for name, value in w.items()},
         lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w["model.norm.weight"]},
-        lambda w: w | {"model.layers.0.self_attn.rotary_emb.cos_cached": w["model.norm.weight"]},
     ],
-    ids=["as saved", "head and embeddings", "head alone", "of the base model", "old buffers", "older buffers"],
+    ids=["head and embeddings", "head alone", "of the base model", "old buffers"],
 )
 def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
     reweighed(change)(saved)
@@ -121,15 +104,12 @@ def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -
     )
 
 
-@pytest.mark.parametrize("front", [(), (PAD,)], ids=["nothing in front", "a token in front"])
-@pytest.mark.parametrize("behind", [(), (END,), (PAD, END), ("<think>",)], ids=lambda t: f"{len(t)} behind")
-def test_what_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy, front, behind):
-    surrounding(saved, front, behind)
+def test_an_end_that_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy):
+    surrounding(saved, (PAD,), (END,))
     changed = load_policy(str(saved))
-    for text in ("How many?", "2 + 2", f"so {END}", ""):
+    for text in ("How many?", f"so {END}", ""):
         bare = policy.tokenizer.encode(text, add_special_tokens=False)
-        expected = [*map(policy.tokenizer.convert_tokens_to_ids, front), *bare]
-        assert changed.encode_prompt(text) == (expected or [policy.tokenizer.eos_token_id])
+        assert changed.encode_prompt(text) == [policy.tokenizer.pad_token_id, *bare]
 
 
 def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokenizer, composed, tmp_path):
@@ -165,31 +145,23 @@ def padded(policy) -> Policy:
     return Policy(model, policy.tokenizer)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_rows_that_no_token_has_are_never_sampled_and_change_no_probability(policy, padded, problems, temperature):
-    prompts = [
-        Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), i) for i, p in enumerate(problems)
-    ]
-    sampling = Sampling(temperature, 0, 12)
-    plain, cut = (HFEngine(p).generate(prompts[:16], sampling, n=2) for p in (policy, padded))
+def test_rows_that_no_token_has_are_never_sampled_or_sent_and_change_no_probability(policy, padded, problems, tmp_path):
+    count = len(policy.head)
+    prompts = [Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), 7) for p in problems[:16]]
+    plain, cut = (HFEngine(p).generate(prompts, Sampling(1.0, 0, 12), n=2) for p in (policy, padded))
     assert [r.token_ids for r in plain] == [r.token_ids for r in cut]
     batch = pack([(r.prompt_ids, r.token_ids) for r in plain])
     results = []
     for each in (policy, padded):
         log_probs, entropy = each.log_probs(batch, 0.7)
         (log_probs.sum() + 3 * entropy.sum()).backward()
-        results.append((log_probs, entropy, each.head.grad[: len(policy.head)]))
+        results.append((log_probs, entropy, each.head.grad[:count]))
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-    assert not padded.head.grad[len(policy.head) :].any()
-
-
-def test_an_engine_of_its_own_gets_no_row_that_no_token_has(policy, padded, tmp_path):
+    assert not padded.head.grad[count:].any()
     sent = dict(padded.engine_weights())
     assert all(w.equal(sent[name]) for name, w in policy.engine_weights())
-    assert json.loads((Path(write_model(padded, tmp_path)) / "config.json").read_text())["vocab_size"] == len(
-        policy.head
-    )
+    assert json.loads((Path(write_model(padded, tmp_path)) / "config.json").read_text())["vocab_size"] == count
 
 
 def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path):
@@ -200,24 +172,13 @@ def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_
     assert again.end_ids == policy.end_ids == {0, 5}
 
 
-def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokenizer):
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    shape = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = Phi3Config(
-        **shape, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
-        original_max_position_embeddings=32, rope_parameters=rope | {"original_max_position_embeddings": 32},
-    )  # fmt: skip
-    assert Policy(Phi3ForCausalLM(config), tokenizer).max_context == 32
-
-
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfQ: {question}\r\nA:")
     assert template_of(str(tmp_path / "own.prompt")) == "Q: {question}\nA:"
 
 
-@pytest.mark.parametrize("words", ["hydra.run.dir={}", "model=local model.path={}", "-m seed=0,1 hydra.sweep.dir={}"])
-def test_a_name_that_is_too_long_for_the_file_system_is_one_line(tmp_path, words):
-    done = rlreason("algorithm=evaluate", *words.format("a" * 300).split(), cwd=tmp_path)
+def test_a_name_that_is_too_long_for_the_file_system_is_one_line(tmp_path):
+    done = rlreason("algorithm=evaluate", f"hydra.run.dir={'a' * 300}", cwd=tmp_path)
     assert done.returncode == 2
-    assert "too long" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert "too long" in line

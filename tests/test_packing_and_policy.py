@@ -10,7 +10,6 @@ from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, end_to_end, one_by_one, select_kernel
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack
-from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
 from rlreason.training.build import check_hardware
 from tests.run_settings import settings
@@ -23,11 +22,10 @@ def plain_log_probs(model, prompt, response, temperature=1.0):
     return torch.stack([log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)])
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_packed_log_probs_equal_one_sequence_at_a_time(policy, temperature):
+def test_packed_log_probs_equal_one_sequence_at_a_time(policy):
     pairs = random_pairs(len(policy.tokenizer), 9)
-    flat, entropy = policy.log_probs(pack(pairs), temperature)
-    expected = torch.cat([plain_log_probs(policy.model, p, r, temperature) for p, r in pairs])
+    flat, entropy = policy.log_probs(pack(pairs), 0.6)
+    expected = torch.cat([plain_log_probs(policy.model, p, r, 0.6) for p, r in pairs])
     assert len(flat) == sum(len(r) for _, r in pairs) == len(entropy)
     torch.testing.assert_close(flat, expected, atol=2e-5, rtol=0)
 
@@ -40,19 +38,6 @@ def test_scoring_with_entropy_adds_the_entropies_and_keeps_the_order(policy):
         logits = policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].detach() / 0.7
         expected = torch.distributions.Categorical(logits=logits[len(prompt) - 1 : -1]).entropy()
         torch.testing.assert_close(torch.tensor(entropy), expected, atol=2e-5, rtol=0)
-
-
-def test_padding_on_the_right_changes_nothing(policy):
-    pairs = random_pairs(len(policy.tokenizer), 5)
-    longest = max(len(p) + len(r) for p, r in pairs)
-    ids = torch.full((5, longest), policy.tokenizer.pad_token_id)
-    for i, (p, r) in enumerate(pairs):
-        ids[i, : len(p) + len(r)] = torch.tensor(p + r)
-    logits = policy.model(input_ids=ids, attention_mask=(ids != policy.tokenizer.pad_token_id).long(), use_cache=False)
-    padded = F.log_softmax(logits.logits.float(), -1)
-    flat, _ = policy.log_probs(pack(pairs))
-    expected = [padded[i, len(p) + t - 1, token] for i, (p, r) in enumerate(pairs) for t, token in enumerate(r)]
-    torch.testing.assert_close(flat, torch.stack(expected), atol=2e-5, rtol=0)
 
 
 def test_first_and_last_response_token_are_scored_end_token_included(policy):
@@ -79,13 +64,9 @@ def test_rows_and_flat_are_the_same_numbers():
         ("auto", (8, 0), torch.bfloat16, "varlen"),
         ("auto", None, torch.bfloat16, "sdpa"),
         ("auto", (9, 0), torch.float32, "sdpa"),
-        ("auto", (7, 5), torch.float16, "sdpa"),
         ("sdpa", (8, 0), torch.bfloat16, "sdpa"),
-        ("varlen", (8, 0), torch.bfloat16, "varlen"),
-        ("flash_attention_2", None, torch.float32, "no GPU"),
         ("flash_attention_2", (9, 0), torch.bfloat16, "flash_attn"),  # not installed here
-        ("varlen", (9, 0), torch.float32, r"products in float32.*model\.dtype=bfloat16"),
-        ("varlen", (7, 0), torch.bfloat16, r"capability 7\.0, below 8\.0"),
+        ("varlen", (7, 0), torch.bfloat16, r"capability 7\.0.*model\.dtype=bfloat16"),
     ],
 )
 def test_which_kernel_is_taken_depends_on_hardware_and_number_type(asked, capability, dtype, kernel, monkeypatch):
@@ -99,12 +80,9 @@ def test_which_kernel_is_taken_depends_on_hardware_and_number_type(asked, capabi
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can run")
-def test_the_kernel_is_checked_before_anything_slow_and_named_in_the_header(policy):
+def test_the_kernel_is_checked_before_anything_slow():
     with pytest.raises(ConfigError, match=r"model\.attention=varlen .*no GPU"):
         check_hardware(settings("model.attention=varlen"))
-    with pytest.raises(ConfigError, match=r"model\.attention=flash "):
-        settings("model.attention=flash")
-    assert "attention by sdpa (no GPU)" in policy.describe()
 
 
 def plain_kernel(q, k, v, bounds, longest, scale):
@@ -120,8 +98,7 @@ def plain_kernel(q, k, v, bounds, longest, scale):
     return out
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize(("kv_heads", "scale"), [(1, None), (2, 0.3), (4, None)])
 def test_a_kernel_over_sequences_end_to_end_is_one_causal_call_for_each(kv_heads, scale):
     torch.manual_seed(0)
     sizes = [5, 1, 9]
@@ -143,33 +120,15 @@ def test_under_every_kernels_name_float32_numbers_are_the_same(policy):
     check_kernel(policy)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels")
-@pytest.mark.parametrize("kernel", ["varlen", "flash_attention_2"])
-def test_a_gpus_kernel_gives_the_numbers_of_one_call_per_sequence(kernel, tokenizer):
-    if kernel == "flash_attention_2":
-        pytest.importorskip("flash_attn")
-    pairs, scored = random_pairs(len(tokenizer), 9), {}
-    for name in (kernel, "sdpa"):
-        model = build_model(len(tokenizer), width=64, init_scale=0.3, seed=1)
-        made = Policy(model, tokenizer, torch.bfloat16, torch.device("cuda"), attention=name)
-        scored[name] = made.log_probs(pack(pairs, made.device))[0]
-    torch.testing.assert_close(scored[kernel], scored["sdpa"], atol=0.1, rtol=0)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_chunked_log_probs_match_full_logits_in_value_and_gradient(chunk):
+def test_chunked_log_probs_match_full_logits_in_value_and_gradient():
     torch.manual_seed(0)
-    h, w = torch.randn(10, 8, dtype=torch.float64, requires_grad=True), torch.randn(30, 8, dtype=torch.float64)
-    w.requires_grad_()
+    h, w = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (10, 30))
     labels, weight = torch.randint(30, (10,)), torch.randn(10)
     full = F.log_softmax(h @ w.t() / 0.7, -1)
-    (full.gather(1, labels[:, None])[:, 0] * weight).sum().backward()
-    expected = h.grad.clone(), w.grad.clone()
-    h.grad = w.grad = None
-    log_probs, entropy = chunked_log_probs(h, w, labels, 0.7, chunk)
-    (log_probs * weight).sum().backward()
-    torch.testing.assert_close(h.grad, expected[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(w.grad, expected[1], atol=1e-5, rtol=1e-5)
+    expected = torch.autograd.grad((full.gather(1, labels[:, None])[:, 0] * weight).sum(), [h, w], retain_graph=True)
+    log_probs, entropy = chunked_log_probs(h, w, labels, 0.7, 3)
+    for mine, theirs in zip(torch.autograd.grad((log_probs * weight).sum(), [h, w]), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(-1).detach(), atol=1e-5, rtol=1e-5)
 
 

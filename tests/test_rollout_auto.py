@@ -1,9 +1,7 @@
 """`rollout=auto`, the default: what it stands for, and that a run, its records and its resumption see that engine."""
 
-import itertools
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,13 +17,11 @@ OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
 
 
-@pytest.mark.parametrize(
-    ("path", "has_gpu", "has_vllm"), itertools.product([None, "a/b"], [False, True], [False, True])
-)
-def test_vllm_takes_a_model_in_files_a_gpu_and_vllm(path, has_gpu, has_vllm, monkeypatch):
-    monkeypatch.setattr("rlreason.config.groups.finds_gpus", lambda: has_gpu)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if has_vllm else None)
-    assert (engine_here(path) == "vllm") == (path is not None and has_gpu and has_vllm)
+@pytest.mark.parametrize("missing", ["", "files", "gpu", "vllm"])
+def test_vllm_takes_a_model_in_files_a_gpu_and_vllm(missing, monkeypatch):
+    monkeypatch.setattr("rlreason.config.groups.finds_gpus", lambda: missing != "gpu")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if missing != "vllm" else None)
+    assert engine_here(None if missing == "files" else "a/b") == ("hf" if missing else "vllm")
 
 
 def test_the_settings_of_a_run_hold_the_engine_that_was_chosen(composed):
@@ -39,25 +35,14 @@ def test_the_settings_of_a_run_hold_the_engine_that_was_chosen(composed):
     assert typed(composed(*PRETRAINED, "rollout=vllm")).rollout.engine == "vllm"
 
 
-@pytest.fixture
-def finished(finished_run, tmp_path) -> Path:
-    """A copy of a run whose command named no engine."""
-    return shutil.copytree(finished_run.folder, tmp_path / "run")
-
-
-def test_the_records_name_the_engine_and_not_the_word(finished_run):
+def test_a_run_records_its_engine_and_goes_on_with_it(finished_run, tmp_path, monkeypatch):
+    """Also on a machine that has, or lacks, a GPU."""
     assert "rollout=auto" not in finished_run.printed  # the usual engine is worth no word
-    finished = finished_run.folder
+    finished = shutil.copytree(finished_run.folder, tmp_path / "run")
     settings = yaml.safe_load((finished / "config.yaml").read_text())
     assert settings["rollout"]["engine"] == "hf"
-    assert "engine_here" not in (finished / "config.yaml").read_text()
     assert " rollout=" not in json.loads((finished / "provenance.json").read_text())["command"]
-
-
-def test_a_run_goes_on_with_the_engine_that_it_began_with(finished, monkeypatch):
-    """Also on a machine that has, or lacks, a GPU."""
     monkeypatch.chdir(finished.parent)
-    settings = yaml.safe_load((finished / "config.yaml").read_text())
     settings["rollout"]["engine"] = OTHER[engine_here(None)]
     (finished / "config.yaml").write_text(yaml.safe_dump(settings))
     assert train_config(f"resume={finished}").rollout.engine == OTHER[engine_here(None)]

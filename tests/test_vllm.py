@@ -2,13 +2,12 @@
 
 import json
 import signal
-import string
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.server import Server, largest_mismatch
+from rlreason.engines.vllm.server import largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import PAD, build_model
 from rlreason.model.policy import Policy, load_policy
@@ -68,51 +67,46 @@ def test_greedy_tokens_are_the_in_process_engines(engine, problems):
 
 
 def test_both_engines_draw_from_one_distribution(engine, problems):
-    """Other random numbers, so other samples; lengths and the share with some character differ as chance allows."""
+    """Other random numbers, so other samples; lengths and log-probabilities differ as chance allows."""
     prompts = prompts_for(engine.policy, problems, 1)
     seeds = [Prompt(str(i), prompts[0].token_ids, seed_for("parity", i)) for i in range(384)]
     sampling = Sampling(1.0, 0, 24, stop=("e",))  # e is common: lengths vary
     theirs, ours = (made.generate(seeds, sampling, 1) for made in (engine, HFEngine(engine.policy)))
     assert [r.token_ids for r in theirs] != [r.token_ids for r in ours]
-
-    def z(figure) -> float:
+    for figure in (lambda r: len(r.token_ids), lambda r: sum(r.log_probs) / len(r.log_probs)):
         a, b = (torch.tensor([float(figure(r)) for r in responses]) for responses in (theirs, ours))
-        return float((a.mean() - b.mean()) / ((a.var() + b.var()) / len(a)).sqrt())
-
-    letter = min(string.ascii_letters, key=lambda c: abs(sum(c in r.text for r in ours) / len(ours) - 0.5))
-    assert len({len(r.token_ids) for r in ours}) > 5
-    assert abs(z(lambda r: len(r.token_ids))) < 4
-    assert abs(z(lambda r: letter in r.text)) < 4
-    assert abs(z(lambda r: sum(r.log_probs) / len(r.log_probs))) < 4
+        assert abs(a.mean() - b.mean()) < 4 * ((a.var() + b.var()) / len(a)).sqrt()
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.3])
-def test_log_probs_are_the_trainers_at_every_temperature_and_no_shipped_setting_leaks(engine, problems, temperature):
+def test_log_probs_are_the_trainers_and_no_shipped_setting_leaks(engine, problems):
     """Top-k, top-p or a penalty from the model's folder would put these off by tenths and more."""
     shipped = engine.policy.model.generation_config
-    assert shipped.top_k == 20
-    assert shipped.repetition_penalty == 1.5
-    responses = engine.generate(prompts_for(engine.policy, problems), Sampling(temperature, max_tokens=24), 8)
-    assert worst_mismatch(engine, responses, temperature) < 1e-3
+    assert (shipped.top_k, shipped.repetition_penalty) == (20, 1.5)
+    responses = engine.generate(prompts_for(engine.policy, problems), Sampling(0.7, max_tokens=24), 8)
+    assert worst_mismatch(engine, responses, 0.7) < 1e-3
     assert len({t for r in responses for t in r.token_ids}) > 100  # top-k 20 alone would not forbid this, top-p would
 
 
-def test_before_min_tokens_the_end_is_banned_and_the_log_probs_say_so(engine):
-    end = engine.policy.tokenizer.eos_token_id
-    before = engine.policy.head[end].clone()
-    with torch.no_grad():  # make ending the likeliest thing to do
-        engine.policy.head[end] *= 30
-    engine.load_weights(engine.policy)
+@contextmanager
+def changed_head(engine):
+    """Change the output head in this block, in the engine too from the next sync on."""
+    before = engine.policy.head.detach().clone()
     try:
-        prompts = [Prompt(str(i), [5, 6, 7 + i], seed=100 * i) for i in range(8)]
-        free = engine.generate(prompts, Sampling(1.0, 0, 10), 4)
-        held = engine.generate(prompts, Sampling(1.0, 6, 10), 4)
-        ours = HFEngine(engine.policy).generate(prompts, Sampling(0.0, 6, 10), 1)
-        theirs = engine.generate(prompts, Sampling(0.0, 6, 10), 1)
+        with torch.no_grad():
+            yield engine.policy.head
     finally:
         with torch.no_grad():
-            engine.policy.head[end] = before
+            engine.policy.head.copy_(before)
         engine.load_weights(engine.policy)
+
+
+def test_before_min_tokens_the_end_is_banned_and_the_log_probs_say_so(engine):
+    end, prompts = engine.policy.tokenizer.eos_token_id, [Prompt(str(i), [5, 6, 7 + i], seed=100 * i) for i in range(8)]
+    with changed_head(engine) as head:
+        head[end] *= 30  # make ending the likeliest thing to do
+        engine.load_weights(engine.policy)
+        free, held = (engine.generate(prompts, Sampling(1.0, least, 10), 4) for least in (0, 6))
+        theirs, ours = (e.generate(prompts, Sampling(0.0, 6, 10), 1) for e in (engine, HFEngine(engine.policy)))
     assert min(len(r.token_ids) for r in free) < 6
     assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)  # the end token is kept
     for r in held:
@@ -133,7 +127,7 @@ def test_samples_depend_on_their_own_seed_and_not_on_the_batch(engine, problems)
     engine.generate([Prompt("p", [5], 2**63 - 1)], sampling, 4)  # the largest seed there is
 
 
-@pytest.mark.parametrize("min_tokens", [0, 4, 39])
+@pytest.mark.parametrize("min_tokens", [0, 4])
 def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine, problems, min_tokens):
     prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, min_tokens, 40, LETTERS)
     responses = engine.generate(prompts, sampling, 4)
@@ -147,70 +141,18 @@ def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine
 
 
 def test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problems):
-    pad, before = engine.policy.tokenizer.pad_token_id, engine.policy.head.clone()
-    likely(engine.policy, pad, 9.0)
-    engine.load_weights(engine.policy)
-    try:
-        prompts = prompts_for(engine.policy, problems)
-        for stop, min_tokens in (((PAD,), 0), (tuple(letter + PAD for letter in "aeinorst"), 0), (("zzz", PAD), 6)):
+    pad, prompts = engine.policy.tokenizer.pad_token_id, prompts_for(engine.policy, problems)
+    with changed_head(engine):
+        likely(engine.policy, pad, 9.0)
+        engine.load_weights(engine.policy)
+        for stop, min_tokens in (((PAD,), 0), (("zzz", PAD), 6)):
             sampling = Sampling(1.0, min_tokens, 40, stop)
             responses = engine.generate(prompts, sampling, 8)
             check_stopped_texts(responses, engine.policy.tokenizer, sampling, special=True)
             ended = [r for r in responses if r.token_ids[-1] == pad and len(r.token_ids) < 40]
             assert ended
             assert all(r.finish_reason == "stop" and PAD not in r.text for r in ended)
-            assert not any(PAD in stop and pad in r.token_ids[min_tokens:-1] for r in responses)
             assert any(pad in r.token_ids[:min_tokens] for r in responses) == bool(min_tokens)
-    finally:
-        with torch.no_grad():
-            engine.policy.head.copy_(before)
-        engine.load_weights(engine.policy)
-
-
-class Scripted:
-    """In place of vLLM and of the pipe to the trainer: each step ends the oldest request."""
-
-    def __init__(self) -> None:
-        self.llm_engine = self
-        self.waiting: list[str] = []
-        self.most, self.messages = 0, list[tuple]()
-
-    def add_request(self, name, prompt, params) -> None:
-        self.waiting.append(name)
-
-    def step(self) -> list[SimpleNamespace]:
-        self.most = max(self.most, len(self.waiting))
-        ended = SimpleNamespace(
-            token_ids=[1], logprobs=SimpleNamespace(logprobs=[0.0]), finish_reason="stop", stop_reason=1
-        )
-        return [SimpleNamespace(request_id=self.waiting.pop(0), outputs=[ended])]
-
-    def poll(self) -> bool:
-        return False
-
-    def send(self, message) -> None:
-        self.messages.append(message)
-
-
-def test_samples_that_wait_do_not_wait_in_the_engine():
-    """Each would take about 10 kB there: 3 GB for 5,000 problems with 64 samples each."""
-    server, scripted = Server.__new__(Server), Scripted()
-    server.llm = server.connection = scripted
-    server.sample([([5, 6], 7)] * 50, 40, 32, {})
-    assert 32 <= scripted.most <= 64
-    assert [ended.place for _, _, ended_now in scripted.messages for ended in ended_now] == list(range(2000))
-
-
-def test_finished_responses_are_handed_out_at_once_with_their_place(engine, problems):
-    seen: list[tuple[int, object]] = []
-    prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 40, stop=("e",))
-    responses = engine.generate(prompts, sampling, 4, lambda place, response: seen.append((place, response)))
-    assert sorted(place for place, _ in seen) == list(range(12))
-    assert all(responses[place] is response for place, response in seen)
-    lengths = [len(response.token_ids) for _, response in seen]
-    assert len(set(lengths)) > 1
-    assert lengths == sorted(lengths)
-    assert [r.problem_id for r in responses] == [p.problem_id for p in prompts for _ in range(4)]
 
 
 def test_a_stale_prefix_cache_is_seen(engine):
@@ -290,7 +232,7 @@ def test_an_error_inside_vllm_or_a_hang_is_one_message_and_later_calls_name_it(t
     engine = alone(tokenizer, tmp_path / "hang")
     (process,) = engine.processes
     process.process.send_signal(signal.SIGSTOP)
-    engine.rollout.timeout_s = process.timeout_s = 2.0
+    process.timeout_s = 2.0
     with pytest.raises(EngineError, match=r"rollout.timeout_s=2"):
         engine.generate(PROMPT, Sampling(max_tokens=4), 1)
     engine.close()
@@ -301,12 +243,9 @@ def test_a_killed_engine_is_one_error_and_close_leaves_no_process_and_no_file(to
     engine = alone(tokenizer, tmp_path)
     (process,) = engine.processes
     family = [psutil.Process(process.process.pid), *psutil.Process(process.process.pid).children(recursive=True)]
-
-    def kill(place: int, response: object) -> None:
-        process.process.kill()
-
+    prompts = [*PROMPT, Prompt("longer", [5, 6, 8], 0)]
     with pytest.raises(EngineError, match=r"exit code -9"):
-        engine.generate([*PROMPT, Prompt("longer", [5, 6, 8], 0)], Sampling(1.0, 0, 200), 500, kill)
+        engine.generate(prompts, Sampling(1.0, 0, 200), 500, lambda place, response: process.process.kill())
     engine.close()
     assert psutil.wait_procs(family, timeout=600)[1] == []
     assert not Path(process.files).exists()

@@ -114,9 +114,10 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
         return held_later(replace(work, parallel="shard") if policy.in_main_memory else work)
     weights = list(policy.model.parameters())
     trained = [weight for weight in weights if weight.requires_grad and run.trains]
-    gradients = sum(weight.nbytes for weight in trained)
+    gradients = sum(int(weight.nbytes) for weight in trained)
     moments = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
     has_reference = getattr(run, "kl_placement", "none") != "none"
     copies = int(has_reference) + int(policy.in_main_memory)  # of which none is on the device yet
     first = gradients if getattr(run, "restarts", False) else 0
-    return moments + copies * sum(weight.nbytes for weight in weights) + first
+    whole = sum(int(weight.nbytes) for weight in weights)
+    return moments + copies * whole + first

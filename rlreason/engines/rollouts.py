@@ -204,16 +204,16 @@ class SamplingProgress:
         """`wanted`: total number of responses, some of which are in the log."""
         self.console, self.wanted, self.tokens = console, wanted, 0
         before = [s.grade.outcome == "correct" for samples in log.samples.values() for s in samples]
-        self.done, self.correct = len(before), sum(before)
+        self.answered, self.correct = len(before), sum(before)
         self.began = self.printed = time.monotonic()
 
     def add(self, sample: Sample) -> None:
         """Count a graded response."""
-        self.done, self.tokens = self.done + 1, self.tokens + sample.length
+        self.answered, self.tokens = self.answered + 1, self.tokens + sample.length
         self.correct += sample.grade.outcome == "correct"
         now = time.monotonic()
         text = (
-            f"{self.done}/{self.wanted} responses, accuracy {self.correct / self.done:.3f}, "
+            f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}, "
             f"{self.tokens / max(now - self.began, 1e-9):.0f} tokens/s"
         )
         if self.console.live:

@@ -150,7 +150,6 @@ def packed_attention(
     scaling: float | None = None,
     layout: Layout | None = None,  # of packed sequences
     prompts: CachedPrompts | None = None,  # of sequences being decoded
-    sliding_window: int | None = None,
     kernel: str = "sdpa",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -166,11 +165,6 @@ def packed_attention(
             layer: Any = module.layer_idx
             return single_query(query, key, value, attention_mask, scaling, prompts, layer), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if sliding_window is not None and layout.longest > sliding_window:
-        raise ValueError(
-            f"sequences of {layout.longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
-            "training does not implement: lower sampling.max_tokens, or choose a model with full attention"
-        )
     if layout.shared is not None or not query.is_cuda:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -83,7 +83,7 @@ class Chat:
 
     def _text(self, turns: list[tuple[str, str]], add_generation_prompt: bool = False) -> str:
         system = [] if self.system is None else [("system", self.system)]
-        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        thinking: dict[str, Any] = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         template = self.template
         try:
             return str(

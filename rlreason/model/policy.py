@@ -66,8 +66,7 @@ class Policy:
         self.device, self.in_main_memory = device or pick_device(), in_main_memory
         self.tokenizer = tokenizer
         self.logit_scale = getattr(model.config, "lm_head_multiplier", 1) / getattr(model.config, "logits_scaling", 1)
-        #: How many tokens the tokenizer appends to a text. A prompt is continued, so it is encoded without them.
-        self.appended = appended(tokenizer.encode("How many?"), tokenizer.encode("How many?", add_special_tokens=False))
+        self.appends_end = tokenizer.encode("How many?")[-1] == tokenizer.eos_token_id
         tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight
         self.padded_from = tokens if tokens < len(rows) else None
         embeddings = model.get_input_embeddings().weight
@@ -147,21 +146,12 @@ class Policy:
 
     @property
     def max_context(self) -> int:
-        """Tokens that every position can attend to: the trained length, or the sliding window if one is active.
-
-        Under longrope its original length: beyond it every position is rotated differently, so that a sequence would be
-        scored by other numbers than it was sampled by.
-        """
+        """Tokens that every position can attend to: the trained length, or the sliding window if one is active."""
         config = self.model.config
-        lengths = [int(getattr(config, "max_position_embeddings", None) or 1 << 30)]
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            lengths.append(int(rope.get("original_max_position_embeddings") or lengths[0]))
+        context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         acts = "sliding_attention" in layers if layers else getattr(config, "use_sliding_window", True)
-        if window and acts:
-            lengths.append(int(window))
-        return min(lengths)
+        return min(context, int(window)) if window and acts else context
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Context in which matrix products are computed in `compute_dtype`."""
@@ -236,10 +226,10 @@ class Policy:
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's prefix (a beginning-of-text token); at least one.
 
-        What the tokenizer appends, such as an end token, is left out: a response follows.
+        An end token that the tokenizer appends is left out: a response follows.
         """
-        ids: list[int] = self.tokenizer.encode(text)
-        ids = self.checked_ids(ids[: len(ids) - self.appended])
+        ids = self.checked_ids(self.tokenizer.encode(text))
+        ids = ids[:-1] if self.appends_end else ids
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # the text has its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
@@ -356,22 +346,6 @@ def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
         some = flat[:: max(1, len(flat) // 1024)].to("cpu", torch.float32)
         digest.update(f"{name}{tuple(weight.shape)}".encode() + some.numpy().tobytes())
     return digest.hexdigest()[:8]
-
-
-def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
-    """Count the tokens that a tokenizer adds after a text, from its ids with (`whole`) and without them (`bare`).
-
-    `ConfigError` where the bare ids are not part of the whole ones.
-
-    >>> appended([1, 7, 8, 2, 2], [7, 8])
-    2
-    """
-    for start in range(len(whole) - len(bare) + 1):
-        if list(whole[start : start + len(bare)]) == list(bare):
-            return len(whole) - len(bare) - start
-    raise ConfigError(
-        "model.path: its tokenizer's post-processor changes a prompt's own tokens: remove it from tokenizer.json"
-    )
 
 
 @torch.no_grad()

@@ -38,28 +38,23 @@ class PreallocatedLayer(DynamicLayer):
     Those of the prompts are (prompts, kv_heads, columns, head_dim), every column in use.
     """
 
-    def __init__(self, at: Tensor | None, dtype: torch.dtype, **kwargs: Any) -> None:
+    def __init__(self, at: Tensor, dtype: torch.dtype, whole: bool, **kwargs: Any) -> None:
+        """`at`: the next column, on the device; `whole`: every column is read, also free ones, which the mask hides."""
         super().__init__(**kwargs)
-        self.at, self.dtype = at, dtype
+        self.at, self.dtype, self.whole = at, dtype, whole
         self.length = 0
         self.prompt_keys: Tensor | None = None
         self.prompt_values: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the newest keys and values (rows, kv_heads, 1, head_dim) in place; return all of them so far.
-
-        A cache that is read whole returns its free columns too; the mask hides them.
-        """
+        """Write the newest keys and values (rows, kv_heads, 1, head_dim) in place; return all of them so far."""
         assert self.keys is not None
         assert self.values is not None
-        if self.at is not None:
-            self.keys.index_copy_(2, self.at, key_states.to(self.dtype))
-            self.values.index_copy_(2, self.at, value_states.to(self.dtype))
+        self.keys.index_copy_(2, self.at, key_states.to(self.dtype))
+        self.values.index_copy_(2, self.at, value_states.to(self.dtype))
+        if self.whole:
             return self.keys, self.values
-        end = self.length + 1
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys[:, :, : self.length + 1], self.values[:, :, : self.length + 1]
 
     def compact_and_admit(self, move: Move, room: int, packed: Sequence[DynamicLayer]) -> None:
         """Keep the rows and prompts of the move, add the new ones, and leave `room` columns free."""
@@ -84,12 +79,8 @@ class PreallocatedLayer(DynamicLayer):
 
     def _responses(self, old: Tensor | None, prompts: Tensor, move: Move, room: int) -> Tensor:
         kept, width = len(move.rows), move.width
-        heads, head_dim = prompts.shape[1], prompts.shape[3]
-        new = prompts.new_empty(kept + move.new_rows, heads, width + room, head_dim)
         # Masked values are still multiplied: they must be finite.
-        new[kept:, :, :width] = 0
-        if self.at is not None:
-            new[:, :, width:] = 0
+        new = prompts.new_zeros(kept + move.new_rows, prompts.shape[1], width + room, prompts.shape[3])
         if old is not None:
             _end_with(new[:kept, :, :width], old[:, :, : self.length], move.rows)
         return new
@@ -154,7 +145,7 @@ class PreallocatedCache(Cache):
     def compact_and_admit(self, move: Move) -> None:
         """Apply the move one layer at a time, so that only one tensor exists twice at once."""
         while move.packed and len(self.preallocated) < len(move.packed[0].layers):
-            self.preallocated.append(PreallocatedLayer(self.at if self.whole else None, self.dtype))
+            self.preallocated.append(PreallocatedLayer(self.at, self.dtype, self.whole))
         room = min(move.needed, max(HEADROOM, move.width // 4))
         for i, layer in enumerate(self.preallocated):
             layer.compact_and_admit(move, room, [_dynamic(cache.layers[i]) for cache in move.packed])

@@ -156,7 +156,7 @@ class VLLMEngine:
                 asked = [(prompts[i].token_ids, prompts[i].seed) for i in shares[process]]
                 process.send("sample", asked, n, self.max_rows, arguments)
             while busy:
-                for process in spoken(busy, self.rollout.timeout_s):
+                for process in spoken(busy):
                     message = process.message()
                     if message[0] == "done":
                         busy.remove(process)

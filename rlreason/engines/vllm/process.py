@@ -143,7 +143,7 @@ class EngineProcess:
 
     def message(self) -> tuple[Any, ...]:
         """Wait for its next message: ("done", result), or ("step", ...) while it samples."""
-        spoken([self], self.timeout_s)
+        spoken([self])
         try:
             message: tuple[Any, ...] = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -204,14 +204,14 @@ class EngineProcess:
         self._stack.close()
 
 
-def spoken(processes: Sequence[EngineProcess], limit_s: float) -> list[EngineProcess]:
+def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
     """Wait until one of these has sent something or has ended; return those that have.
 
-    `EngineError` where none does, and one has been silent for `limit_s` seconds.
+    `EngineError` where none does, and one has been silent for its `timeout_s` seconds.
     """
-    while not (ready := wait([process.connection for process in processes], min(LOOK_S, limit_s))):
+    while not (ready := wait([process.connection for process in processes], LOOK_S)):
         for process in processes:
-            if time.monotonic() - process.heard > limit_s:
+            if time.monotonic() - process.heard > process.timeout_s:
                 raise process.silent()
     alive()
     return [process for process in processes if process.connection in ready]
