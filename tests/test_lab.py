@@ -34,7 +34,7 @@ from rlreason.training.laboratory import (
     with_reference,
 )
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.run_records import lines_of, write_lines
+from tests.run_records import lines_of
 from tests.starts import rlreason
 from tests.test_subcommands import subcommand
 
@@ -200,14 +200,6 @@ def test_the_command_leaves_a_table_and_numbers(folder, capsys):
     own, grpo = numbers["objectives"][:2]
     assert (own["name"], grpo["name"], grpo["loss"]) == (OWN, "grpo", own["loss"])
     assert {"cosine", "grad_norm", "clipped", "zero_advantage", "short_to_long"} <= own.keys()
-
-
-def test_a_step_without_any_advantage_is_not_divided_by(folder):
-    path = folder / "rollouts/step_00003.jsonl.gz"
-    write_lines(path, [json.dumps(json.loads(line) | {"reward": 0.0}) for line in lines_of(path)])
-    assert laboratory(folder) == 0
-    own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
-    assert (own["cosine"], own["grad_norm"], own["zero_advantage"], own["short_to_long"]) == (None, 0.0, 1.0, None)
 
 
 @pytest.mark.long

@@ -191,7 +191,6 @@ class Components:
     scorer: LogProbScorer  # at training's temperature
     evaluator: Evaluator
     train_problems: list[Problem]
-    truths: dict[str, str]  # problem id -> ground truth, of these
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; a superset of eval_problems
     start: StartWeights | None  # where the built-in model's weights came from
@@ -261,7 +260,6 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
             second_grader=graders.second,
         ),
         train_problems=train,
-        truths={problem.id: problem.answer for problem in train},
         eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),
         final_problems=evaluation_problems(evaluation, validation, evaluation.final_problems),
         start=start,
