@@ -212,6 +212,12 @@ def test_a_refused_start_leaves_no_folder(words, setting, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_refused_start_leaves_the_folder_of_another_run_as_it_was(finished_run, tmp_path):
+    """Held by the fixture, which compares the folder at its end."""
+    done = rlreason(*SMALL, "seed=7", f"hydra.run.dir={finished_run.folder}", cwd=tmp_path)
+    assert done.returncode == ConfigError.exit_code
+
+
 def test_a_start_that_fails_later_says_so_in_its_folder(tmp_path):
     """As where weights do not load: a folder of a run that is neither under way nor killed."""
     (tmp_path / "model").mkdir()

@@ -298,12 +298,13 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
     ),
 }
 STEPS = ("sampling", "grading", "update", "ahead")  # in a step, which is finished first
-NOWHERE = {("hf", "engine"), ("hf", "ahead")}
+CASES = [("hf", phase) for phase in ("warm start", "grading", "evaluation")]  # the others: tests/test_kills.py
+CASES += [("vllm", phase) for phase in PHASES]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("engine", "phase"), [(e, p) for e in ("hf", "vllm") for p in PHASES if (e, p) not in NOWHERE])
+@pytest.mark.parametrize(("engine", "phase"), CASES)
 def test_every_phase_ends_politely(tmp_path, engine, phase, number):
     more, begun = PHASES[phase]
     if engine == "vllm":
