@@ -161,16 +161,15 @@ def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) 
     return Lessons(taught(train, habits, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
-def set_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:
+def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
     """Freeze weights or add adapters as the settings say, and describe their cost in the policy's remarks.
 
     Call it after a tiny model has its habits, which all weights learn.
     """
     lora = model.lora
-    if not trains:
-        return
-    if model.weights != "float32" and not lora.rank:
-        policy.remarks.append(f"weights kept in {model.weights}: a change of less than 0.2% of one is rounded away")
+    if model.weights != "float32":
+        cost = "" if lora.rank else ": a change of less than 0.2% of a weight is rounded away"
+        policy.remarks.append(f"weights kept in {model.weights}{cost}")
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
     if lora.rank:
@@ -235,7 +234,8 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
                 train = fitting(run, policy, "train", train, prompt_ids, console)
             validation = fitting(run, policy, "validation", validation, eval_prompt_ids, console)
         start = teach_habits(run, policy, stories, console)
-        set_trained(run.model, policy, run.seed, run.trains)
+        if run.trains:
+            set_trained(run.model, policy, run.seed)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, train, validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
