@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.broken_runs import Runs, checkpoints_of, norms_of, parts_of
-from tests.run_records import differences, rows_of
+from tests.run_records import differences
 from tests.starts import Started
 
 EVALUATE = "rlreason.evaluation.evaluator:Evaluator.evaluate:{}:{}"
@@ -152,26 +152,6 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     assert contents(folder) == before
     runs.goes_on("grpo", folder, "checkpoint.keep=5", "checkpoint.every=2", "log_generations=1", "logger=tensorboard")
     assert differences(runs.unbroken("grpo"), folder) == []
-
-
-@pytest.mark.long
-def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_there_twice(runs):
-    """It goes on by another way than before, so nothing of the first way may be left."""
-    folder, words = runs.new(), ("eval_every=1", "checkpoint.every=2")
-    runs.killed("grpo", folder, "rlreason.records.writer:RunWriter.responses:return:6", *words)  # of the third step
-    (name,) = checkpoints_of(folder)
-    state = json.loads((folder / f"checkpoints/{name}/state.json").read_text())
-    there, lines = (folder / "metrics.jsonl").read_bytes().splitlines(), state["lines"]["metrics.jsonl"]
-    assert len(list((folder / "rollouts").glob("*"))) == 3 > state["step"]
-    assert len(there) > lines
-    runs.killed("grpo", folder, "rlreason.training.checkpoint:Checkpoints.restore:return:1", *words)
-    assert (folder / "metrics.jsonl").read_bytes().splitlines() == there[:lines]
-    assert len(list((folder / "rollouts").glob("*"))) == state["step"]
-    assert len(list((folder / "evals").glob("*"))) == len(state["parts"]["validation"])
-    runs.goes_on("grpo", folder, *words)
-    steps = [(row["rollout_step"], row["train_step"], row["eval_step"]) for row in rows_of(folder)]
-    assert len(set(steps)) == len(steps)
-    assert runs.equal("grpo", folder)
 
 
 # A hundred and more kills at random moments, by the clock and by calls, several in one run

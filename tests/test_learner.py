@@ -99,10 +99,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone_and_is_counted(p
 
 
 def test_the_gap_ignores_tokens_sampled_under_the_ban_on_ending(policy):
-    samples = make_samples(policy)
+    samples, learner = make_samples(policy), Learner(policy, Objective(), OptimizationConfig(0.0))
     for s in samples:
         s.response.log_probs[0] += 1.0  # as if renormalised without the end token
-    learner = Learner(policy, Objective(), OptimizationConfig(0.0))
     assert learner.update(samples, mismatch_from=0)["rollout/mismatch_max"] == pytest.approx(1.0, abs=1e-3)
     assert learner.update(samples, mismatch_from=1)["rollout/mismatch_max"] < 1e-4
 

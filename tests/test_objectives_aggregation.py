@@ -140,3 +140,10 @@ def test_what_skipping_zero_variance_groups_does_to_the_gradient(norm, growth):
     assert not gradients[0][2:].any()
     assert gradients[0][:2].any()
     torch.testing.assert_close(gradients[1], gradients[0][:2] * growth)
+
+
+def test_step_divisors_of_sequences_without_loss():
+    lengths, kept = torch.tensor([4, 7, 0, 5]), torch.tensor([True, False, True, True])
+    assert [step_divisors(lengths, kept, norm) for norm in ("constant", "masked_mean", "token")] == [
+        (4, 9), (2, 9), (2, 9)
+    ]  # fmt: skip

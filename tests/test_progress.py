@@ -18,7 +18,7 @@ from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
-from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in, read_state
+from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in
 from rlreason.records.rows import collected_from, plain_collected
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import random_states, set_random_states
@@ -184,32 +184,6 @@ def resumed(folder: Path, *words: str) -> list[str]:
     said: list[str] = []
     train(run, RunWriter(folder, config, trains=True, say=said.append), Console())
     return said
-
-
-@pytest.mark.parametrize(
-    "more", [(), *(pytest.param(m, marks=pytest.mark.long) for m in (("model.lora.rank=4",), EIGHT_BITS))]
-)
-def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, more):
-    trained(tmp_path, *WORDS, *more, "n_steps=2")
-    newest = checkpoints_in(tmp_path)[-1]
-    before, tensors = read_state(newest), read_tensors(newest)
-    run, config = run_of(*WORDS, *more, "n_steps=3")
-    console, records = Console(), RunWriter(tmp_path, config, trains=True)
-    with trainer_of(run, build_components(run, tmp_path, console), records, console) as trainer:
-        assert records.checkpoint == newest
-        random.seed(1)
-        torch.manual_seed(1)
-        assert trainer.checkpoints.restore() == 2
-        newest.parent.rename(tmp_path / "before")
-        trainer.checkpoints.write(2)
-    after, found = read_state(newest), read_tensors(newest)
-    assert after.pop("config").replace("n_steps: 3", "n_steps: 2") == before.pop("config")
-    for state in (before, after):
-        for name in ("clock", "time/active", "time/total"):
-            del state["parts"]["counters"][name]
-    assert after == before
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 def test_a_finished_run_keeps_models_without_moments_and_one_that_a_budget_ended_keeps_them(tmp_path):

@@ -64,10 +64,8 @@ def test_a_run_in_parts_has_the_numbers_of_one_process_and_goes_on_in_one(tmp_pa
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (("gpus=2",), ("gpus=2",)),
         (("gpus=2", "parallel=shard"), ("gpus=3", "parallel=shard")),
-        (("gpus=2", "parallel=shard"), ("gpus=2", "parallel=replicate")),
-        ((), ("gpus=2", "parallel=shard")),
+        (("gpus=2", "parallel=replicate"), ("gpus=2", "parallel=shard")),
     ],
 )
 def test_a_run_goes_on_with_any_number_of_ranks_in_any_mode(tmp_path, alone, first, second):

@@ -218,16 +218,6 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
     assert "without locks" in warning
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("words", [("-m", "rlreason"), ("-c", "from rlreason.__main__ import main; main()")])
-def test_a_signal_while_python_imports_is_one_line(tmp_path, words):
-    process = Process(tmp_path, "-X", "importtime", *words, "n_steps=0")
-    process.until("omegaconf")
-    process.send(signal.SIGINT)
-    process.ends()
-    assert process.said.splitlines()[-1].endswith("by SIGINT")
-
-
 RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 
 
@@ -308,12 +298,13 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
     ),
 }
 STEPS = ("sampling", "grading", "update", "ahead")  # in a step, which is finished first
-NOWHERE = {("hf", "engine"), ("hf", "ahead")}
+CASES = [("hf", phase) for phase in ("warm start", "grading", "evaluation")]  # the others: tests/test_kills.py
+CASES += [("vllm", phase) for phase in PHASES]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("engine", "phase"), [(e, p) for e in ("hf", "vllm") for p in PHASES if (e, p) not in NOWHERE])
+@pytest.mark.parametrize(("engine", "phase"), CASES)
 def test_every_phase_ends_politely(tmp_path, engine, phase, number):
     more, begun = PHASES[phase]
     if engine == "vllm":

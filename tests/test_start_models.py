@@ -12,20 +12,15 @@ import torch
 from test_end_to_end import rlreason
 
 from rlreason.config.leaves import resource_dir
-from rlreason.config.training import OptimizationConfig
 from rlreason.data.prepare import read_splits
 from rlreason.data.tasks import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.health.watch import Monitors
-from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
-from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
 from rlreason.training import warm_start as starts
-from rlreason.training.algorithms import sft_sample
 from rlreason.training.build import build_components, lessons_of, make_policy, teach_habits
-from rlreason.training.learner import Learner
 from rlreason.training.warm_start import (
     SHARED,
     SHIPPED,
@@ -80,37 +75,6 @@ def test_the_prompts_of_an_ablation_start_from_bit_equal_weights():
     taught_alike = {tuple((f.prompt("?"), f.trace) for f in formats_of(settings(f"prompt={name}"))) for name in FOUR}
     assert len(taught_alike) == 1
     assert not equal(first, begun("prompt=r1_zero", "model.seed=1", "model.cache=null")[0])
-
-
-def test_the_default_keeps_its_own_warm_start():
-    """Written out once more: one format, tags in every trace, random numbers for nothing else."""
-    words = ("model.warm_start.steps=3", "data.n_train=128", "model.cache=null")
-    train = read_splits(settings(*words).data, print)[0]
-    of_tokenizer, rng = random.Random("tokenizer"), random.Random("warm-up/0")
-
-    def prompt(question: str) -> str:
-        return f"User: {question}\nAssistant: <think>"
-
-    def trace(problem, rng, hasty, slip) -> str:
-        steps = problem.solution.split(" ")[: 1 if rng.random() < hasty else None]
-        if rng.random() < slip:
-            left, right = steps[-1].split("=")
-            steps[-1] = f"{left}={max(0, int(right) + rng.choice((-2, -1, 1, 2)))}"
-        return f" {' '.join(steps)} </think> <answer>{steps[-1].split('=')[1]}</answer>"
-
-    tokenizer = build_tokenizer([prompt(p.question) + trace(p, of_tokenizer, 0.5, 0.0) for p in train], 512)
-    policy = Policy(build_model(len(tokenizer), 32), tokenizer)
-    learner = Learner(
-        policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(3e-3), micro_batch_tokens=8192
-    )
-    for step in range(3):
-        samples = []
-        for p in rng.choices(train, k=8):
-            text = trace(p, rng, 0.72, 0.05)
-            ids = policy.encode_prompt(prompt(p.question)), policy.encode_response(text)
-            samples.append(sft_sample(*ids, text))
-        learner.update(samples, learning_rate=3e-3 * min(1.0, (step + 1) / 0.15) * (1 - 0.9 * step / 3))
-    assert equal(policy, begun(*words)[0])
 
 
 @pytest.mark.parametrize("name", [*FOUR, "r1_zero_short"])

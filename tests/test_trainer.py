@@ -9,10 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.config.groups import MonitorsConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
-from rlreason.health.watch import Monitors
 from rlreason.records.console import Console
 from rlreason.records.reader import STATUSES
 from rlreason.records.rows import Counters
@@ -98,22 +96,6 @@ def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_
     assert rows[0]["eval/reward"] == pytest.approx(0.1)
     graded = sum(r.get("grading/responses", 0) for r in rows)
     assert graded == 8  # of training: neither the probe of the reward nor an evaluation is among them
-
-
-def test_kl_in_a_reward_that_is_divided_by_its_deviation_is_warned_of():
-    words = ("kl_placement=reward", "kl_coef=0.1", "kl_estimator=k1")
-    assert "kl_in_reward" in run_of(*words)[0].warnings()
-    assert run_of(*words, "std_norm=none")[0].warnings() == {}
-
-
-def test_a_monitor_that_is_asked_to_stop_says_so_in_its_verdict():
-    said = []
-    monitors = Monitors(4, said.append, MonitorsConfig(parity="stop", parity_bound=0.05))
-    monitors.check(1, {"rollout/mismatch_mean": 0.01})
-    assert monitors.reason_to_stop() is None
-    monitors.check(2, {"rollout/mismatch_mean": 0.2})
-    status, reason = monitors.reason_to_stop()
-    assert (status, "disagree by 0.200" in reason) == ("stopped:parity", True)
 
 
 def test_the_documented_statuses_and_counters_are_the_ones_there_are():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlreason.objectives.terms import subtract_kl_from_rewards
 
@@ -177,7 +177,6 @@ class Comparison(NamedTuple):
     plain: str = ""
     latex: str = ""
     note: str = ""  # what the card says of it
-    published: Mapping[str, Mapping[str, Any]] = {}  # title -> axes that differ from objective=reinforce
     notes: tuple[str, ...] = ()  # how libraries or papers of that name differ
 
 
@@ -197,7 +196,6 @@ BASELINES = {
         opo_baseline,
         "r - sum(length x r) / sum(length) of the group",
         r"r_i - \frac{\sum_j |y_j|\, r_j}{\sum_j |y_j|}",
-        published={"OPO (arXiv 2505.23585), its sum over tokens divided by a constant": {}},
         notes=("OPO: the paper divides by no normaliser, which is std_norm=none here.",),
     ),
 }

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from rlreason.objectives.advantages import BASELINES, OVERLONG, STD_NORMS, ZERO_VARIANCE, Comparison
+from rlreason.objectives.advantages import BASELINES, OVERLONG, STD_NORMS, ZERO_VARIANCE
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES, loss_named
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, own_loss_config
@@ -125,11 +125,6 @@ REINFORCE = Objective(length_norm=CONSTANT, std_norm="none")
 DAPO_CLIP = LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.28)
 GSPO, CISPO = LossConfig("gspo", cliprange_low=3e-4, cliprange_high=4e-4), LossConfig("cispo", ratio_cap=5.0)
 BY_CONSTANT = "its sum over tokens divided by a constant"
-#: The entries that compare samples, each with its axis and its name.
-_COMPARISONS: list[tuple[str, Comparison, str]] = [
-    *(("baseline", entry, name) for name, entry in BASELINES.items()),
-    *(("std_norm", entry, name) for name, entry in STD_NORMS.items()),
-]
 
 
 def _like(base: Objective, title: str, name: str = "", **axes: Any) -> Published:
@@ -171,17 +166,13 @@ PUBLISHED: tuple[Published, ...] = (
         REINFORCE, "RFT: with rewards 0 and 1, maximum likelihood on the correct samples", "rft",
         loss=LossConfig("no_baseline"), baseline="none",
     ),
+    _like(REINFORCE, f"OPO (arXiv 2505.23585), {BY_CONSTANT}", baseline="opo"),
     _like(REINFORCE, f"MaxRL (arXiv 2602.02710), {BY_CONSTANT}", "maxrl", std_norm="group_mean"),
     _like(GRPO, "", "dapo", loss=DAPO_CLIP, length_norm=TOKEN, overlong="penalty", zero_variance="skip"),
     _like(GRPO, "GSPO (arXiv 2507.18071)", "gspo", loss=GSPO),
     _like(GRPO, "CISPO (arXiv 2506.13585)", "cispo", loss=CISPO, length_norm=TOKEN),
     _like(REINFORCE, "REINFORCE with the group's mean reward as baseline (Williams 1992)", "reinforce"),
     *(published for name in LOSSES for published in _titled(name)),
-    *(
-        _like(REINFORCE, title, **{axis: name, **axes})
-        for axis, entry, name in _COMPARISONS
-        for title, axes in entry.published.items()
-    ),
 )  # fmt: skip
 #: The objectives with an option file, by its name.
 NAMED: dict[str, Objective] = {p.name: p.objective for p in PUBLISHED if p.name}
@@ -232,9 +223,8 @@ def differences(o: Objective) -> Iterator[str]:
             "max_resampling_rounds does. Its rewards are -1 and 1: next to rewards of 0 and 1 its length penalty "
             "weighs twice as much."
         )
-    for axis, entry, name in _COMPARISONS:
-        if getattr(o, axis) == name:
-            yield from entry.notes
+    yield from BASELINES[o.baseline].notes
+    yield from STD_NORMS[o.std_norm].notes
     if o.updates_per_rollout > 1 and not o.has_ratio:
         yield "The samples may be of an older policy, and this loss has no ratio: its gradient is biased."
     if o.updates_per_rollout == 1 and o.has_ratio:

@@ -159,16 +159,15 @@ def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) 
     return Lessons(taught(train, habits, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
-def set_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:
+def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
     """Freeze weights or add adapters as the settings say, and describe their cost in the policy's remarks.
 
     Call it after a tiny model has its habits, which all weights learn.
     """
     lora = model.lora
-    if not trains:
-        return
-    if model.weights != "float32" and not lora.rank:
-        policy.remarks.append(f"weights kept in {model.weights}: a change of less than 0.2% of one is rounded away")
+    if model.weights != "float32":
+        cost = "" if lora.rank else ": a change of less than 0.2% of a weight is rounded away"
+        policy.remarks.append(f"weights kept in {model.weights}{cost}")
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
     if lora.rank:
@@ -189,7 +188,6 @@ class Components:
     scorer: LogProbScorer  # at training's temperature
     evaluator: Evaluator
     train_problems: list[Problem]
-    truths: dict[str, str]  # problem id -> ground truth, of these
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; a superset of eval_problems
     start: StartWeights | None  # where the built-in model's weights came from
@@ -234,7 +232,8 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
                 train = fitting(run, policy, "train", train, prompt_ids, console)
             validation = fitting(run, policy, "validation", validation, eval_prompt_ids, console)
         start = teach_habits(run, policy, stories, console)
-        set_trained(run.model, policy, run.seed, run.trains)
+        if run.trains:
+            set_trained(run.model, policy, run.seed)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, train, validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
@@ -259,7 +258,6 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
             second_grader=graders.second,
         ),
         train_problems=train,
-        truths={problem.id: problem.answer for problem in train},
         eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),
         final_problems=evaluation_problems(evaluation, validation, evaluation.final_problems),
         start=start,

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -250,10 +250,10 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
 
 def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
     """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
-    if own := adapters(policy):
-        saved, named = tensors, own.items()
-    else:
-        saved, named = {}, policy.named_weights()
+    own = adapters(policy)
+    named: Iterable[tuple[str, Tensor]] = own.items() if own else policy.named_weights()
+    saved = dict(tensors)
+    if not own:
         for file in (folder / MODEL).glob("*.safetensors"):
             saved |= load_file(file)
     with torch.no_grad():

@@ -88,31 +88,19 @@ def budget_spent(
 LARGEST = 10
 
 
-class Profile:
-    """Profiles the second step of this process, or its only one: the first includes lazy loading."""
-
-    def __init__(self, wanted: bool, records: RunWriter, console: Console, n_steps: int) -> None:
-        self.wanted, self.records, self.console, self.n_steps = wanted, records, console, n_steps
-        self.first: int | None = None  # step of this process
-
-    @contextmanager
-    def of(self, step: int) -> Iterator[None]:
-        """Run training step `step` in this block."""
-        if self.first is None:
-            self.first = step
-        if not self.wanted or step != min(self.first + 1, self.n_steps):
-            yield
-            return
-        clock = self.records.clock
-        clock.annotate = record_function  # shows the clock's phases next to the operations
-        with profile() as trace:
-            yield
-        clock.annotate = nullcontext
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        with self.console.wait("writing the profile"), clock.phase("profile"):
-            trace.export_chrome_trace(str(self.records.folder / PROFILE_TRACE))
-            costs = trace.key_averages().table(f"self_{device}_time_total", LARGEST, max_name_column_width=60)
-            self.records.document(PROFILE_TABLE, f"Step {step}:\n\n```text\n{costs}```\n")
+@contextmanager
+def profiled(step: int, records: RunWriter, console: Console) -> Iterator[None]:
+    """Leave a trace of this block, training step `step`, and the table of its largest costs."""
+    clock = records.clock
+    clock.annotate = record_function  # shows the clock's phases next to the operations
+    with profile() as trace:
+        yield
+    clock.annotate = nullcontext
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with console.wait("writing the profile"), clock.phase("profile"):
+        trace.export_chrome_trace(str(records.folder / PROFILE_TRACE))
+        costs = trace.key_averages().table(f"self_{device}_time_total", LARGEST, max_name_column_width=60)
+        records.document(PROFILE_TABLE, f"Step {step}:\n\n```text\n{costs}```\n")
 
 
 COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
@@ -133,7 +121,8 @@ def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def with_scores(parts: Components, learner: Learner, collected: Collected) -> Collected:
     """Add signs of silent failures, and the log-probabilities and entropies that the first update will not measure."""
-    signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, parts.policy.tokenizer)
+    truths = {problem.id: problem.answer for problem in parts.train_problems}
+    signs = failure_metrics(collected.samples, truths, parts.graders.training, parts.policy.tokenizer)
     scored = with_missing_scores(collected, parts.scorer, learner.will_score(collected, parts.sampling))
     return replace(scored, metrics=scored.metrics | signs)
 

@@ -30,7 +30,6 @@ from rlreason.runtime.text import first_line
 
 FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
 NCCL_LATER = timedelta(minutes=5)  # its own limit would end the process before our better message
-BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
 
 
 class RankError(EngineError):
@@ -102,17 +101,11 @@ class Ranks:
                 tensor.detach().copy_(whole)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks, in float32, as many as have 64 million numbers per call."""
-        waiting: list[Tensor] = []
-        for place, tensor in enumerate(tensors, 1):
-            waiting.append(tensor)
-            if sum(t.numel() for t in waiting) < BUCKET and place < len(tensors):
-                continue
-            flat = torch.cat([part.reshape(-1).float() for part in waiting])
-            dist.all_reduce(flat)
-            for part, total in zip(waiting, flat.split([part.numel() for part in waiting]), strict=True):
-                part.copy_(total.view_as(part))
-            waiting = []
+        """Replace each tensor by its sum over all ranks, in float32."""
+        for tensor in tensors:
+            total = tensor.float().contiguous()
+            dist.all_reduce(total)
+            tensor.copy_(total)
 
 
 def _broadcast(value: Any, group: Any) -> Any:

@@ -32,7 +32,7 @@ from rlreason.training.algorithms import Algorithm, Batches
 from rlreason.training.build import Components, build_components, make_algorithm, make_learner, run_facts, start_loggers
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import LOST, Profile, print_loggers, short_path, with_scores
+from rlreason.training.progress import LOST, print_loggers, short_path, with_scores
 from rlreason.training.trainer import Trainer
 
 
@@ -82,11 +82,9 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
             {"batches": batches, "monitors": monitors}, records,
         )  # fmt: skip
         schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, algorithm.n_steps)
-        profile = Profile(run.profile, records, console, algorithm.n_steps)
         yield Trainer(
-            run, components, batches, learner, schedule, records, counters, monitors, validation, checkpoints, profile,
-            console,
-        )  # fmt: skip
+            run, components, batches, learner, schedule, records, counters, monitors, validation, checkpoints, console
+        )
 
 
 def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder: Path) -> Learner:

@@ -5,7 +5,7 @@ again, with the same numbers: every seed follows from the number of the step.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from rlreason.config.training import TrainingConfig
@@ -21,7 +21,7 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import LOST, Profile, Step, budget_spent, interim_due, print_responses
+from rlreason.training.progress import LOST, Step, budget_spent, interim_due, print_responses, profiled
 
 
 @dataclass
@@ -38,7 +38,6 @@ class Trainer:
     monitors: Monitors
     validation: Validation
     checkpoints: Checkpoints
-    profile: Profile
     console: Console
     steps_done: int = 0
     step: Step | None = None  # the newest of this process
@@ -89,7 +88,8 @@ class Trainer:
         A signal waits for the end of the step and for its checkpoint: `KeyboardInterrupt` leaves the `held` block.
         """
         with signals.held("stopping at the end of this step (a second signal ends the run at once)"):
-            with self.profile.of(number):
+            second = number == min(2, self.n_steps)  # the first includes lazy loading
+            with profiled(number, self.records, self.console) if self.run.profile and second else nullcontext():
                 self.step = step = self.sample(number)
                 self.learn(step)
                 self.hand_over_weights(step)
