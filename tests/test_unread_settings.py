@@ -17,7 +17,6 @@ import pytest
 from recording import Recording
 from test_chat import QWEN3, with_template
 
-from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import leaves
 from rlreason.config.rules import WORDS, unread_keys
 from rlreason.config.store import SCHEMAS
@@ -231,18 +230,6 @@ def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, place
     compare(run, recording.read | whole(algorithm)[2])
 
 
-@pytest.mark.parametrize("loss", ["grpo_clip", "reinforce_with_baseline"])
-def test_samples_one_hand_over_old_need_mismatch_weights_only_without_a_ratio(loss):
-    ahead = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false", f"loss={loss}"]
-    own = ["mismatch=truncate", "mismatch_cap=2"] if loss == "reinforce_with_baseline" else []
-    run = settings(*ahead, *own)
-    recording = Recording(run)
-    objective = run.objective()
-    assert objective.has_mismatch_weights == bool(own)
-    assert objective.mismatch_cap == 2 if objective.has_mismatch_weights else True
-    compare(run, recording.read, {"mismatch", "mismatch_cap"})
-
-
 def test_every_wording_is_of_a_condition():
     kinds = [kind for group, kinds in SCHEMAS.items() if group == "schema" or "/" in group for kind in kinds.values()]
     told = {condition for kind in kinds for leaf in leaves(kind()) for condition, _ in leaf.conditions}
@@ -292,14 +279,3 @@ def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
 )
 def test_a_setting_that_is_read_or_was_not_given_is_no_mistake(words):
     settings(*words)
-
-
-def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
-    """A prompt says how its traces are written, whichever algorithm it is chosen for."""
-    (tmp_path / "own/prompt").mkdir(parents=True)
-    option = {"name": "mine", "file": "r1_zero.prompt", "reward": "r1_zero", "trace": "so {answer}"}
-    (tmp_path / "own/prompt/mine.yaml").write_text("".join(f"{key}: '{value}'\n" for key, value in option.items()))
-    words = ["--config-dir", str(tmp_path / "own"), "prompt=mine"]
-    check_command_line(words)
-    with pytest.raises(ConfigError, match=r"^prompt\.trace=by {answer} "):
-        check_command_line([*words, "prompt.trace='by {answer}'"])
