@@ -74,7 +74,6 @@ LINES = [
     (["seed=1", "inspect"], "as in rlreason inspect"),
     (["see\nd=1"], "see\\nd=1"),
     (["seed=\x1b[31mred"], "seed=\\x1b[31mred"),
-    (["x" * 3000 + "=1"], " ... "),
     # a handout's names, sweeps, and questions
     (["use_std_normalization=maybe"], "use_std_normalization=maybe"),
     (["use_std_normalization=[True]"], "is none of"),
@@ -117,7 +116,6 @@ def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch
     text = answered_by(words)
     assert says in text
     assert re.search(r": |did you mean |write |choose |as in |add -m|leave |give ", text), text  # the cure
-    assert len(text) < 800
     assert not list(tmp_path.iterdir())
 
 
