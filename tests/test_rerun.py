@@ -152,11 +152,9 @@ def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
         done = rlreason(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "here/run")
-    assert max(row["rollout_step"] for row in run.metrics) == 3
     facts = json.loads((run.folder / "provenance.json").read_text())
     assert "n_steps=3" in facts["command"]
     assert ["n_steps=2" in part["command"] for part in facts["earlier_parts"]] == [True]
-    assert os.listdir(tmp_path / "here") == ["run"]
     again = train(f"resume={run.folder}", "n_steps=4", quiet=True)  # from Python, and from another folder
     assert again.folder == run.folder
     assert max(row["rollout_step"] for row in again.metrics) == 4

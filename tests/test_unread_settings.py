@@ -6,7 +6,6 @@ its field (`only_if`), and what is declared unread must not have been asked for.
 """
 
 import io
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -35,7 +34,6 @@ from rlreason.training.summary import evaluated_otherwise
 from rlreason.training.train import train
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
-from tests.some import some
 
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
@@ -128,6 +126,10 @@ PARTS = {
         "data@eval.data=jsonl", "eval.data.train={rows}/test.jsonl", "eval.data.n_validation=4",
     ]),
     "judged traces": ("evaluate_train", "files", ["data.filter=correct"]),
+    "rows held out": ("sft", "held_out", []),
+    "problems that are made": ("ei", "countdown", []),
+    "problems from a file": ("evaluate_train", "countdown_file", []),
+    "tasks of the gym": ("best_of_n", "gym", []),
 }  # fmt: skip
 
 
@@ -200,30 +202,11 @@ def test_a_whole_run_reads_its_settings(algorithm, whole):
     compare(run, read)
 
 
-#: Besides stories, which whole runs meet; the last two kinds of data bring no traces to imitate.
-ELSEWHERE = [
-    (algorithm, data)
-    for algorithm, data in itertools.product(ALGORITHMS, DATA)
-    if data != "stories" and not (algorithm == "sft" and data in ("countdown_file", "gym"))
-]
-
-
-@pytest.mark.parametrize(("algorithm", "data"), some(ELSEWHERE, 4))
-def test_every_algorithm_reads_its_settings_on_every_kind_of_data(algorithm, data, whole, places, tmp_path):
-    """What the steps themselves read does not depend on the data."""
-    if data == "gym":
-        pytest.importorskip("reasoning_gym")
-    run = composed(places, algorithm, data)
-    recording = Recording(run)
-    prepare(run, tmp_path)
-    compare(run, recording.read | whole(algorithm)[2])
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, places, tmp_path):
     algorithm, data, more = PARTS[part]
-    if part == "adapters":
-        pytest.importorskip("peft")
+    if package := {"adapters": "peft", "tasks of the gym": "reasoning_gym"}.get(part):
+        pytest.importorskip(package)
     run = composed(places, algorithm, data, more)
     recording = Recording(run)
     prepare(run, tmp_path)
