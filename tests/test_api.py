@@ -67,6 +67,7 @@ def done(tmp_path_factory) -> Run:
 def odd_process(tmp_path):
     """A program that uses Hydra itself, and has set things in its own way."""
     before, grad, dtype = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()
+    resolvers = dict(BaseContainer._resolvers)
     OmegaConf.register_new_resolver("div", lambda a, b: "theirs", replace=True)
     torch.set_num_threads(3)
     torch.set_default_dtype(torch.float64)
@@ -78,7 +79,7 @@ def odd_process(tmp_path):
     torch.set_num_threads(before)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
-    OmegaConf.clear_resolver("div")
+    BaseContainer._resolvers = resolvers
 
 
 @pytest.mark.long
