@@ -85,9 +85,8 @@ def test_how_many_problems_are_asked():
     ("words", "says"),
     [
         (["eval.prompt=r1_hero"], "r1_zero?"),
-        (["eval.prompt.file=x"], "choose eval.prompt=OPTION"),
+        (["eval.prompt.file=x"], "eval.prompt.file"),
         (["eval.reward=:f"], "eval.reward="),
-        (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop"),
         (["algorithm=best_of_n", "scorer=:f"], "scorer="),
         (["algorithm=evaluate", "samples=0"], "samples=0"),
         (["algorithm=evaluate", "samples=4", "sampling.temperature=0"], "sampling.temperature=1"),

@@ -152,8 +152,6 @@ def test_the_prompts_of_an_ablation_fit_and_share_their_lessons_on_long_stories(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data=stories_long", "data.habits.taught_max_events=1"], "data.min_events=2"),
-        (["data=stories", "data.habits.guess_share=0.5"], "data.guess=none"),
         (["data=stories", "data.habits.ramble_share=2"], "data.habits.ramble_share=2"),
     ],
 )
