@@ -127,52 +127,42 @@ class ScoredResponse(Protocol):
     @property
     def group(self) -> str:
         """The problem that it answers."""
-        ...
 
     @property
     def grade(self) -> Grade:
         """Its grade."""
-        ...
 
     @property
     def prompt_grade(self) -> Grade | None:
         """Its grade by the prompt's reward, where another reward counts."""
-        ...
 
     @property
     def text(self) -> str:
         """What was answered."""
-        ...
 
     @property
     def length(self) -> int:
         """Response tokens."""
-        ...
 
     @property
     def truncated(self) -> bool:
         """Whether the token limit cut it."""
-        ...
 
     @property
     def tokens_key(self) -> int:
         """Equal for equal tokens."""
-        ...
 
     @property
     def entropy(self) -> float | None:
         """Mean over its tokens, in nats; None where it was not scored."""
-        ...
 
     @property
     def nll(self) -> float:
         """-log p of all its tokens under the engine, in nats."""
-        ...
 
     @property
     def n_log_probs(self) -> int:
         """Tokens that `nll` is a sum over."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,28 +46,20 @@ def place(tmp_path_factory) -> Path:
     done = rlreason(*SMALL, "save_model=true", "hydra.run.dir=start", cwd=folder)
     assert done.returncode == 0, done.stderr
     shutil.move(folder / "start/model", folder / "MODEL")
-    shutil.rmtree(folder / "start")
     config = json.loads((folder / "MODEL/config.json").read_text())
     (folder / "MODEL/config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
     (folder / "MATH").mkdir()
     (folder / "GSM8K").mkdir()
-    for split, first, count in (("train", 0, 2048), ("validation", 5000, 12)):
-        asked = [
-            (f"What is {k} + {k + 1}?", f"We add: {k} + {k + 1}.", str(2 * k + 1)) for k in range(first, first + count)
-        ]
+    for split, numbers in (("train", range(2048)), ("validation", range(5000, 5012))):
+        asked = [(f"What is {k} + {k + 1}?", f"We add: {k} + {k + 1}.", str(2 * k + 1)) for k in numbers]
         math = [{"problem": q, "solution": f"{s} So \\boxed{{{a}}}.", "answer": a} for q, s, a in asked]
         lines(folder / f"MATH/{split}.jsonl", math)
         gsm8k = [{"question": q, "answer": f"{s}\n#### {a}"} for q, s, a in asked]
         lines(folder / f"GSM8K/{'test' if split == 'validation' else split}.jsonl", gsm8k)
+        traces = [(TEMPLATE.format(question=q), s, a if k % 3 else 0) for k, (q, s, a) in enumerate(asked[:40])]
         if split == "train":
-            traces = [
-                {
-                    "prompt": TEMPLATE.format(question=q),
-                    "response": f" {s} </think> <answer> {a if k % 3 else 0} </answer>",
-                }
-                for k, (q, s, a) in enumerate(asked[:40])
-            ]
-            lines(folder / "MATH/sft.jsonl", traces)
+            rows = [{"prompt": q, "response": f" {s} </think> <answer> {a} </answer>"} for q, s, a in traces]
+            lines(folder / "MATH/sft.jsonl", rows)
     return folder
 
 

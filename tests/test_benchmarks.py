@@ -25,7 +25,7 @@ import sft_vs_trl  # noqa: E402
 from against_trl import Step, digest, gsm8k, save_small, summed_up, table  # noqa: E402
 from gpu_check import CHECKS  # noqa: E402
 from growth import generate, update  # noqa: E402
-from growth_report import Axis, Point, draw, fitted, verdict  # noqa: E402
+from growth_report import Axis, Point, draw, fitted  # noqa: E402
 from growth_report import table as growth_table  # noqa: E402
 
 from rlreason.data.tasks import make_stories  # noqa: E402
@@ -58,8 +58,6 @@ def test_ratios_are_those_of_pairs_without_the_first():
         ({"digest": "cd"}, True, True, False),
         ({"digest": "cd"}, False, True, True),
         ({"log_prob": -2.0002}, True, True, False),
-        ({"entropy": 1.5002}, True, True, False),
-        ({"log_prob": -2.1}, True, False, False),
         ({"tokens": 1021}, False, True, False),
     ],
 )
@@ -82,8 +80,6 @@ def test_growth_is_told_and_drawn(tmp_path):
     axis = Axis("length", "tokens", "sampling", (1, 2, 4, 8), "attention looks back")
     points = {"length": [Point(n, n**1.5, 10.0 * n) for n in axis.sizes]}
     assert "| length | 1-8 tokens | sampling | 1-23 |" in growth_table([axis, axis._replace(name="none")], points)
-    kinds = [verdict(fitted(axis.sizes, [n**p for n in axis.sizes]), axis, 8).split()[0] for p in (0.6, 1, 1.5)]
-    assert kinds == ["less", "linear", "more"]
     draw([axis], points, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
@@ -93,23 +89,16 @@ def test_the_work_of_growth_runs():
     assert [len(r.token_ids) for r in generate(3)()] == [3] * 16
 
 
-def gpu_check(*words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, dict]]:
-    """The finished process of benchmarks/gpu_check.py, and what each check found."""
-    argv = [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py"), *words, "--quick", "--json", "out.json"]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert (cwd / "out.json").exists(), done.stderr
-    return done, json.loads((cwd / "out.json").read_text())["checks"]
-
-
 @pytest.mark.long
 def test_every_check_for_a_card_passes_here_or_is_left_out(tmp_path):
-    done, found = gpu_check(cwd=tmp_path)
+    argv = [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py"), "--quick", "--json", "out.json"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+    found = json.loads((tmp_path / "out.json").read_text())["checks"]
     assert set(found) == set(CHECKS)
     assert {name for name, row in found.items() if row["passed"] is None} == {"head", "memory", "overlap"}
     assert found["kernels"]["figures"]["sdpa, prompt shared"]["mean"] < 1e-5
-    assert done.stdout.startswith("no GPU here")
 
 
 class Watch:

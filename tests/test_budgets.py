@@ -54,9 +54,8 @@ def test_steps_that_are_spent_end_a_run_and_more_of_them_let_it_go_on(tmp_path):
 
 
 def test_tokens_are_never_exceeded_once_a_step_is_known(tmp_path):
-    assert (
-        rlreason(*words_of("budget.tokens=600"), cwd=tmp_path).returncode == 0
-    )  # 256 in a step at most, and nearly so
+    done = rlreason(*words_of("budget.tokens=600"), cwd=tmp_path)  # 256 in a step at most, and nearly so
+    assert done.returncode == 0, done.stderr
     summary = summary_of(tmp_path / "run")
     assert (summary["status"], summary["rollout_step"]) == ("budget", 2)
     assert summary["tokens/generated"] <= 600
@@ -76,20 +75,3 @@ def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
     assert (summary["status"], summary["rollout_step"]) == ("budget", 2)
     assert summary["reason"].startswith("budget.hours=")
     assert summary["eval_problems"] == 8
-
-
-@pytest.mark.long
-def test_the_last_evaluation_ends_inside_the_hours(tmp_path):
-    first = rlreason(*words_of("n_steps=1"), cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    setup = summary_of(tmp_path / "run")["time/total"]
-    hours = (setup + 12) / 3600
-    words = words_of("n_steps=100000", "rollout_batch_size=64", "eval_problems=16", f"budget.hours={hours}")
-    done = rlreason(*words_of(*words, "hydra.run.dir=timed"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    summary = summary_of(tmp_path / "timed")
-    assert summary["status"] == "budget"
-    assert summary["rollout_step"] > 1
-    rows = [json.loads(line) for line in (tmp_path / "timed/metrics.jsonl").read_text().splitlines()]
-    assert "final/accuracy" in rows[-1]
-    assert rows[-1]["time/total"] <= hours * 3600

@@ -1,4 +1,4 @@
-"""The command line before a run starts: handout names, flags, a user's own options."""
+"""The command line before a run starts: handout names, flags, a user's own options, and mistakes in one line."""
 
 import os
 import re
@@ -9,33 +9,114 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.flags import composing, read
-from rlreason.cli.names import translated
+from rlreason.cli.command import by_hydra
+from rlreason.cli.flags import composing, config_of, keys_below, read
+from rlreason.cli.mistakes import mistakes_in
+from rlreason.cli.names import HABITS, fold, translated
 from rlreason.config.leaves import refuse_own_input, resource_dir
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.run_settings import settings
+from tests.starts import ROOT
 
-PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
+LINES = [
+    # options
+    (["std_norm=true"], "std_norm=true"),
+    (["objective=sapo"], "loss=sapo?"),
+    (["model=Qwen/Qwen3-0.6B"], "qwen3_0_6b?"),
+    (["logger=[wandb,tensorbord]"], "tensorboard?"),
+    (["logger=wandb,tensorboard"], "add -m"),
+    (["data=[stories,gsm8k]"], "a run has one option of data"),
+    (["experiment=[]"], "experiment=[]"),
+    (["hydra/launcher=x"], "rlreason[launchers]"),
+    (["-m", "loss=glob(x*)"], "loss=x*"),
+    (["-m", "sweep=grpo_learning_rate,grpo_baselines"], "one sweep"),
+    (["-m", "sweep=grpo_learning_rat"], "grpo_learning_rate?"),
+    (["-m", "jobs=0", "seed=0,1"], "jobs=0"),
+    # flags
+    (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope"),
+    (["--learning_rate=3"], "without dashes"),
+    (["--package", "x"], "--package"),
+    (["--run", "--multirun"], "not allowed with argument --run"),
+    (["--shell-completion"], "--shell-completion has no answer"),
+    # keys
+    (["temperature=1"], "sampling.temperature"),
+    (["wandb=true"], "logger=wandb?"),
+    (["n_grpo_step=3"], "n_grpo_steps"),
+    (["seeds=0,1,2"], "mean seed?"),
+    (["algorithm=ei", "lr=1"], "learning_rate?"),
+    (["algorithm=ei", "std_norm=none"], "std_norm"),
+    (["algorithm=sft", "group_size=4"], "algorithm=ei"),
+    (["data.n_trian=4"], "data.n_train?"),
+    (["eval.data=jsonl", "eval.data.n_train=5"], "eval.data=countdown"),
+    (["hydra.run.dri=x"], "hydra.run.dir?"),
+    (["schema=grpo"], "schema is no setting"),
+    (["model.lora=4"], "model.lora=4"),
+    (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
+    # values
+    (["n_steps=1.5"], "n_steps=1.5"),
+    (["learning_rate=fast"], "learning_rate=fast"),
+    (["seed="], "seed="),
+    (["seed=1,2"], "names several values: add -m"),
+    (["seed=${nope}"], "seed=${nope}"),
+    (["hydra.run.dir="], "hydra.run.dir="),
+    # what is no override
+    (["logger=[wandb"], "'logger=[wandb]'"),
+    (["-m", "seed=0,", "1"], "-m seed=0,1"),
+    (["-m", "seed=1,,2"], "needs quotes"),
+    (["gspo"], "loss=gspo"),
+    (["algorithm"], "key=value"),
+    (["seed:1"], "seed=1"),
+    (["=3"], "key=value"),
+    (["~loss"], "~loss"),
+    (["+seed=1"], "+seed"),
+    (["seed=1", "inspect"], "as in rlreason inspect"),
+    (["see\nd=1"], "see\\nd=1"),
+    (["seed=\x1b[31mred"], "seed=\\x1b[31mred"),
+    # a handout's names, sweeps, and questions
+    (["use_std_normalization=maybe"], "use_std_normalization=maybe"),
+    (["use_std_normalization=[True]"], "is none of"),
+    (["G=4", "group_size=8"], "G and group_size"),
+    (["--resolve"], "--resolve"),
+    (["--cfg", "job", "-p", "nope"], "--package=nope"),
+    (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
+    (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
+    (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0"),
+    (["loss=gspo", "loss.foo=1"], "loss.loss_type"),
+]
 
 
-def ours(*words: str) -> list[str]:
-    with composing(read([])):
-        return translated(words, note=lambda text: None)
+def ask(words: list[str]) -> None:
+    """What the command does with words, up to where a run would start."""
+    with mistakes_in(words):
+        asked = check_command_line(words, note=lambda text: None)
+        assert not asked.starts, "these words would start a run"
+        by_hydra(asked)
 
 
-def mistake(*words: str) -> str:
+def answered_by(words: list[str]) -> str:
+    """What is said of words that are wrong."""
     with pytest.raises(ConfigError) as caught:
-        check_command_line(words, note=lambda text: None)
-    assert len(str(caught.value).splitlines()) == 1
+        ask(words)
+    assert caught.value.exit_code == 2
+    assert str(caught.value).isprintable()  # so it is one line, and no word can write to the terminal
     return str(caught.value)
 
 
-def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
-    argv = [sys.executable, "-m", *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
+def python(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | env
+    argv = [sys.executable, *words]
+    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.mark.parametrize(("words", "says"), LINES, ids=lambda value: str(value)[:60].encode("unicode_escape").decode())
+def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = answered_by(words)
+    assert says in text
+    assert re.search(r": |did you mean |write |choose |as in |add -m|leave |give ", text), text  # the cure
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +139,8 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_handout_names_and_option_names_in_every_form_of_the_grammar(word, means):
-    assert ours(word) == [means]
+    with composing(read([])):
+        assert translated([word], note=lambda text: None) == [means]
 
 
 def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
@@ -78,81 +160,78 @@ def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
     check_command_line(["algorithm=ei", *common[:-2], "n_ei_steps=5", "D_b=512"])
 
 
-def test_a_sweep_over_a_handouts_switch_runs_both_arms():
-    asked = check_command_line(["-m", "use_std_normalization=True,False"], note=lambda text: None)
-    assert [run.setting for run in asked.design.runs] == [{"std_norm": "group_std"}, {"std_norm": "none"}]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["use_std_normalization=maybe"], "use_std_normalization=maybe"),
-        (["use_std_normalization=[True]"], "is none of"),
-        (["G=4", "group_size=8"], "G and group_size"),
-    ],
-)
-def test_a_value_that_a_handouts_name_does_not_have_is_refused(words, says):
-    assert says in mistake(*words)
-
-
-def test_what_a_name_is_here_is_said_once():
+def test_what_a_name_is_here_is_said_once_and_an_option_that_is_none_is_left_out():
     said: list[str] = []
     check_command_line(["n_grpo_steps=3", "n_grpo_steps=4", "use_std_normalization=False"], said.append)
     assert [re.findall(r"[\w=]+", line)[1] for line in said] == ["n_grpo_steps=4", "use_std_normalization=False"]
+    words = ["experiment=null", "sweep=None", "std_norm=off", "logger=null", "hydra.run.dir=läufe/größe"]
+    ours = ["std_norm=none", "logger=none", "hydra.run.dir='läufe/größe'"]
+    assert check_command_line(["--cfg=job", *words]).overrides == ours
 
 
-def test_no_two_options_of_a_group_differ_in_case_and_hyphens_alone():
-    from rlreason.cli.names import fold
-
+def test_every_habit_names_settings_that_there_are_and_no_two_options_differ_in_case_and_hyphens_alone():
+    known = set()
+    with composing(read([])):
+        for choice in ("algorithm=ei", "algorithm=sft", "algorithm=best_of_n", "model=local", "data=jsonl"):
+            known |= set(keys_below(config_of([choice], "config")))
+    assert {key.partition("=")[0] for keys in HABITS.values() for key in keys} <= known
     for group in (p for p in resource_dir("conf").iterdir() if p.is_dir()):
         names = [p.stem for p in group.glob("*.yaml")]
         assert len({fold(name) for name in names}) == len(names), group
 
 
-@pytest.fixture
-def mine(tmp_path) -> Path:
-    """A user's own options."""
-    (tmp_path / "loss").mkdir()
-    (tmp_path / "loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
-    return tmp_path
-
-
 @pytest.mark.parametrize("flag", ["--config-dir {}", "-cd={}"])
-def test_flags_are_read_wherever_they_stand(mine, flag, monkeypatch):
-    monkeypatch.chdir(mine.parent)
-    asked = read(["loss=mine", *flag.format(mine.name).split(), "seed=1", "-m"])
-    assert (asked.flags, asked.overrides) == ({"multirun": True, "config_dir": str(mine)}, ["loss=mine", "seed=1"])
+def test_flags_are_read_wherever_they_stand(tmp_path, flag, monkeypatch):
+    monkeypatch.chdir(tmp_path.parent)
+    asked = read(["loss=mine", *flag.format(tmp_path.name).split(), "seed=1", "-m"])
+    assert (asked.flags, asked.overrides) == ({"multirun": True, "config_dir": str(tmp_path)}, ["loss=mine", "seed=1"])
     assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
 
 
-def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
-    flags = ["--config-dir", str(mine)]
+def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
+    flags = ["--config-dir", str(tmp_path)]
     check_command_line(["loss=Mine", *flags, "seed=1"])
     check_command_line([*flags, "-m", "loss=glob(m*)"])
-    assert "mine" in mistake(*flags, "loss=typo").replace("loss=typo", "")
-    assert mistake(*flags, "loss=mine", "learning_rate=-1").startswith("learning_rate=-1.0 ")
-    assert "loss=mine" in mistake("loss=mine")  # nothing of it stays
+    assert "mine" in answered_by([*flags, "loss=typo"]).replace("loss=typo", "")
+    assert answered_by([*flags, "loss=mine", "learning_rate=-1"]).startswith("learning_rate=-1.0 ")
+    assert "loss=mine" in answered_by(["loss=mine"])  # nothing of it stays
+
+
+def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
+    (tmp_path / "sweep").mkdir()
+    file = tmp_path / "sweep/mine.yaml"
+    head = "# @package _global_\nhydra: {sweeper: {params: {"
+    file.write_text(f"{head}n_grpo_steps: '1,2', std_norm: 'false', seed: 0}}}}}}\n")
+    asked = check_command_line(["-cd", str(tmp_path), "-m", "sweep=mine"], note=lambda text: None)
+    assert [run.setting for run in asked.design.runs] == [{"n_steps": "1"}, {"n_steps": "2"}]
+    assert all("std_norm=none" in run.overrides for run in asked.design.runs)
+    file.write_text(f"{head}loss: 'gspo,tpo'}}}}}}\n")
+    assert "loss=tpo" in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
+    file.write_text("# @package _global_\nn_grpo_steps: 3\n")
+    assert "n_grpo_steps" in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("file", "text", "words", "says"),
     [
-        (["--resolve"], "--resolve"),
-        (["--cfg", "job", "-p", "nope"], "--package=nope"),
-        (["--info", "defaults-tree", "loss=typo"], "loss=typo"),
-        (["-m", "seed=0,1", "hydra/launcher=nope"], "hydra/launcher=nope"),
-        (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
-        (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
-        (["loss=gspo", "loss.foo=1"], "loss.loss_type"),
-        (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0"),
+        ("loss/mine.yaml", "a: [b\n", ["loss=mine"], "loss/mine.yaml, line 2"),
+        ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "cliprang"),
+        ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "placement=shared"),
     ],
 )
-def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
-    assert says in mistake(*words)
+def test_a_broken_file_of_ones_own_options_is_named(file, text, words, says, tmp_path):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(text)
+    said = answered_by(["-cd", str(tmp_path), *words])
+    assert says in said
+    assert said.isprintable()
 
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
-    done = python_m("rlreason", "--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
+    done = python("-m", "rlreason", "--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
     assert done.returncode == 2
     assert "learning_rate: -1" in done.stdout
     assert "note: " not in done.stdout  # what is shown stays a config
@@ -180,9 +259,34 @@ def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
 
 
 def test_a_python_without_the_packages_is_told_which_environment_has_them(tmp_path):
-    bare = [sys.executable, "-S", "-c", "import rlreason.__main__ as m; m.main()", "seed=1"]
-    root = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run(bare, cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True, text=True)
-    assert done.returncode == 2
+    done = python("-S", "-c", "import rlreason.__main__ as m; m.main()", "seed=1", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "hydra, torch, transformers" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "shows"), [("--help", 0, "loss: cispo, grpo_clip, "), ("std_norm=true", 2, "")]
+)
+def test_a_question_or_a_mistake_is_answered_without_the_large_libraries(words, code, shows, tmp_path):
+    done = python("-X", "importtime", "-m", "rlreason", words, cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert (done.returncode, len(said)) == (code, int(code == 2))
+    assert shows in done.stdout
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "hydra" in modules
+    assert not modules & {"torch", "transformers", "matplotlib", "wandb", "sympy"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_modules_of_the_current_folder_are_found_by_the_installed_script_as_by_python_m(tmp_path):
+    """Unless Python was told not to look there."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin/rlreason"
+    script.write_text(
+        "import importlib.util\nfrom rlreason.runtime.plugins import find_modules_here\n"
+        "find_modules_here()\nprint(importlib.util.find_spec('my_module') is not None)\n"
+    )
+    (tmp_path / "my_module.py").touch()
+    for flags, found in (([], "True"), (["-P"], "False")):
+        done = python(*flags, str(script), cwd=tmp_path)
+        assert done.stdout.strip() == found, done.stderr

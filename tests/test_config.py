@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from rlreason.cli.check import check_command_line
 from rlreason.config import conflicts
@@ -199,22 +198,3 @@ def test_gspo_has_the_papers_clip_range_and_the_courses(composed):
     both = {"cliprange_low": 3e-4, "cliprange_high": 3e-4}
     assert typed(composed("loss=gspo")).loss.numbers() == both | {"cliprange_high": 4e-4}
     assert typed(composed("objective=gspo", "loss=gspo_2026")).loss.numbers() == both
-
-
-def test_an_experiment_may_set_the_numbers_of_the_loss(tmp_path):
-    """Whether it chooses the loss itself, names its type, or leaves the choice to the command line."""
-    numbers = "{cliprange_low: 3e-4, cliprange_high: 3e-4}"
-    (tmp_path / "experiment").mkdir()
-    for name, text in {
-        "chosen": f"defaults: [override /loss: gspo]\nloss: {numbers}",
-        "named": f"loss: {{loss_type: gspo, {numbers[1:]}",
-        "open": f"loss: {numbers}",
-    }.items():
-        (tmp_path / f"experiment/{name}.yaml").write_text(f"# @package _global_\n{text}\n")
-    mine = f"hydra.searchpath=[file://{tmp_path}]"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for words in (["experiment=chosen"], ["experiment=named"], ["experiment=open", "loss=gspo"]):
-            run = typed(compose("config", [mine, *words]))
-            assert (run.loss.loss_type, *run.loss.numbers().values()) == ("gspo", 3e-4, 3e-4)
-    check_command_line(["-m", "loss=grpo_clip,gspo", "loss.cliprange_low=3e-4", "loss.cliprange_high=3e-4",
-                 "loss.cliprange=null"])  # fmt: skip

@@ -1,15 +1,10 @@
 """The documentation: the settings page is what the code says now, the index names every page, every link leads on."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from rlreason.config.data import DataConfig
-from rlreason.config.leaves import leaves
-from rlreason.config.model import ModelConfig
-from rlreason.config.store import SCHEMAS
 from tools.settings_page import page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,29 +13,8 @@ SETTINGS = (DOCS / "settings.md").read_text("utf-8")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
 
 
-def rows(text: str, cells: int) -> list[list[str]]:
-    """The rows of all tables with so many cells whose first is code, without its backticks."""
-    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in row] for row in found if len(row) == cells and "=`" not in row[0]]
-
-
-def section(title: str) -> str:
-    return SETTINGS.split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
 def test_the_settings_page_is_what_the_code_says_now():
     assert page() == SETTINGS, "docs/settings.md is not what the code says now: type `make docs`"
-
-
-def test_every_setting_of_every_schema_has_one_line():
-    """One that two algorithms or two kinds of data define apart has a line for each."""
-    once = {leaf.key for schema in SCHEMAS["schema"].values() for leaf in leaves(schema())} - {"samples"}
-    expected = Counter(once) + Counter({"samples": 2, "budget.hours": 1, "budget.tokens": 1})
-    for group, base in (("model", ModelConfig()), ("data", DataConfig())):
-        common = {leaf.key for leaf in leaves(base, f"{group}.")}
-        for kind in SCHEMAS[f"schema/{group}"].values():
-            expected += Counter({leaf.key for leaf in leaves(kind(), f"{group}.")} - common)
-    assert Counter(row[0].strip("`") for row in rows(SETTINGS, 5)) == expected
 
 
 def links(text: str) -> list[str]:

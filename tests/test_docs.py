@@ -55,15 +55,6 @@ def config_of(words: list[str]) -> DictConfig:
         return composed(fixed(ours), asked.config_name)
 
 
-@pytest.fixture
-def placeholders(tmp_path, monkeypatch) -> None:
-    """Stand where a folder has the name of a placeholder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in ("RUN", "SWEEP"):
-        (tmp_path / name).mkdir()
-
-
 def check(words: list[str]) -> None:
     """Read the words of a subcommand, or compose those of a run."""
     if subcommand := named_subcommand(words):
@@ -77,17 +68,15 @@ PAGES_RUN = (README, PAGES["models.md"], PAGES["evaluate.md"], PAGES["resume.md"
 COMMANDS = [words for page in PAGES_RUN for words in calls(page) if not any(word.startswith("gpus=") for word in words)]
 
 
-@pytest.mark.usefixtures("placeholders")
-def test_every_command_of_the_readme_composes():
+def test_every_command_of_the_readme_and_one_of_each_page_composes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in ("RUN", "SWEEP"):
+        (tmp_path / name).mkdir()
     assert len(COMMANDS) > 30
-    for words in COMMANDS:
+    pages = [calls(PAGES[name]) for name in PAGES if name not in NONE_WHOLE]
+    for words in [*COMMANDS, *(max(page[:3], key=len) for page in pages if page)]:
         check(words)
-
-
-@pytest.mark.parametrize("page", [name for name in PAGES if name not in NONE_WHOLE and calls(PAGES[name])])
-@pytest.mark.usefixtures("placeholders")
-def test_a_command_of_each_page_composes(page):
-    check(max(calls(PAGES[page])[:3], key=len))
 
 
 def smaller(words: list[str]) -> list[str]:
@@ -163,16 +152,10 @@ def test_the_entry_points_of_a_package_are_in_the_groups_that_are_read():
     assert set(tomllib.loads(text)["project"]["entry-points"]) == set(GROUPS.values())
 
 
-def shown(start: str) -> str:
-    texts = [block for page in (README, *PAGES.values()) for block in blocks(page, "")]
-    return next(text for text in texts if text.startswith(start))
-
-
 def test_a_run_leaves_what_is_shown(finished_run):
-    names = set(re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown("runs/grpo/").partition("\n")[2]))
+    texts = [block for page in (README, *PAGES.values()) for block in blocks(page, "")]
+    shown = next(text for text in texts if text.startswith("runs/grpo/")).partition("\n")[2]
+    names = set(re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown))
     of_some = {"log.txt", "own_functions.txt", "changes.patch", "stacks.txt"}  # "if there are any"
     assert len(names) > 8
     assert {name for name in names if not (finished_run.folder / name).exists()} <= of_some
-    inside = {name.rstrip("/") for name in re.findall(r"^  (\S+)", shown("checkpoints/step_"), re.M)}
-    newest = max((finished_run.folder / "checkpoints").iterdir())
-    assert inside - {path.name for path in newest.iterdir()} <= {"moments.safetensors"}  # a finished run needs none

@@ -117,24 +117,21 @@ def test_what_a_run_will_use_is_said_with_the_reason(composed):
     assert told({"torch": "2.13"}) == {}  # how torch ended is said elsewhere
 
 
-def doctor(*words: str, cwd: Path, path: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    """The finished process of `rlreason doctor`."""
-    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"} | env
+def doctor(*words: str, cwd: Path, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """The finished process of `rlreason doctor` on a machine without a visible GPU."""
+    own = {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     argv = [sys.executable, "-m", "rlreason", "doctor", *words]
-    done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
-    assert "Traceback" not in done.stdout + done.stderr
-    return done
+    return subprocess.run(argv, cwd=cwd, env=os.environ | own, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
-    done = doctor("--json", "--patience", "600", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = doctor("--json", "--patience", "600", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     named = {one["name"]: one for one in told["findings"]}
-    assert told["failed"] == 0
     assert {"Python", "torch", "GPU", "processors", "disk", "engine", "attention", "memory"} <= named.keys()
     assert named["device"]["words"].startswith("processor, products in float32")
-    assert told["memory"]["verdict"] == "fits"
+    assert (told["failed"], told["memory"]["verdict"]) == (0, "fits")
     assert not list(tmp_path.iterdir())
 
 

@@ -71,7 +71,6 @@ def test_how_many_problems_are_asked():
     [
         (["eval.prompt=r1_hero"], "r1_zero?"),
         (["eval.reward=:f"], "eval.reward="),
-        (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop"),
         (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
         ([*FILES, "eval.data=jsonl", "eval.data.path=/"], "eval.data.path=/"),

@@ -222,7 +222,6 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line():
         ModelConfig("m", weights="float16"),
         ModelConfig("m", weights="bfloat16", dtype="float32"),
         ModelConfig("m", freeze=["a"], lora=LoRAConfig(rank=4)),
-        ModelConfig("m", lora=LoRAConfig(rank=4, targets=[])),
     ):
         (line,) = [*wrong_values(settings, "model."), *settings.problems()]
         assert line.startswith("model.")

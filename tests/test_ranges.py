@@ -20,13 +20,10 @@ from tests.some import some
 CLOUD = "model=smollm2_135m"
 #: Words that compose, and between them have every setting there is.
 RUNS = {
-    "grpo": [],
     "clip": ["loss=grpo_clip", "loss.dual_clip=3", "overlong=penalty", "length_norm=constant", "kl_placement=loss",
-             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "max_resampling_rounds=1"],
-    "cispo": ["objective=cispo", "rollout=vllm"],
+             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "max_resampling_rounds=1", "rollout=vllm"],
     "ei": ["algorithm=ei"],
     "sft": ["algorithm=sft", CLOUD, "model.lora.rank=8", "data.n_validation=9", "data.validation=null"],
-    "evaluate": ["algorithm=evaluate"],
     "best_of_n": ["algorithm=best_of_n"],
     "countdown": [CLOUD, "data=countdown"],
     "gym": [CLOUD, "data=reasoning_gym", "data.task=gcd"],

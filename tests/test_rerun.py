@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlreason import Run, compose, evaluate, load_run, train
+from rlreason import compose, load_run, train
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import OneRun
 from rlreason.errors import ConfigError
@@ -108,24 +108,17 @@ def test_an_option_of_ones_own_is_found_a_secret_given_again_and_another_place_s
     assert "/far/away" in notes[0]
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory) -> Run:
-    """A run from the command line, in a folder with the runs of the tests below."""
-    cwd = tmp_path_factory.mktemp("reruns")
+@pytest.mark.long
+def test_a_rerun_comes_out_equal_and_says_so(tmp_path):
+    cwd = tmp_path
     done = rlreason(*SMALL, "hydra.run.dir=one", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    return load_run(cwd / "one")
-
-
-@pytest.mark.long
-def test_a_rerun_comes_out_equal_and_says_so(first):
-    cwd = first.folder.parent
     done = rlreason("rerun", "one", cwd=cwd)
     assert done.returncode == 0, done.stderr
     assert "nothing differs from what one says of code, libraries and machine\n" in done.stdout
     assert all(f"  {part} are equal" in done.stdout for part in ("metrics", "responses", "weights"))
     again = load_run(cwd / "one_rerun")
-    assert (again.status, again.config) == ("finished", first.config)
+    assert (again.status, again.config) == ("finished", load_run(cwd / "one").config)
     done = rlreason("rerun", "one", "seed=5", "--json", cwd=cwd, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)  # and nothing else
@@ -159,21 +152,12 @@ def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
         done = rlreason(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "here/run")
-    assert max(row["rollout_step"] for row in run.metrics) == 3
     facts = json.loads((run.folder / "provenance.json").read_text())
     assert "n_steps=3" in facts["command"]
     assert ["n_steps=2" in part["command"] for part in facts["earlier_parts"]] == [True]
-    assert os.listdir(tmp_path / "here") == ["run"]
     again = train(f"resume={run.folder}", "n_steps=4", quiet=True)  # from Python, and from another folder
     assert again.folder == run.folder
     assert max(row["rollout_step"] for row in again.metrics) == 4
-
-
-def test_an_evaluation_is_measured_again_too(tmp_path):
-    run = evaluate(*JOB, f"hydra.run.dir={tmp_path / 'eval'}", quiet=True)
-    done = rlreason("rerun", str(run.folder), "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["equal"] == {"metrics": True, "responses": True, "weights": None}
 
 
 def test_the_first_difference_is_named_and_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):

@@ -97,11 +97,8 @@ def test_a_model_from_a_folder_that_ranks_divide_stays_in_main_memory(tokenizer,
     model = FAMILIES["llama"]()
     model.resize_token_embeddings(len(tokenizer))
     Policy(model, tokenizer).save(tmp_path / "model")
-    words = ("model=local", f"model.path={tmp_path / 'model'}", "rollout=hf")
-    for more, spread in (
-        (("gpus=2", "parallel=shard"), True), (("gpus=2", "parallel=replicate"), False), ((), False)
-    ):  # fmt: skip
-        run = settings(*words, *more)
-        assert is_spread(run) == spread
-        assert make_policy(run, []).in_main_memory == spread
+    words = ("model=local", f"model.path={tmp_path / 'model'}", "rollout=hf", "gpus=2")
+    for parallel in ("shard", "replicate"):
+        run = settings(*words, f"parallel={parallel}")
+        assert is_spread(run) == make_policy(run, []).in_main_memory == (parallel == "shard")
     assert not is_spread(settings("gpus=2", "parallel=shard"))  # made on the spot, and taught as a whole

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,21 +122,14 @@ def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, 
     assert (said.out, len(said.err.splitlines())) == ("", 1)
 
 
-@pytest.mark.parametrize("words", [*SHOWN, ("inspect", "--gradients")], ids=" ".join)
+@pytest.mark.parametrize("words", [("inspect",), ("inspect", "--regrade"), ("inspect", "--gradients")], ids=" ".join)
 def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_path, capsys):
     name, *options = words
-    says = {
-        tmp_path / "nowhere": "is no folder",
-        tmp_path: "",
-        run.parent: f"is no run and holds 1 of them: give one, such as {run}",
-        run / "metrics.jsonl": "is no folder",
-    }
-    for folder, text in says.items():
+    for folder in (tmp_path / "nowhere", tmp_path, run.parent, run / "metrics.jsonl"):
         assert subcommand(name, folder, *options) == 2
         said = capsys.readouterr()
         assert (said.out, len(said.err.splitlines())) == ("", 1)
         assert str(folder) in said.err
-        assert text in said.err
 
 
 def test_a_subcommand_without_its_words_or_with_wrong_ones_says_how_to_write_it(run, capsys):
@@ -154,23 +148,13 @@ def test_a_subcommand_without_its_words_or_with_wrong_ones_says_how_to_write_it(
 def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
     lines = subcommands_help()
     assert all(f"rlreason {one.name} {one.takes}" in lines and one.line in lines for one in SUBCOMMANDS)
-    for word, says in {
-        "inspct": "did you mean rlreason inspect?",
-        "Compare": "did you mean rlreason compare?",
-        "train": "a run starts without one",
-    }.items():
-        with pytest.raises(ConfigError, match=rf"^{word} is no subcommand: ") as caught:
+    for word, says in {"inspct": "mean rlreason inspect?", "train": "a run starts without one"}.items():
+        with pytest.raises(ConfigError, match=rf"^{word} is no subcommand: .*{re.escape(says)}"):
             refuse_wrong_subcommand([word, "runs/x"])
-        assert says in str(caught.value)
-    for words in ([], ["seed=1"], ["-m"], ["~std_norm"], ["grpo"]):  # what the settings' own messages are for
-        refuse_wrong_subcommand(words)
-
-
-def test_no_group_or_setting_is_nearly_a_subcommand():
     with composing(read([])):
         groups, settings = options_by_group(), keys_below(config_of([], "config"))
-    for word in {*groups, *settings, *(name for names in groups.values() for name in names)}:
-        refuse_wrong_subcommand([word])
+    for word in {"-m", "~std_norm", *groups, *settings, *(name for names in groups.values() for name in names)}:
+        refuse_wrong_subcommand([word])  # which the settings' own messages are for
 
 
 def test_wrong_subcommands_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):

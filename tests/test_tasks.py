@@ -148,8 +148,7 @@ def test_prompts_and_worked_answers_fit_and_prompts_of_an_ablation_share_their_l
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data=stories_long", "data.habits.taught_max_events=1"], "data.min_events=2"),
-        (["data=stories", "data.habits.guess_share=0.5"], "data.guess=none"),
+        (["data=stories", "data.habits.ramble_share=2"], "data.habits.ramble_share=2"),
     ],
 )
 def test_habits_that_no_story_can_have_are_refused(words, said):

@@ -6,7 +6,6 @@ its field (`only_if`), and what is declared unread must not have been asked for.
 """
 
 import io
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,7 +16,6 @@ import pytest
 from recording import Recording
 from test_chat import QWEN3, with_template
 
-from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import leaves
 from rlreason.config.rules import WORDS, unread_keys
 from rlreason.config.store import SCHEMAS
@@ -35,7 +33,6 @@ from rlreason.training.learner import Learner
 from rlreason.training.train import print_header, train
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
-from tests.some import some
 
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
@@ -128,6 +125,10 @@ PARTS = {
         "data@eval.data=jsonl", "eval.data.train={rows}/test.jsonl", "eval.data.n_validation=4",
     ]),
     "judged traces": ("evaluate_train", "files", ["data.filter=correct"]),
+    "rows held out": ("sft", "held_out", []),
+    "problems that are made": ("ei", "countdown", []),
+    "problems from a file": ("evaluate_train", "countdown_file", []),
+    "tasks of the gym": ("best_of_n", "gym", []),
 }  # fmt: skip
 
 
@@ -200,46 +201,15 @@ def test_a_whole_run_reads_its_settings(algorithm, whole):
     compare(run, read)
 
 
-#: Besides stories, which whole runs meet; the last two kinds of data bring no traces to imitate.
-ELSEWHERE = [
-    (algorithm, data)
-    for algorithm, data in itertools.product(ALGORITHMS, DATA)
-    if data != "stories" and not (algorithm == "sft" and data in ("countdown_file", "gym"))
-]
-
-
-@pytest.mark.parametrize(("algorithm", "data"), some(ELSEWHERE, 4))
-def test_every_algorithm_reads_its_settings_on_every_kind_of_data(algorithm, data, whole, places, tmp_path):
-    """What the steps themselves read does not depend on the data."""
-    if data == "gym":
-        pytest.importorskip("reasoning_gym")
-    run = composed(places, algorithm, data)
-    recording = Recording(run)
-    prepare(run, tmp_path)
-    compare(run, recording.read | whole(algorithm)[2])
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, places, tmp_path):
     algorithm, data, more = PARTS[part]
-    if part == "adapters":
-        pytest.importorskip("peft")
+    if package := {"adapters": "peft", "tasks of the gym": "reasoning_gym"}.get(part):
+        pytest.importorskip(package)
     run = composed(places, algorithm, data, more)
     recording = Recording(run)
     prepare(run, tmp_path)
     compare(run, recording.read | whole(algorithm)[2])
-
-
-@pytest.mark.parametrize("loss", ["grpo_clip", "reinforce_with_baseline"])
-def test_samples_one_hand_over_old_need_mismatch_weights_only_without_a_ratio(loss):
-    ahead = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false", f"loss={loss}"]
-    own = ["mismatch=truncate", "mismatch_cap=2"] if loss == "reinforce_with_baseline" else []
-    run = settings(*ahead, *own)
-    recording = Recording(run)
-    objective = run.objective()
-    assert objective.has_mismatch_weights == bool(own)
-    assert objective.mismatch_cap == 2 if objective.has_mismatch_weights else True
-    compare(run, recording.read, {"mismatch", "mismatch_cap"})
 
 
 def test_every_wording_is_of_a_condition():
@@ -291,14 +261,3 @@ def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
 )
 def test_a_setting_that_is_read_or_was_not_given_is_no_mistake(words):
     settings(*words)
-
-
-def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
-    """A prompt says how its traces are written, whichever algorithm it is chosen for."""
-    (tmp_path / "own/prompt").mkdir(parents=True)
-    option = {"name": "mine", "file": "r1_zero.prompt", "reward": "r1_zero", "trace": "so {answer}"}
-    (tmp_path / "own/prompt/mine.yaml").write_text("".join(f"{key}: '{value}'\n" for key, value in option.items()))
-    words = ["--config-dir", str(tmp_path / "own"), "prompt=mine"]
-    check_command_line(words)
-    with pytest.raises(ConfigError, match=r"^prompt\.trace=by {answer} "):
-        check_command_line([*words, "prompt.trace='by {answer}'"])

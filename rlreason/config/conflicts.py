@@ -68,7 +68,9 @@ def of_rollout(rollout: "groups.RolloutConfig") -> Broken:
 
 
 def of_model(model: "model.ModelConfig") -> Broken:
-    """Check the head's number type, and frozen weights against adapters."""
+    """Check number types against each other, and frozen weights against adapters."""
+    if model.weights == "bfloat16" and model.dtype == "float32":
+        yield "model.dtype=float32 with model.weights=bfloat16 is no more exact: set one of them to the other's type"
     if model.head == "bfloat16" and model.dtype == "float32":
         yield "model.head=bfloat16 with model.dtype=float32: the engine's head would be float32: set model.head=auto"
     if model.freeze and model.lora.rank:
@@ -108,6 +110,9 @@ def of_function(data: "data.FunctionDataConfig") -> Broken:
 
 def of_files(data: "data.FileDataConfig", evaluated: bool = False) -> Broken:
     """Check that the files are there, as far as they are no hub data set's; `evaluated`: those of an evaluation."""
+    if data.path is not None and Path(data.path).expanduser().is_file():
+        yield f"data.path={data.path} is a file: give .jsonl or .json files as data.train and data.validation"
+        return
     held_out = data.n_validation is not None
     if data.validation is not None and held_out:
         yield f"data.validation={data.validation} and data.n_validation={data.n_validation}: set one of them to null"
