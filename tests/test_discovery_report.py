@@ -18,7 +18,7 @@ from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME
-from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
+from rlreason.runtime.statistics import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 
 RECORD = [
     Record(438, "laminated lattice", "also the greedy set"),

@@ -18,7 +18,7 @@ from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import engine_gpus
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import exit_code_of
 from rlreason.runtime.machine import Device, Driver
 from tests.starts import ROOT
 from tests.waiting import MINUTES
@@ -88,7 +88,7 @@ DRIVER = Driver([Device("cuda", "A100", 79 << 30, 80 << 30)])
         (NONE, Driver(), None, OK, "everything runs on the processor"),
         (NONE, DRIVER, None, FAIL, "built for processors alone"),
         (NONE, DRIVER, "", WARN, "CUDA_VISIBLE_DEVICES= hides A100"),
-        (NONE | {"built_for": "13.0"}, DRIVER, None, FAIL, "the driver is too old"),
+        (NONE | {"built_for": "13.0"}, DRIVER, None, FAIL, "does not reach A100"),
         (NONE, Driver(failure="NVIDIA's driver does not answer"), None, WARN, "does not answer"),
         (NONE, Driver([Device("cuda", "NVIDIA GB10")]), None, FAIL, "its memory is not told"),
         (TORCH | {"gpus": [GPU]}, DRIVER, None, OK, "79 GiB of 80 GiB free, compute capability 8.0, bfloat16"),

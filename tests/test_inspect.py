@@ -175,10 +175,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     for words, says in (
         ([empty / "nowhere"], "nowhere is no folder"),
-        ([empty], "responses.jsonl"),
+        ([empty], "responses"),
         ([run, "-n", "0"], "-n: 0 must be"),
         ([run, "--problem", "p99"], "--problem p99"),
-        ([run, "--step", "7"], "is an evaluation, which has no steps"),
+        ([run, "--step", "7"], "with --step one that trains"),
         ([run, "--write"], "--write"),
         ([run, "--other", "mine:f"], "--regrade"),
         ([empty / "nowhere", "--regrade"], "no folder"),
@@ -260,7 +260,7 @@ def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
     path.write_bytes(text + b'{"broken\n\0\0\n' + first + b'{"half')
     for _ in range(2):
         assert subcommand("inspect", run, "--regrade", "--write") == 0
-        assert "left out line 2 (not JSON), 3 (not JSON), 5 (half a line)\n" in capsys.readouterr().err
+        assert "left out 3 lines: line 2 " in capsys.readouterr().err
         lines = path.read_bytes().split(b"\n")
         assert (lines[1:3], lines[4]) == ([b'{"broken', b"\0\0"], b'{"half')
         assert [json.loads(lines[k])["outcome"] for k in (0, 3)] == ["unformatted", "correct"]

@@ -33,7 +33,7 @@ from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.policy import Policy
 from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
 from rlreason.model.shapes import PUBLISHED, TINY_VOCABULARY, ModelShape, shape_from, shape_of, tiny_shape
-from rlreason.runtime.machine import Device, group_limits, processor
+from rlreason.runtime.machine import Device, processor
 from rlreason.training.build import make_learner, make_policy, set_trained
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
@@ -504,8 +504,6 @@ def test_a_control_groups_limit_bounds_the_memory():
         "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
     }
     assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
-    first = {"/proc/self/cgroup": "5:memory:/", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}
-    assert list(group_limits(first.get)) == []
 
 
 def test_a_template_counts_before_prompts_are_measured(tmp_path, composed):

@@ -213,7 +213,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
         with pytest.raises(ConfigError, match=f"is being written by process {process.pid} .*wait for it") as refused:
             take(folder)
         assert refused.value.exit_code == 2
-        assert (folder / ".lock").read_text().startswith(f"{process.pid}\n")  # it is the other's
+        assert f"process {process.pid} " in (folder / ".lock").read_text()  # it is the other's
         assert str(holder(folder)).startswith(f"process {process.pid} since ")
         process.kill()
         process.wait()
@@ -232,7 +232,7 @@ def test_another_run_in_this_process_is_refused_until_the_first_has_ended(tmp_pa
         link.symlink_to(folder)
         (folder / "kept").touch()
         for same in (folder, link, tmp_path / "other/../run"):
-            with pytest.raises(ConfigError, match="by this process"):
+            with pytest.raises(ConfigError, match=f"by process {os.getpid()}"):
                 take(same)
         with run_lock(tmp_path / "second", print):
             pass
@@ -282,7 +282,7 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
 HELPLESS = """
 import subprocess, time
 from rlreason.runtime import signals
-from rlreason.records.ending import run_cli
+from rlreason.records.console import run_cli
 
 def command():
     with signals.temporary_folder("mine-"):

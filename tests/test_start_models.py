@@ -16,7 +16,7 @@ from rlreason.data.prepare import read_splits
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
-from rlreason.records.reproduced import without_clock
+from rlreason.records.reader import without_clock
 from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
 from rlreason.training.build import build_components, lessons_of, make_policy, teach_habits

@@ -18,7 +18,7 @@ from rlreason.cli.subcommands import (
     subcommands_help,
 )
 from rlreason.errors import ConfigError
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_output import left_after
@@ -100,7 +100,7 @@ def test_a_subcommand_starts_at_once_and_its_json_holds_what_it_prints(words, ru
 def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     target = tmp_path / "nowhere/figures.json"
     assert subcommand("inspect", run, "--json", target) == 2
-    assert "lies in no folder" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
     target = tmp_path / "figures.json"
     target.write_text("before")
     assert subcommand("inspect", run, "--step", "9", "--json", target) == 2
@@ -115,10 +115,10 @@ def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["inspect", "--json", ""], "--json '' is no file"),
-        (["inspect", "--json", "HERE"], "--json 'HERE' is no file"),
-        (["inspect", "--markdown", "HERE"], "--markdown 'HERE' is no file"),
-        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown /nonexist/a.md lies in no folder"),
+        (["inspect", "--json", ""], "--json '' cannot be written"),
+        (["inspect", "--json", "HERE"], "--json 'HERE' cannot be written"),
+        (["inspect", "--markdown", "HERE"], "--markdown 'HERE' cannot be written"),
+        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown '/nonexist/a.md' cannot be written"),
     ],
 )
 def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, tmp_path, capsys):

@@ -191,7 +191,7 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, 
         named = [gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus]
         unseen = why_unseen(named, visible, str(facts.get("torch")), facts.get("built_for"))
         assert unseen is not None  # there are GPUs
-        return [*found, DoctorFinding("GPU", WARN if unseen.by_setting else FAIL, unseen.words, unseen.cure)]
+        return [*found, DoctorFinding("GPU", FAIL if visible is None else WARN, unseen.words, unseen.cure)]
     if not gpus:
         return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
     for n, gpu in enumerate(gpus):

@@ -8,8 +8,15 @@ from typing import Any
 
 from rlreason.config.leaves import flat, typed_word
 from rlreason.discovery.log import Log, Turn
-from rlreason.runtime.differences import LEVEL, holm
-from rlreason.runtime.intervals import best_of_curve, best_of_interval, mean_interval, rank_sum_p, smallest_p
+from rlreason.runtime.statistics import (
+    LEVEL,
+    best_of_curve,
+    best_of_interval,
+    holm,
+    mean_interval,
+    rank_sum_p,
+    smallest_p,
+)
 from rlreason.runtime.text import shorten
 
 #: Facts that change no reply to the first prompt, and no score of it, by their first words. `hints` stand in it.

@@ -18,7 +18,7 @@ from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STA
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
 from rlreason.runtime.files import holder
 from rlreason.runtime.streams import Answer, Parser, folded
-from rlreason.runtime.text import few, shorten, spans
+from rlreason.runtime.text import few, shorten
 
 ENDED = "ended:"  # and the rule: an end that the replay does not find, as of an evaluation that was not recorded
 LATE = 0.25  # of the rows: the end of a run
@@ -171,7 +171,7 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
         steps = list(dict.fromkeys(finding.step or 0 for finding in again))
         evidence = [f"at step {steps[0]}"]
         if len(steps) > 1:
-            evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
+            evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(list(map(str, steps)))}"]
             if last.what != first.what:
                 evidence.append(f"at step {steps[-1]}: {last.what}")
         if word == "diverged" and first.rule != ended_by:
@@ -196,7 +196,7 @@ def describe_health(name: str, state: str, findings: Sequence[Finding], width: i
         titles = ["evidence", *[""] * len(finding.evidence[1:])]
         rows = [*zip(titles, finding.evidence, strict=False), ("causes", finding.causes), ("try", finding.cure)]
         lines += [f"  {title:<10}{line}" for title, line in rows if line]
-    return "\n".join(folded(line, width, 2 if line[:2] in ("! ", "- ") else None) for line in lines)
+    return "\n".join(folded(line, width, 2) for line in lines)
 
 
 def add_arguments(parser: Parser) -> None:

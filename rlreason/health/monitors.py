@@ -7,7 +7,7 @@ from statistics import median
 
 from rlreason.config.groups import WEIGHTS
 from rlreason.health.finding import FEWEST_ASKED, Finding, Metrics, Observation, found
-from rlreason.runtime.intervals import fewer_p
+from rlreason.runtime.statistics import fewer_p
 
 SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
 #: Metrics that must be numbers; loss and gradient norm have rules of their own.

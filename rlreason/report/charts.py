@@ -20,7 +20,7 @@ from rlreason.report import content
 from rlreason.report.content import Figure, Places, written_out
 from rlreason.report.figures import FOREST, STEP_TITLE
 from rlreason.runtime.files import whole, write_whole
-from rlreason.runtime.intervals import Floats
+from rlreason.runtime.statistics import Floats
 
 if TYPE_CHECKING:
     import altair as alt

@@ -16,7 +16,6 @@ from rlreason.health.examine import findings_of
 from rlreason.health.watch import Row, as_numbers
 from rlreason.records.files import CONFIG, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.rows import lacks
 from rlreason.report.content import Series
 from rlreason.report.study import (
     AXES,
@@ -104,7 +103,7 @@ def answers_of(file: ResponseFile, note: Note) -> Answers | None:
     correct: dict[str, list[bool]] = defaultdict(list)
     questions: dict[str, str] = {}
     try:
-        for _, row in each_line(file.path, lambda row: lacks(row, GRADED), note):
+        for _, row in each_line(file.path, note, GRADED):
             correct[row["problem_id"]].append(row["outcome"] == "correct")
             questions.setdefault(row["problem_id"], row["question"])
     except ConfigError as error:

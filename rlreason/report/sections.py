@@ -12,7 +12,6 @@ import numpy as np
 from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import category_of
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
-from rlreason.records.rows import lacks
 from rlreason.report import tables
 from rlreason.report.content import Case, Report
 from rlreason.report.documents import filled
@@ -209,7 +208,7 @@ def _responses(file: ResponseFile | None, problems: Collection[str]) -> dict[str
     """Return the line and the row of the first response to each of these problems."""
     responses: dict[str, tuple[int, dict[str, Any]]] = {}
     try:
-        for line, row in each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None) if file else ():
+        for line, row in each_line(file.path, lambda _: None, SHOWN) if file else ():
             if row["problem_id"] in problems:
                 responses.setdefault(row["problem_id"], (line, row))
     except ConfigError:  # reading the study has reported it

@@ -13,7 +13,7 @@ from rlreason.report.content import SIGNS, Table, Verdict
 from rlreason.report.read import differing_keys
 from rlreason.report.study import Answers, Setting, Study, StudyRun, correctness, setting_text
 from rlreason.report.verdicts import p_text, signed, verdicts_of
-from rlreason.runtime.differences import paired_difference
+from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.closing import REFERENCE, JudgedSetting
 from rlreason.sweeps.state import Key

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlreason.records.files import COMPLIANCE
-from rlreason.runtime.intervals import mean_interval
+from rlreason.runtime.statistics import mean_interval
 from rlreason.sweeps.state import WAITING, Key, SweepState
 
 REFERENCE = "reference"

@@ -9,9 +9,9 @@ from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.savings import planned, verdict
 from rlreason.model.shapes import shape_of
-from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, points, smallest_difference
 from rlreason.runtime.machine import believed_device
-from rlreason.runtime.text import decimal_size, duration, few
+from rlreason.runtime.statistics import ASSUMED, LEVEL, Spread, points, smallest_difference
+from rlreason.runtime.text import duration, few, size
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import FEWEST_SEEDS, FILE, RunState, SweepState, read_state, setting_text
 
@@ -45,7 +45,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         if peak.plan and (n := jobs.sharing) > 1:
             memory += f"; {n} runs side by side take {n} times that"
         unknown = "; without the model's weights, whose size is not known here" * (shape_of(run.model).shape is None)
-    disk = f"at most about {decimal_size(space * left)} when all have ended: {decimal_size(space)} a run, by its "
+    disk = f"at most about {size(space * left)} when all have ended: {size(space)} a run, by its "
     disk += f"settings{unknown}"
     asked = [one.problems for one in ended if one.problems]
     lines = {

@@ -19,7 +19,6 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from omegaconf import open_dict
 
 from rlreason.runtime import signals
-from rlreason.runtime.early_signals import heed_signals
 from rlreason.runtime.machine import VISIBLE, place_sockets, shares
 from rlreason.runtime.text import duration, first_line
 from rlreason.sweeps.state import RunState, refreshed
@@ -153,7 +152,7 @@ def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
     """Have Hydra run one job, in its own process. `shared`: what all jobs of the sweep need."""
     import cloudpickle
 
-    heed_signals()
+    signals.heed_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.SIGNALS)
     if job.gpus:
         os.environ[VISIBLE] = ",".join(job.gpus)

@@ -55,7 +55,7 @@ from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
+from rlreason.runtime.machine import Device, place_of, processor, usable_processors, world_of
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import own_functions, refusal
@@ -121,7 +121,7 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
     elif policy is not None and model_size(policy.model) < TINY:
         torch.set_num_threads(1)
     else:
-        torch.set_num_threads(default_threads(torch.get_num_threads()))
+        torch.set_num_threads(min(torch.get_num_threads(), usable_processors()))
 
 
 def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
@@ -243,7 +243,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         start = teach_habits(run, policy, stories, console)
         set_trained(run.model, policy, run.seed, run.trains)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, loaded.train, loaded.validation)
-        with console.wait("starting the engine", logged=True):
+        with console.wait("starting the engine"):
             engine = make_engine(run, policy, folder, console.say, demand)
     evaluation = run.evaluation
     return Components(

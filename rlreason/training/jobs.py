@@ -61,8 +61,8 @@ from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RA
 from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.plugins import describe_error, load
+from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
@@ -241,12 +241,12 @@ def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator
         job.respond()
         yield job
     except KeyboardInterrupt:
-        records.loggers.interrupted()
+        records.loggers.finish({"status": "interrupted"})
         print_loggers(console, records.loggers)
         raise
     finally:
         components.close()
-        records.loggers.abandon()  # still open only if the job failed
+        records.loggers.finish(None)  # still open only if the job failed
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:

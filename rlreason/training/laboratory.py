@@ -27,7 +27,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
-from rlreason.runtime.text import first_line, spans
+from rlreason.runtime.text import first_line
 from rlreason.training import algorithms as grpo
 from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads, teach_habits
 from rlreason.types import Sample
@@ -203,7 +203,7 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
         raise ConfigError(f"RUN={folder.path} saved no rollouts ({kept}): repeat it with save_rollouts_every=1")
     chosen = max(saved) if step is None else step
     if chosen not in saved:
-        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(spans(sorted(saved)))}")
+        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(map(str, sorted(saved)))}")
     samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
     if not samples:
         raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")

@@ -26,7 +26,7 @@ from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import SWEEP_VARIABLE, Device, believed_device
 from rlreason.runtime.plugins import written_source
-from rlreason.runtime.text import decimal_size
+from rlreason.runtime.text import size
 
 CHARACTERS = 3  # at least, in a token of prose
 
@@ -278,11 +278,9 @@ def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     cure = "free some space, or choose another hydra.run.dir"
     if free < surely:
         without = ", or set save_model=false" if free > RECORDS * len(runs) and models else ""
-        raise ResourceError(
-            f"{place} has {decimal_size(free)} free, and this writes at least {decimal_size(surely)}: {cure}{without}"
-        )
+        raise ResourceError(f"{place} has {size(free)} free, and this writes at least {size(surely)}: {cure}{without}")
     checkpoints = sum(need.kept for need in needs) + max((need.checkpoints - need.kept for need in needs), default=0)
     if free < (may := surely + responses + checkpoints):
         fewer = ", or set checkpoint.keep=1" if checkpoints > responses else ""
-        return [f"{place} has {decimal_size(free)} free, and this may write {decimal_size(may)}: {cure}{fewer}"]
+        return [f"{place} has {size(free)} free, and this may write {size(may)}: {cure}{fewer}"]
     return []

@@ -33,7 +33,7 @@ from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.runtime.text import decimal_size, redacted, shorten
+from rlreason.runtime.text import redacted, shorten, size
 from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
 
@@ -201,7 +201,7 @@ def print_closing(
     )
     if gone := summary["checkpoints"]["moments_removed"]:
         console.say(
-            f"checkpoints keep the model; the optimizer's moments ({decimal_size(gone)}) are removed, and n_steps=MORE "
+            f"checkpoints keep the model; the optimizer's moments ({size(gone)}) are removed, and n_steps=MORE "
             "begins with new ones (checkpoint.keep_final=true keeps them)"
         )
     if run.eval.card is not None:

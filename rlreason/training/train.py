@@ -51,7 +51,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
             return close_records(trainer, *trainer.train())
         except KeyboardInterrupt as stop:
             signals.arrived()
-            records.loggers.interrupted()
+            records.loggers.finish({"status": "interrupted"})
             print_loggers(console, records.loggers)
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
@@ -65,7 +65,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
     """Yield the trainer of a run that has these components; at the end of the block, close them and all it started."""
     counters, policy = Counters(clock=records.clock), components.policy
     with ExitStack() as closing:  # the last one first
-        closing.callback(lambda: records.loggers.abandon())  # still open only if the run failed
+        closing.callback(lambda: records.loggers.finish(None))  # still open only if the run failed
         closing.callback(components.close)
         algorithm = make_algorithm(run, components, console)
         learner = learner_of(run, policy, algorithm, records.folder)
@@ -151,7 +151,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     run, console, records, history = trainer.run, trainer.console, trainer.records, trainer.validation.history
     components, checkpoints = trainer.components, trainer.checkpoints
     print_reason(console, records.folder, status, reason)
-    with trainer.waiting("drawing the curves", "record", logged=False):
+    with trainer.waiting("drawing the curves", "record"):
         draw_curves(RunFolder(records.folder))
     checkpoints.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(records.folder) if status == "finished" and not run.checkpoint.keep_final else []

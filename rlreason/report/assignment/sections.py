@@ -15,8 +15,7 @@ from rlreason.report.figures import STEPS
 from rlreason.report.study import Setting, StudyRun
 from rlreason.report.tables import accuracy_of, percent
 from rlreason.report.verdicts import best_of, comparing_half
-from rlreason.runtime.differences import TIED
-from rlreason.runtime.intervals import mean_interval, wilson_interval
+from rlreason.runtime.statistics import TIED, mean_interval, wilson_interval
 from rlreason.runtime.text import few
 
 DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
