@@ -222,7 +222,7 @@ def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], Non
     parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
     for part in parts:
         ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
-        say(f"before     {part['started']}, {part['command']}: {ended}")
+        say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
     if differs := code_differs(earlier, now):
         say(f"! {differs}: the numbers of this run come from both")
     return parts
