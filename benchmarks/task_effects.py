@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rlreason.runtime.files import write_whole  # noqa: E402
-from rlreason.runtime.intervals import mean_interval  # noqa: E402
+from rlreason.runtime.statistics import mean_interval  # noqa: E402
 
 STEPS = 40
 COMMON = ["eval_every=10", "save_model=false", "log_generations=0", "checkpoint.every=0"]

@@ -78,7 +78,7 @@ def true_gain(rng: np.random.Generator, cell: Cell, gain: float, draws: int = 1_
 
 def interval_of(a: Floats, b: Floats) -> tuple[float, float, float]:
     """Return (low, high, p) of b - a by this project's rule."""
-    from rlreason.runtime.differences import paired_difference
+    from rlreason.runtime.statistics import paired_difference
 
     found = paired_difference(b - a)
     return found.low, found.high, found.p

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rlreason.runtime.version import __version__ as __version__
+from rlreason.runtime import __version__ as __version__
 
 if TYPE_CHECKING:
     from rlreason.api.runs import Run, load_run

@@ -5,11 +5,12 @@ nor torch (except `rerun`, which starts a run). Of several processes that train 
 """
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 
-from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.machine import VISIBLE, Place, divide_memory_finely, loading, own_gpu, place_of
+from rlreason.runtime.machine import VISIBLE, Place, divide_memory_finely, own_gpu, place_of
+from rlreason.runtime.signals import FOLLOWS, SIGNALS, heed_signals, killed_with_parent
 
 
 def main() -> None:
@@ -20,8 +21,6 @@ def main() -> None:
     elif place.rank:
         sys.exit(serve(place))
     else:
-        from rlreason.runtime.signals import FOLLOWS
-
         os.environ[FOLLOWS] = str(os.getppid())  # it ends in order, as by SIGTERM, when torchrun does
         try:
             run()
@@ -42,26 +41,20 @@ def run() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    with loading():
-        from rlreason.cli.subcommands import named_subcommand, run_subcommand
-        from rlreason.records.ending import run_cli
+    from rlreason.cli.subcommands import named_subcommand, run_subcommand
+    from rlreason.records.console import run_cli
 
     if subcommand := named_subcommand(sys.argv[1:]):
         run_cli(lambda: run_subcommand(subcommand, sys.argv[2:]))
-    with loading():
-        from rlreason.cli.command import cli
+    from rlreason.cli.command import cli
 
     cli()
 
 
 def serve(place: Place) -> int:
     """Follow rank 0 to the end of its run; return the exit code."""
-    import signal
-
-    from rlreason.runtime.signals import killed_with_parent
-
     killed_with_parent()  # it has nothing to clean up
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from rlreason.runtime.plugins import find_modules_here

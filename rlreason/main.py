@@ -19,7 +19,7 @@ from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import ended_when_it_hangs, run_lock
-from rlreason.runtime.machine import loading, seed_generators
+from rlreason.runtime.machine import seed_generators
 from rlreason.runtime.text import redacted
 
 
@@ -38,7 +38,7 @@ def run_job(
             limit_s = run.waits.run_s if own_process else None
             leaving = signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt()))
             with ended_when_it_hangs(folder / STACKS, limit_s), leaving:
-                return _work(run, folder, config, words, console, own_process)
+                return _work(run, folder, config, words, console)
         except BaseException as error:
             if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
@@ -57,14 +57,12 @@ def run_job(
             raise error
 
 
-def _work(
-    run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool
-) -> float:
+def _work(run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
     """Load what the run needs, and run it."""
     clock, sources = Clock(), dict[str, str]()
     start: Callable[..., float]
     libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
-    with console.wait(f"loading {libraries}"), loading(for_good=own_process):
+    with console.wait(f"loading {libraries}"):
         if not works_on_a_model(run):
             from rlreason.discovery.loop import discover as start
         elif run.trains:

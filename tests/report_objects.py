@@ -8,7 +8,7 @@ import numpy as np
 from rlreason.report.content import Case, Report, Series, Table, Verdict
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
-from rlreason.runtime.differences import paired_difference
+from rlreason.runtime.statistics import paired_difference
 
 METRICS = (
     "reward/mean", "reward/format", "reward/answer", "rollout/entropy", "rollout/length", "rollout/length_correct",

@@ -25,7 +25,7 @@ from rlreason import Run, compose, evaluate, load_run, train
 from rlreason.api.start import own_hydra
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.records.reproduced import without_clock
+from rlreason.records.reader import without_clock
 
 TINY = (
     "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",

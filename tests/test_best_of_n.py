@@ -12,7 +12,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import answer_classes, best_at, majority_at, pass_at, subsets_of
 from rlreason.grading import Grader
-from rlreason.runtime.intervals import wilson_interval
+from rlreason.runtime.statistics import wilson_interval
 from rlreason.training.jobs import first_alone, load_scorer, with_intervals
 from rlreason.types import Grade, Response, Sample
 

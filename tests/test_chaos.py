@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broken_runs import Done, Runs, checkpoints_of, parts_of
+from tests.broken_runs import Done, Runs, checkpoints_of
 from tests.run_records import differences, rows_of
 from tests.starts import ROOT, Started
 from tests.test_checkpoints import DAMAGE
@@ -49,49 +49,23 @@ def one_line(done: Done, code: int, *words: str) -> None:
 
 
 @pytest.mark.long
-def test_checkpoints_are_broken(runs, killed):
+def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs, killed):
     newest, other = checkpoints_of(killed)[-1], runs.new()
-    DAMAGE["a flipped bit"][0](killed / "checkpoints" / newest / "state.json")
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"rollout_step": 3, "train')
+    DAMAGE["a flipped bit"](killed / "checkpoints" / newest / "state.json")
     shutil.copytree(killed, other)
     done = runs.goes_on("grpo", killed)
-    assert f"{newest} cannot be used (state.json" in re.sub(r"\s+", " ", done.stderr + done.stdout)
+    assert f"{newest} cannot be used" in re.sub(r"\s+", " ", done.stderr + done.stdout)
     assert runs.equal("grpo", killed)
     for name in checkpoints_of(other):
-        DAMAGE["half a file"][0](other / "checkpoints" / name / "state.safetensors")
+        DAMAGE["half a file"](other / "checkpoints" / name / "state.safetensors")
     for _ in range(2):
         one_line(runs.start("grpo", other), 2, "holds no checkpoint that can be used", "move checkpoints/ away")
     (other / "checkpoints").rename(other / "away")
     runs.goes_on("grpo", other)
     assert (other / "broken_off_1/metrics.jsonl").exists()
     assert runs.equal("grpo", other)
-
-
-@pytest.mark.long
-def test_the_metrics_are_cut_in_a_line(runs, killed):
-    """Behind the newest checkpoint this is what a kill may leave; before it, rows are lost that come from before."""
-    with (killed / "metrics.jsonl").open("a") as file:
-        file.write('{"rollout_step": 3, "train')
-    shutil.copytree(killed, other := runs.new())
-    runs.goes_on("grpo", killed)
-    assert runs.equal("grpo", killed)
-    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (other / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:40])  # in the row of the third step
-    done = runs.goes_on("grpo", other)
-    assert "metrics.jsonl of the run had" in re.sub(r"\s+", " ", done.stderr + done.stdout)
-    assert runs.equal("grpo", other)
-
-
-@pytest.mark.long
-def test_a_second_process_on_the_folder_of_a_run(runs):
-    folder, words = runs.new(), ("n_steps=40", "eval_every=0", "checkpoint.every=1000")
-    first = Started(*runs.words("grpo", *words), f"hydra.run.dir={folder.name}", cwd=runs.place)
-    wait_for(lambda: (folder / "evals").exists() or first.process.exitcode is not None)
-    second = runs.start("grpo", folder, *words)
-    os.kill(first.process.pid, signal.SIGTERM)
-    assert first.finished().returncode == 130
-    one_line(second, 2, f"is being written by process {first.process.pid} since", "wait for it")
-    assert json.loads((folder / "status.json").read_text())["status"] == "interrupted"
-    assert parts_of(folder) == 1
 
 
 @pytest.mark.long
@@ -118,7 +92,7 @@ def test_a_grading_worker_is_killed_and_another_takes_its_place(runs):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, which can be made full, larger and read-only."""
+    """A disk of its own, which can be made full."""
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", place], capture_output=True, text=True)
@@ -126,10 +100,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a disk cannot be mounted here: {made.stderr.strip()}")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
-
-
-def remounted(disk: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
 
 
 def filled(disk: Path, free: int) -> None:
@@ -159,22 +129,10 @@ def test_the_disk_is_full_when_a_checkpoint_is_written(runs, disk):
     assert json.loads((folder / "status.json").read_text())["status"] == "failed"
     assert not list(folder.rglob("*.partial"))
     assert checkpoints_of(folder)
-    remounted(disk, "size=600m")
+    (disk / "ballast").unlink()
     done = Started(*words, cwd=disk).finished()
     assert done.returncode == 0, done.stdout + done.stderr
     assert differences(runs.unbroken("grpo", steps, "eval_every=0"), folder) == []
-
-
-@pytest.mark.long
-def test_a_folder_that_can_only_be_read(runs, killed, disk):
-    folder = disk / "run"
-    shutil.copytree(killed, folder)
-    words = (*runs.words("grpo"), f"hydra.run.dir={folder}")
-    remounted(disk, "ro")
-    one_line(Started(*words, cwd=runs.place).finished(), 2, "the run folder", "no writable folder")
-    remounted(disk, "rw")
-    assert Started(*words, cwd=runs.place).finished().returncode == 0
-    assert differences(runs.unbroken("grpo"), folder) == []
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.

@@ -79,41 +79,32 @@ def test_phases_of_any_nesting_add_up_to_the_time_that_has_passed(hands):
     assert clock.total() == add_up(rows) == hands.now - 100
 
 
-def test_what_another_thread_does_is_busy_and_no_time_of_the_loop():
-    clock = Clock()
-
-    def work() -> None:
-        with clock.phase("rollout"), clock.phase("score"):
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=work)
-    with clock.phase("train"):
-        thread.start()
-        thread.join()
-    row = clock.row()
-    assert row["busy/score"] >= 0.02
-    assert {"time/rollout", "time/score"}.isdisjoint(row)
-    assert row["time/train"] >= row["busy/score"]
-    assert "busy/score" not in clock.row()  # it is told once
-
-
-def test_a_clock_that_is_put_back_goes_on_and_tells_nothing_twice(hands):
+def test_what_another_thread_does_is_busy_and_a_clock_that_is_put_back_tells_nothing_twice(hands):
     first = Clock()
     hands.pass_by(1)
     first.worked("train", Work(2.0, 10, 20, 30))
+
+    def work() -> None:
+        with first.phase("rollout"), first.phase("score"):
+            hands.pass_by(8)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
     told = first.row()
+    assert (told["busy/score"], told["time/setup"]) == (8, 9)
+    assert {"time/rollout", "time/score"}.isdisjoint(told)
     with first.phase("train"):
         hands.pass_by(2)
     first.worked("train", Work(1.0, 30, 40, 50))
-    state = json.loads(json.dumps(first.state_dict()))
     second = Clock()
-    second.load_state_dict(state)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     hands.pass_by(4)
     row = second.row()
-    assert (row["time/train"], row["time/setup"]) == (2, 4)
+    assert (row["time/train"], row["time/setup"], row.get("busy/score")) == (2, 4, None)
     assert row["perf/train_tokens_per_second"] == 30.0
     assert second.overall() == {"perf/train_tokens_per_second": 40 / 3}
-    assert add_up([told, row]) == second.total() == 7
+    assert add_up([told, row]) == second.total() == 15
 
 
 def samples_of(prompt: list[int], lengths: list[int], **about: object) -> list[Sample]:
@@ -133,16 +124,6 @@ def test_a_prompt_is_worked_on_once_for_its_group_and_three_times_with_a_backwar
     assert training_work(even, 0.0, all_learn=True) == group_work(1, [6], passes=3)
 
 
-class Watched(Console):
-    """Remembers when it printed last."""
-
-    said_at = 0.0
-
-    def table(self, text: str) -> None:
-        super().table(text)
-        self.said_at = time.monotonic()
-
-
 def check_sums(rows: list[dict[str, float]], summary: dict[str, Any], passed: float) -> None:
     """Check that the rows' phases add up to the total so far, and to no more than the time that has `passed`.
 
@@ -152,14 +133,12 @@ def check_sums(rows: list[dict[str, float]], summary: dict[str, Any], passed: fl
     for until, total in enumerate(totals, 1):
         behind = totals[until] if until < len(totals) else passed
         assert total - 1e-6 <= add_up(rows[:until]) <= behind + 1e-6
-    assert totals[-1] <= sum(summary["phases"].values()) + 0.02  # which are rounded
-    assert sum(summary["phases"].values()) <= passed + 0.02
+    assert totals[-1] - 0.02 <= sum(summary["phases"].values()) <= passed + 0.02  # which are rounded
 
 
 GRPO = ("rollout_batch_size=16", "group_size=4")
 RUNS = {
     "grpo": (*GRPO, "train_batch_size=8", "checkpoint.every=1", "eval_every=1"),
-    "ei": ("algorithm=ei", "question_batch_size=4", "group_size=4", "sft_epochs=2", "train_batch_size=4"),
     "sft": ("algorithm=sft", "train_batch_size=8", "checkpoint.every=1"),
 }
 
@@ -169,7 +148,7 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
     """`ahead` with the engine in process, which the settings refuse for its numbers and not for its clock."""
     run, config = run_of(*RUNS.get(kind, RUNS["grpo"]), "n_steps=3", "eval_problems=8")
     began = time.monotonic()
-    records, console = RunWriter(tmp_path, config, trains=True), Watched()
+    records, console = RunWriter(tmp_path, config, trains=True), Console()
     if kind == "ahead":
         components = build_components(run, tmp_path, console, clock=records.clock)
         with trainer_of(run, components, records, console) as trainer:
@@ -178,7 +157,7 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
     else:
         train(run, records, console)
     rows, summary = rows_of(tmp_path), json.loads((tmp_path / "summary.json").read_text())
-    check_sums(rows, summary, console.said_at - began)
+    check_sums(rows, summary, time.monotonic() - began)
     names = {name for row in rows for name in row}
     assert {"time/setup", "time/eval", "time/record", "time/other", "memory/process_peak_gb"} <= names
     assert ("perf/rollout_tokens_per_second" in names) == (kind != "sft")
@@ -192,13 +171,9 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
 @pytest.mark.long
 def test_the_phases_of_a_run_that_was_killed_add_up_over_all_its_parts(tmp_path):
     at = {AT: "rlreason.training.algorithms:GRPO.collect:call:3"}
-    killed = rlreason(*words_of("checkpoint.every=1", "n_steps=4"), cwd=tmp_path, **at)
-    assert killed.returncode == -9
-    before = rows_of(tmp_path / "run")
-    done = rlreason("resume=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert rlreason(*words_of("checkpoint.every=1", "n_steps=4"), cwd=tmp_path, **at).returncode == -9
+    assert rlreason("resume=run", cwd=tmp_path).returncode == 0
     rows = rows_of(tmp_path / "run")
     totals = [row["time/total"] for row in rows]
     assert all(total <= add_up(rows[:until]) + 1e-6 for until, total in enumerate(totals, 1))
     assert sum("time/setup" in row for row in rows) == 2
-    assert rows[-1]["time/total"] > before[-1]["time/total"]

@@ -17,7 +17,7 @@ from rlreason.discovery.report import draws_of, runs_below, settings_of, write_r
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME
-from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
+from rlreason.runtime.statistics import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 
 RECORD = [Record(438, "laminated lattice", "greedy"), Record(582, "axes and a code"), Record(868, "upper bound")]
 HOSTILE = (

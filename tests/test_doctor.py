@@ -13,7 +13,7 @@ from rlreason.cli import doctor as d
 from rlreason.cli.doctor import FAIL, NEEDED, OK, WARN, DoctorFinding, ProbeResult, probe
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import exit_code_of
 from rlreason.runtime.machine import Device, Driver
 from tests.starts import ROOT
 from tests.waiting import MINUTES

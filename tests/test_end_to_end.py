@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlreason.records.loggers import AXES, COUNTERS
-from rlreason.records.reproduced import without_clock
+from rlreason.records.reader import without_clock
 from tests.run_records import lines_of
 from tests.starts import ENV, SMALL, rlreason
 

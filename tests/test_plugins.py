@@ -15,7 +15,7 @@ import torch
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason import evaluate, train
+from rlreason import train
 from rlreason.api.start import evaluation_settings, plain
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import changed_run
@@ -26,9 +26,9 @@ from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.objectives.card import objective_card
-from rlreason.objectives.losses import LOSSES, Formula, Loss, broken_contract
+from rlreason.objectives.losses import Formula, Loss, broken_contract
 from rlreason.objectives.objective import own_loss_config
-from rlreason.objectives.published import GRPO, OF_LOSSES, check_objective
+from rlreason.objectives.published import GRPO, check_objective
 from rlreason.records.reader import RunFolder
 from rlreason.runtime import plugins as objects
 from rlreason.runtime.plugins import as_settings, no_reward
@@ -154,14 +154,6 @@ def test_what_is_no_loss_is_refused_in_one_line(mine):
         assert "\n" not in line
 
 
-def test_the_contract_lets_every_loss_of_the_table_pass():
-    needed = {"cliprange_low": 0.2, "cliprange_high": 0.2, "ratio_cap": 5.0}
-    for name, loss in LOSSES.items():
-        numbers = OF_LOSSES[name].loss.numbers() if name in OF_LOSSES else {}
-        numbers |= {key: needed[key] for key, must in loss.numbers.items() if must and key not in numbers}
-        assert broken_contract(name, numbers) == "", name
-
-
 def test_a_loss_object_brings_its_formula_ranges_and_title():
     def function(advantages, policy_log_probs, *, tau):
         return -tau * advantages * policy_log_probs
@@ -266,13 +258,11 @@ def test_the_name_of_an_object_tells_all_that_it_holds():
         return 2
 
     states = [one, two, Scaled(1), Scaled(2), Scaled(1).judge, [one], {"a": two}, {"x", "y"}, torch.zeros(2),
-              torch.ones(2), torch.nn.Linear(1, 1), functools.partial(one), re, Scaled, 1.0, "1.0"]  # fmt: skip
-    made = [*map(over, states), Scaled(1), Scaled(2), Scaled(1).judge, Scaled(2).judge]
-    made.append(functools.partial(Scaled(1), "a"))
+              torch.ones(2), functools.partial(one), re, Scaled, 1.0, "1.0"]  # fmt: skip
+    made = [*map(over, states), Scaled(1), Scaled(2), Scaled(1).judge, functools.partial(Scaled(1), "a")]
     names = [objects.label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
     assert [objects.label_of(thing) for thing in made] == names
-    assert objects.label_of(Scaled(2).judge) == objects.label_of(Scaled(2).judge)
     assert len({objects.label_of(over(threading.Lock())) for _ in range(3)}) == 3
     endless = [one]
     endless.append(endless)
@@ -367,17 +357,6 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     assert [word.partition("-")[0] for word in own] == ["prompt.reward=python:lambda", "loss=own_loss:tapered"]
     assert not [path for path in folder.rglob("*") if "pickle" in path.name or path.suffix == ".pkl"]
     assert read_run(RunFolder(folder)).loss.numbers() == {"cap": 0.5}
-
-
-@pytest.mark.long
-def test_a_model_is_measured_on_ones_own_task(examples, tmp_path):
-    folder = tmp_path / "run"
-    train(*TINY, "save_model=true", f"hydra.run.dir={folder}", quiet=True)
-    task = ["data=own_task:multiples", "data.options.largest=9", "data.verifier=own_task", "eval_problems=4"]
-    asked = ["model=local", f"model.path={folder}/model", "prompt=r1_zero_short", "sampling.max_tokens=8"]
-    measured = evaluate(*asked, *task, "logger=none", f"hydra.run.dir={tmp_path}/asked", quiet=True)
-    assert (measured.status, len(measured.responses)) == ("finished", 4)
-    assert measured.config["data"]["options"] == {"count": 500, "largest": 9, "seed": 0}
 
 
 def test_the_examples_judge_and_their_loss_equals_a_loop(examples):

@@ -13,7 +13,7 @@ from rlreason.report.charts import compiled, rows_of, specification, standalone,
 from rlreason.report.content import Figure, Series, plain_colours
 from rlreason.report.documents import RUNTIME, axes_of, data_of
 from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
-from rlreason.runtime.intervals import mean_interval
+from rlreason.runtime.statistics import mean_interval
 
 X = np.arange(5.0)
 

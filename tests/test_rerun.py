@@ -12,8 +12,7 @@ from rlreason import compose, load_run, train
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import OneRun
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RunFolder
-from rlreason.records.reproduced import compared
+from rlreason.records.reader import RunFolder, compared
 from rlreason.runtime.text import HIDDEN
 from tests.starts import rlreason
 from tests.test_api import TINY
@@ -163,7 +162,7 @@ def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
 def test_the_first_difference_is_named_and_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):
     rows = [{"a": 1.0, "time/total": 1.0}, {"a": 2.0, "grading/ms_p99": 3.0}]
     cases = {
-        "later": ([rows[0] | {"time/total": 2.0}, rows[1]], "metrics are equal (2 numbers)"),
+        "later": ([rows[0] | {"time/total": 2.0}, rows[1]], "metrics are equal (2)"),
         "other": ([rows[0], {"a": 3.0}], "metrics differ: row 2's a was 2.0 then, 3.0 now"),
         "more": ([*rows, {"a": 1.0}], "metrics differ: row 3's a was None then, 1.0 now"),
         "none": ([], "metrics: one of the two has none"),

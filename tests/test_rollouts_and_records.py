@@ -12,7 +12,7 @@ from rlreason.engines.rollouts import Rollouts, rollout_metrics
 from rlreason.errors import ConfigError
 from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
-from rlreason.records.reproduced import without_clock
+from rlreason.records.reader import without_clock
 from rlreason.records.training_curves import series
 from rlreason.records.writer import RunWriter, refuse_occupied
 from rlreason.training.algorithms import with_advantages

@@ -183,7 +183,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
         with pytest.raises(ConfigError, match=f"is being written by process {process.pid} .*wait for it") as refused:
             take(folder)
         assert refused.value.exit_code == 2
-        assert (folder / ".lock").read_text().startswith(f"{process.pid}\n")  # it is the other's
+        assert f"process {process.pid} " in (folder / ".lock").read_text()  # it is the other's
         assert str(holder(folder)).startswith(f"process {process.pid} since ")
         process.kill()
         process.wait()

@@ -18,7 +18,7 @@ from rlreason.cli.subcommands import (
     subcommands_help,
 )
 from rlreason.errors import ConfigError
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_output import left_after

@@ -100,7 +100,7 @@ def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_
 
 def test_the_documented_statuses_and_counters_are_the_ones_there_are():
     text = (Path(__file__).parents[1] / "docs/runs.md").read_text()
-    for name, (meaning, code, whole) in STATUSES.items():
+    for name, (code, whole) in STATUSES.items():
         shown = "" if code is None else f"{code} "
-        assert f"| `{name}` | {meaning} | {shown}| {'yes' if whole else 'no'} |" in text
+        assert re.search(rf"\| `{name}` \| .+ \| {shown}\| {'yes' if whole else 'no'} \|", text)
     assert re.findall(r"^\| `(\w+|\w+/\w+)` \| ", text.partition("## Counters")[2], re.M) == list(Counters().row())

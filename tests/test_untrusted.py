@@ -79,7 +79,7 @@ def seen_in_a_terminal(*words: str, cwd: Path, **env: str) -> tuple[int, str]:
 
 SAYS = f"""
 import logging, sys, threading, time
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import exit_code_of
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import print_stderr
@@ -136,7 +136,7 @@ WAYS = [[], ["--rollouts"], ["--category", "disagree"], ["--regrade", "--write"]
 INSPECTS = f"""
 import sys
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
-from rlreason.records.ending import exit_code_of
+from rlreason.records.console import exit_code_of
 for folder, words in zip(sys.argv[1:], {WAYS}, strict=True):
     code = exit_code_of(lambda: run_subcommand(named_subcommand(["inspect"]), [folder, *words]))
     print("ended with", code, flush=True)

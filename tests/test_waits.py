@@ -97,25 +97,18 @@ print("finished")
 """
 
 
-def hang(tmp_path: Path, how: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-c", HANGS, str(tmp_path / "run"), how, str(limit_s)]
+@pytest.mark.parametrize("how", ["hangs", pytest.param("works", marks=pytest.mark.long)])
+def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks_and_a_free_lock(tmp_path, how):
+    words = [sys.executable, "-c", HANGS, str(tmp_path / "run"), how, "1.0" if how == "hangs" else "2.5"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, capture_output=True, text=True, timeout=600, env=env, check=False)
-
-
-def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks_and_a_free_lock(tmp_path):
-    done = hang(tmp_path, "hangs", 1.0)
-    assert done.returncode == 1
-    assert "in stuck_in_here" in (tmp_path / "run/stacks.txt").read_text()
-    assert (tmp_path / "run/.lock").exists()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=env, check=False)
+    assert done.returncode == (how == "hangs")
     assert holder(tmp_path / "run") is None
-
-
-@pytest.mark.long
-def test_a_process_that_works_on_is_left_alone(tmp_path):
-    done = hang(tmp_path, "works", 2.5)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
-    assert not (tmp_path / "run").exists()  # nothing was written into it
+    if how == "hangs":
+        assert "in stuck_in_here" in (tmp_path / "run/stacks.txt").read_text()
+        assert (tmp_path / "run/.lock").exists()
+    else:
+        assert not (tmp_path / "run").exists()  # nothing was written into it
 
 
 LOSS = """
@@ -170,44 +163,21 @@ def test_a_run_whose_own_loss_hangs_ends_by_itself_with_all_its_processes_and_re
     assert [row["train_step"] for row in rows if "train/loss" in row] == list(range(1, 41))
 
 
-def with_vllm(tmp_path: Path, limit_s: int) -> tuple[subprocess.Popen[str], list[psutil.Process], psutil.Process]:
-    """A run that has begun to learn, all processes below it, and vLLM's among them; its temporary folder is `t`."""
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, None])  # None: the run itself is killed
+def test_vllms_process_that_is_killed_ends_the_run_and_none_outlives_it(tmp_path, number):
     pytest.importorskip("vllm")
     (tmp_path / "t").mkdir()
-    words = [*SMALL, "rollout=vllm", "rollout.kv_cache_gb=0.25", f"rollout.timeout_s={limit_s}", "n_steps=100000"]
+    words = [*SMALL, "rollout=vllm", "rollout.kv_cache_gb=0.25", "n_steps=100000"]
     words += ["model.width=128", "hydra.run.dir=run", "eval_every=0"]
     process = start(tmp_path, *words, TMPDIR=str(tmp_path / "t"))
     wait_for_rows(process, tmp_path, 2)
-    direct = psutil.Process(process.pid).children()
-    (engine,) = [p for p in direct if "rlreason.engines.vllm.server" in p.cmdline()]
-    return process, psutil.Process(process.pid).children(recursive=True), engine
-
-
-def left_in(folder: Path) -> list[str]:
-    """Temporary files of ours; torch keeps a cache of compiled code there."""
-    return [path.name for path in folder.iterdir() if path.name.startswith("rlreason")]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "limit_s", "why"),  # the start on a busy machine has to keep the limit, too
-    [(signal.SIGKILL, 600, "exit code -9"), (signal.SIGSTOP, 150, "rollout.timeout_s=150")],
-)
-def test_vllms_process_that_is_killed_or_stopped_ends_the_run_with_its_cause(tmp_path, number, limit_s, why):
-    process, family, engine = with_vllm(tmp_path, limit_s)
-    os.kill(engine.pid, number)
-    assert process.wait(600) == 1, (tmp_path / "out").read_text()
-    assert psutil.wait_procs(family, timeout=600)[1] == []
-    assert why in status_of(tmp_path / "run")["reason"]
-    assert left_in(tmp_path / "t") == []
-
-
-@pytest.mark.long
-def test_a_killed_run_leaves_no_process_of_vllm_no_shared_memory_and_no_files(tmp_path):
-    process, family, _ = with_vllm(tmp_path, 600)
+    family = psutil.Process(process.pid).children(recursive=True)
+    (engine,) = [p for p in family if "rlreason.engines.vllm.server" in p.cmdline()]
     shared = {m.path for p in family if p.is_running() for m in p.memory_maps() if "/dev/shm" in m.path}
-    process.kill()
-    process.wait()
+    os.kill(engine.pid, number) if number else process.kill()
+    assert process.wait(600) == (1 if number else -signal.SIGKILL), (tmp_path / "out").read_text()
     assert psutil.wait_procs(family, timeout=600)[1] == []
+    assert not number or "exit code -9" in status_of(tmp_path / "run")["reason"]
     assert [path for path in shared if Path(path).exists()] == []
-    wait_for(lambda: left_in(tmp_path / "t") == [])
+    wait_for(lambda: not list((tmp_path / "t").glob("rlreason*")))  # torch keeps a cache of compiled code there

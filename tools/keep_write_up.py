@@ -54,7 +54,7 @@ def archive(found: Found, runs: list[Path], problems: list[str]) -> bytes:
         for run in sorted(set(runs)):
             if not (run / METRICS).exists():
                 continue
-            rows = each_line(run / METRICS, lambda _: "", problems.append)
+            rows = each_line(run / METRICS, problems.append)
             lines = "".join(json.dumps(shortened(row), separators=(",", ":")) + "\n" for _, row in rows)
             info = tarfile.TarInfo(f"{found.name}/{run.name}/{METRICS}")
             info.size = len(lines.encode())

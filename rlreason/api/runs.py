@@ -24,7 +24,7 @@ class Run:
             raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
         self.folder = Path(folder).absolute()  # wherever the program goes
         self._messages = set[str]()
-        _ = self._reader().config
+        _ = self._reader().settings
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.3f}"

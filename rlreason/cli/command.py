@@ -25,8 +25,7 @@ from rlreason.config.run import works_on_a_model
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.main import run_job
-from rlreason.records.console import Console
-from rlreason.records.ending import print_error, run_cli
+from rlreason.records.console import Console, print_error, run_cli
 from rlreason.records.files import SUMMARY
 from rlreason.records.reader import RunFolder, ending, exit_code, read_status, write_status
 from rlreason.records.writer import refuse_taken

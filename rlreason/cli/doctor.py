@@ -232,7 +232,7 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None) 
         return found
     unseen = why_unseen([gpu.name for gpu in driver.gpus], visible, str(facts["torch"]), facts["built_for"])
     if not gpus and unseen is not None:
-        return [*found, DoctorFinding("GPU", WARN if unseen.by_setting else FAIL, unseen.words, unseen.cure)]
+        return [*found, DoctorFinding("GPU", FAIL if visible is None else WARN, unseen.words, unseen.cure)]
     if not gpus:
         return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
     for n, gpu in enumerate(gpus):

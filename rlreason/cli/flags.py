@@ -21,8 +21,8 @@ from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
 from rlreason.config.store import OWN, SCHEMAS, SEARCHED
 from rlreason.errors import ConfigError
+from rlreason.runtime import __version__
 from rlreason.runtime.streams import Parser
-from rlreason.runtime.version import __version__
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import SweepState
 

@@ -13,8 +13,8 @@ from rlreason.errors import ConfigError
 from rlreason.model.plan import cure, planned, table, verdict
 from rlreason.model.plan import figures as memory_figures
 from rlreason.records.console import Console
-from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_difference
 from rlreason.runtime.machine import believed_device
+from rlreason.runtime.statistics import ASSUMED, LEVEL, Spread, smallest_difference
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import duration
 from rlreason.sweeps.texts import power_text, problems_of

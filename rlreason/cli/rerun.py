@@ -19,8 +19,7 @@ from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
-from rlreason.records.reader import RunFolder, algorithm_of
-from rlreason.records.reproduced import compared
+from rlreason.records.reader import RunFolder, algorithm_of, compared
 from rlreason.runtime.files import free_folder
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.sweeps.design import key_of

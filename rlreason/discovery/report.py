@@ -21,9 +21,8 @@ from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASID
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, counted, evenly
 from rlreason.report.documents import fenced, text
-from rlreason.runtime.differences import LEVEL, holm
 from rlreason.runtime.files import explained, free_folder, whole
-from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
+from rlreason.runtime.statistics import LEVEL, best_of, best_of_curve, best_of_interval, holm, rank_sum_p, smallest_p
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import shorten
 

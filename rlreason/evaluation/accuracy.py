@@ -18,7 +18,7 @@ from rlreason.engines.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.grading import Grader
 from rlreason.grading.grader import grading_failures
 from rlreason.records.training_curves import picture
-from rlreason.runtime.intervals import cluster_interval, mismatch_metrics
+from rlreason.runtime.statistics import cluster_interval, mismatch_metrics
 from rlreason.runtime.text import question_keys
 from rlreason.types import Grade, Problem, Sample, ScoredResponse
 

@@ -119,8 +119,8 @@ class Validation:
         """Sample, score, warn and record: the interim problems, or the `last` time all. `step`: how many are done."""
         evaluator, began = self.evaluator, time.monotonic()
         problems = self.final_problems if last else self.interim_problems
-        name, logged = ("last evaluation", False) if last else ("evaluation", bool(self.history))
-        waits = self.console.wait(name, logged=logged, more=evaluator.rollouts.progress_text)
+        name = "last evaluation" if last else "evaluation"
+        waits = self.console.wait(name, more=evaluator.rollouts.progress_text)
         with waits, self.counters.clock.phase("eval"):
             evaluation = evaluator.evaluate(problems, step, self.monitors)
         evaluated = self._interim_part(evaluation, problems, last, step)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rlreason.config.groups import WEIGHTS
-from rlreason.runtime.intervals import fewer_p
+from rlreason.runtime.statistics import fewer_p
 
 #: Rule -> its commonest causes, and what to try.
 RULES: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text("utf-8"))

@@ -17,7 +17,7 @@ from rlreason.records.files import ENGINE_LOG, LOG, METRICS, STACKS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
 from rlreason.runtime.files import holder
 from rlreason.runtime.streams import Answer, Parser, folded
-from rlreason.runtime.text import few, shorten, spans
+from rlreason.runtime.text import few, shorten
 
 #: Metrics whose values the monitors keep, step by step.
 REMEMBERED = (
@@ -206,7 +206,7 @@ def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = ""
     for again in replay_monitors(rows, settings.get("monitors") or {}, size, limit):
         first, last = again[0], again[-1]
         steps = list(dict.fromkeys(finding.step or 0 for finding in again))
-        evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
+        evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(list(map(str, steps)))}"]
         evidence += [f"at step {steps[-1]}: {last.what}"] if last.what != first.what else []
         is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
         passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
@@ -327,7 +327,7 @@ def describe_health(name: str, state: str, findings: Sequence[Finding], width: i
         lines += ["", f"{'!' if finding.problem else '-'} {finding.rule}: {finding.what}"]
         rows = [*(("evidence", line) for line in finding.evidence), ("causes", finding.causes), ("try", finding.cure)]
         lines += [f"  {title:<10}{line}" for title, line in rows if line]
-    return "\n".join(folded(line, width, 2 if line[:2] in ("! ", "- ") else None) for line in lines)
+    return "\n".join(folded(line, width, 2) for line in lines)
 
 
 def add_arguments(parser: Parser) -> None:

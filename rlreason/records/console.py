@@ -1,19 +1,22 @@
-"""The terminal during a run: a header, one row per evaluation, a live line, a closing table."""
+"""The terminal: a run's rows, its live line and closing table; and how a command ends, in one line and an exit code."""
 
-import os
+import errno
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
-from rlreason.runtime.files import alive
-from rlreason.runtime.streams import LINE_ANEW, folded, width_of
+from rlreason.errors import ConfigError, ReaderGone
+from rlreason.records.reader import RESOURCES, exit_code
+from rlreason.runtime import signals
+from rlreason.runtime.files import FULL, alive, unwritable
+from rlreason.runtime.plugins import find_modules_here
+from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams, width_of
 from rlreason.runtime.text import visible
 
 T = TypeVar("T")
-
 
 #: The columns of the table of steps: heading, width, the metrics of which the first that a step has is shown, format.
 COLUMNS: tuple[tuple[str, int, tuple[str, ...], str], ...] = (
@@ -42,10 +45,9 @@ def clock(seconds: float) -> str:
 class Wait:
     """A long activity on the console: its name, its progress and its time so far."""
 
-    def __init__(self, what: str, logged: bool, more: Callable[[], str]) -> None:
+    def __init__(self, what: str, more: Callable[[], str]) -> None:
         self.text = self.what = what
         self.more = more  # returns the part of the line that changes all the time
-        self.logged = logged  # whether a log file needs no line, or has it
         self.began, self.thread = time.monotonic(), threading.get_ident()
         self.over = threading.Event()
         self.shown = False
@@ -62,15 +64,14 @@ class Wait:
 
 
 class Console:
-    """Prints the rows of a run. A terminal shows the latest step in place; a log file gets rows only."""
+    """Prints the rows of a run. A terminal shows the latest step and long waits in place; a log file gets rows only."""
 
-    shown_after_s = 2.0  # seconds before a wait is shown on a terminal
-    logged_after_s = 10.0  # and before it is printed to a log file
+    shown_after_s = 2.0  # seconds before a wait is shown
 
     def __init__(self, out: TextIO | None = None) -> None:
         self.n_steps = self.done = 0  # steps of the table, and those before its first row
-        self.out = out or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-        self.began: float | None = None
+        self.out = out or sys.stdout
+        self.began = time.monotonic()
         self.live = self.out.isatty()
         self._writing = threading.RLock()
         self._waits: list[Wait] = []
@@ -82,7 +83,7 @@ class Console:
 
     def say(self, text: str = "") -> None:
         """Print sentences, wrapped to the width."""
-        self.table(folded(visible(text), self.width))
+        self.table(folded(visible(text), self.width, below=2))
 
     def table(self, text: str) -> None:
         """Print lines unchanged, except that control characters are made visible."""
@@ -96,17 +97,20 @@ class Console:
         `done`: steps that a resumed run had already finished.
         """
         self.began, self.n_steps, self.done = time.monotonic(), n_steps, done
-        self.say()
-        self.table(in_columns([title for title, *_ in COLUMNS]))
+        self.table("\n" + in_columns([title for title, *_ in COLUMNS]))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
         """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
         alive()
-        row = self._row(step, accuracy, metrics)
-        if keep:
-            self.table(row)
-        else:
-            self._in_place(row)
+        spent = time.monotonic() - self.began
+        left = clock(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
+        numbers = [
+            next((f"{metrics[key]:{form}}" for key in keys if key in metrics), "")
+            for _, _, keys, form in COLUMNS
+            if keys
+        ]
+        row = in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
+        self.table(row) if keep else self._in_place(row)
 
     def progress(self, text: str) -> None:
         """Show a line in place on a terminal, such as the warm start's loss."""
@@ -118,14 +122,13 @@ class Console:
         self._in_place(text)
 
     @contextmanager
-    def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
-        """Show the activity of this block: in place on a terminal after 2 s, with the time so far.
+    def wait(self, what: str, more: Callable[[], str] = str) -> Iterator[Wait]:
+        """Show the activity of this block in place on a terminal after 2 s, with the time so far.
 
-        A log file gets one line after 10 s; `logged`: none, because it was printed or repeats often. `more` returns
-        the rest of the line each time it is shown.
+        `more` returns the rest of the line each time it is shown.
         """
         alive()
-        wait = Wait(what, logged, more)
+        wait = Wait(what, more)
         watcher = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
         self._waits.append(wait)
         watcher.start()
@@ -143,7 +146,7 @@ class Console:
     def each(self, what: str, items: Iterator[T], count: int) -> Iterator[T]:
         """Yield `count` items, showing the wait for each as `what 3/16`."""
         for place in range(count):
-            with self.wait(f"{what} {place + 1}/{count}", logged=True):
+            with self.wait(f"{what} {place + 1}/{count}"):
                 item = next(items)
             yield item
 
@@ -155,32 +158,18 @@ class Console:
 
     def _watch(self, wait: Wait) -> None:
         with suppress(OSError):  # the terminal was closed
-            while not wait.over.wait(0.5):
-                spent = time.monotonic() - wait.began
-                if self._waits[-1:] != [wait]:
-                    continue
-                if self.live and spent > self.shown_after_s:
+            while self.live and not wait.over.wait(0.5):
+                if self._waits[-1:] == [wait] and time.monotonic() - wait.began > self.shown_after_s:
                     self._in_place(wait.line(self.width - 1))
                     wait.shown = True
-                elif not self.live and spent > self.logged_after_s and not wait.logged:
-                    wait.logged = True
-                    self.say(f"{wait.what} ...")
-            if wait.shown and self.live:
-                with self._writing:
-                    self._wipe()
-                    self.out.flush()
+            if wait.shown:
+                self._in_place("")
 
     def _in_place(self, text: str) -> None:
         if self.live:
             with self._writing:
                 self.out.write(LINE_ANEW + visible(text.replace("\n", " "))[: self.width - 1])
                 self.out.flush()
-
-    def _row(self, step: int, accuracy: float, m: Mapping[str, float]) -> str:
-        spent = time.monotonic() - self.began if self.began is not None else 0.0
-        left = clock(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
-        numbers = [next((f"{m[key]:{form}}" for key in keys if key in m), "") for _, _, keys, form in COLUMNS if keys]
-        return in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
 
     def _wipe(self) -> None:
         if self.live:
@@ -194,20 +183,86 @@ def in_columns(cells: Sequence[str]) -> str:
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Format the evaluation metrics before and after training, in 60 columns; accuracy with its 95% interval."""
-    each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
-    problems = f"{before['eval/problems']:.0f} problems"
-    if "eval/questions" in before:
-        problems = f"{before['eval/problems']:.0f} rows, {before['eval/questions']:.0f} questions"
-    rows = [f"{problems + each:22} {'start':>18} {'end':>18}"]
 
     def interval(m: Mapping[str, Any]) -> str:
         return f"{m['eval/accuracy']:.3f} ({m['eval/accuracy_low']:.2f}-{m['eval/accuracy_high']:.2f})"
 
-    rows.append(f"{'accuracy (95% int.)':22} {interval(before):>18} {interval(after):>18}")
-    keys = [("format", "eval/format"), ("length, tokens", "eval/length"), ("truncated", "eval/truncated")]
-    if any(m.get("eval/reward", m["eval/accuracy"]) != m["eval/accuracy"] for m in (before, after)):
-        keys.insert(0, ("reward", "eval/reward"))  # a user's reward with more values than right and wrong
-    for label, key in keys:
-        form = ".1f" if key.endswith("length") else ".3f"
-        rows.append(f"{label:22} {before[key]:>18{form}} {after[key]:>18{form}}")
-    return "\n".join(rows)
+    asked = f"{before['eval/problems']:.0f} problems x {before['eval/samples'] / before['eval/problems']:.0f}"
+    rows = [(asked, "start", "end"), ("accuracy (95% int.)", interval(before), interval(after))]
+    for name in ("reward", "format", "length", "truncated"):
+        if f"eval/{name}" in after:
+            rows.append((name, f"{before[f'eval/{name}']:.3f}", f"{after[f'eval/{name}']:.3f}"))
+    return "\n".join(f"{label:22} {start:>18} {end:>18}" for label, start, end in rows)
+
+
+def print_error(error: BaseException) -> bool:
+    """Print in one line what ended a command; return False for an error of the program, which needs its traceback."""
+    if isinstance(error, ConfigError):
+        print_stderr(str(error))
+    elif isinstance(error, KeyboardInterrupt):
+        with suppress(OSError):  # the terminal may be gone
+            print_stderr(f"stopped {signals.why_stopped(error)}")
+    elif exit_code(error) == RESOURCES:
+        print_stderr(shortage(error))
+    else:
+        return False
+    return True
+
+
+def shortage(error: BaseException) -> str:
+    """Return what ran out, and what helps.
+
+    >>> shortage(MemoryError())
+    'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
+    """
+    cause = str(error).partition("\n")[0]
+    if isinstance(error, OSError) and error.errno in FULL and error.filename:
+        return str(unwritable(error.filename, error.errno))
+    if isinstance(error, OSError) or "No space" in cause:
+        return f"{cause}: free some space, or choose another hydra.run.dir"
+    cure = "lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)"
+    return f"out of memory ({cause}): {cure}" if cause else f"out of memory: {cure}"
+
+
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code; a mistake is printed in one line, an error of the program is raised."""
+    settle_streams()
+    try:
+        try:
+            return command() or 0
+        finally:
+            sys.stdout.flush()  # here: a reader who has left, or a full disk, must not fail at the process's end
+    except ReaderGone:
+        return exit_code(KeyboardInterrupt()) if signals.stop_signal() else ReaderGone.exit_code
+    except (Exception, KeyboardInterrupt) as error:
+        signals.arrived()
+        if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
+            error = KeyboardInterrupt()  # it failed because the process was ending
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            error = ConfigError(f"{str(error.filename)[:80]} ... is too long for a path: give a shorter path")
+        with suppress(ReaderGone):
+            if not print_error(error):
+                raise
+        return exit_code(error)
+
+
+def run_cli(command: Callable[[], int | None]) -> NoReturn:
+    """Run a command and end the process with its exit code.
+
+    After a signal the command cleans up; a second signal ends it immediately.
+    """
+
+    def from_here() -> int | None:
+        find_modules_here()
+        return command()
+
+    with signals.stoppable():
+        try:
+            code = exit_code_of(from_here)
+        except KeyboardInterrupt as error:  # it came while the error was being printed
+            signals.arrived()
+            print_error(error)
+            code = exit_code(error)
+        if signals.stop_signal():
+            signals.leave(code)
+    sys.exit(code)

@@ -8,8 +8,8 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from rlreason.errors import ConfigError
 from rlreason.runtime import streams
 from rlreason.runtime.files import explained, whole, write_whole
 from rlreason.runtime.signals import held, removed_if_left
-from rlreason.runtime.text import few
 
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # the run's current state or its end
@@ -91,14 +90,12 @@ def response_files(folder: Path, kind: str) -> list[ResponseFile]:
     """Return the files of `rollouts/` or `evals/` in a run folder, in the order of their steps."""
     step_files = [
         ResponseFile(path, kind, int(match[1]), int(match[2]) if match[2] else None)
-        for path in (folder / kind).glob("step_*.jsonl*")
-        if (match := _STEP_FILE.fullmatch(path.name)) and path.is_file()
+        for path in (folder / kind).glob("step_*")
+        if (match := _STEP_FILE.fullmatch(path.name))
     ]
     return sorted(step_files, key=lambda file: (file.step, file.update or -1))
 
 
-NAMED = 3  # broken lines of a file that are reported one by one
-Checks = Callable[[dict[str, Any]], str]  # returns the fault of a row, or an empty text
 PACKED = ".gz"  # suffix of a compressed file
 LEVEL = 1  # of zlib: token ids and log-probabilities hardly get smaller with more
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # errors of a compressed file that is truncated or altered
@@ -141,10 +138,8 @@ def growing(path: Path) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None
             yield add
             with held(), explained(path):
                 os.replace(partial, path)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def finite(value: Any) -> Any:
@@ -161,11 +156,7 @@ def finite(value: Any) -> Any:
 
 
 def line_of(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a line of JSON, with null for every number that is not finite.
-
-    >>> line_of({"a": [1.5, float("inf")]})
-    b'{"a": [1.5, null]}\\n'
-    """
+    """Return a row as a line of JSON, with null for every number that is not finite."""
     try:
         text = json.dumps(row, allow_nan=False)
     except ValueError:  # rare, and checking every number first would cost more than writing the row
@@ -173,46 +164,32 @@ def line_of(row: Mapping[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def each_line(path: Path, wrong: Checks, say: Callable[[str], None]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, row) of every usable line; report the others to `say` in one line.
+def each_line(
+    path: Path, say: Callable[[str], None], needed: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, row) of every line with a JSON object that has the needed fields; `say` that others are not.
 
-    `ConfigError` where the file cannot be opened.
+    The first line of an unfinished log, its `identity`, has none of them and is left out in silence. `ConfigError`
+    where the file cannot be read.
     """
-    broken, number = list[str](), 0
+    broken = list[str]()
     try:
         with opened(path) as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
                 try:
-                    row = parsed(line)
-                    if fault := wrong(row):
-                        raise ValueError(fault)
-                except (ValueError, RecursionError) as error:
-                    broken.append(f"{number} ({error})")
-                else:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):  # half a line of a killed process, say
+                    row = None
+                if not isinstance(row, dict):
+                    broken.append(f"line {number} is no JSON object")
+                elif not (missing := [name for name in needed if name not in row]):
                     yield number, row
-    except DAMAGED as error:
-        broken.append(f"{number + 1} and what follows ({type(error).__name__})")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): make it readable, or choose another") from error
+                elif "identity" not in row:
+                    broken.append(f"line {number} has no '{missing[0]}'")
+    except (OSError, *DAMAGED) as error:
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}): move it away, or mend it") from error
     if broken:
-        say(f"{path}: left out line {few(broken, NAMED)}")
-
-
-def parsed(line: bytes) -> dict[str, Any]:
-    r"""Parse the JSON object in a line.
-
-    >>> parsed(b'{"a": 1}\n')
-    {'a': 1}
-    """
-    try:
-        row = json.loads(line.decode())
-    except ValueError:
-        raise ValueError("not JSON" if line.endswith(b"\n") else "half a line") from None
-    if not isinstance(row, dict):
-        raise ValueError("not a JSON object")
-    return row
+        say(f"{path}: left out {len(broken)} lines: {broken[0]}")
 
 
 FORMAT = 2  # version of the contents of a checkpoint
@@ -259,19 +236,8 @@ def digest(path: Path) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    complete = [path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir() and path.suffix == ""]
+    complete = [path for path in (folder / CHECKPOINTS).glob("step_*") if path.suffix == ""]
     return sorted(complete, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
-
-
-def set_aside_behind(path: Path) -> None:
-    """Rename every newer checkpoint, none of which could be used, to `.broken`, so that it can be written again."""
-    with explained(path):
-        for newer in reversed(checkpoints_in(path.parents[1])):
-            if newer == path:
-                break
-            aside = newer.with_name(f"{newer.name}.broken")
-            shutil.rmtree(aside, ignore_errors=True)
-            newer.rename(aside)
 
 
 def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
@@ -283,12 +249,7 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
     for path in reversed(checkpoints):
         if not (fault := checkpoint_fault(path)):
             return path
-        next_one = "the one before it is tried" if path != checkpoints[0] else "it is the oldest"
-        say(f"! {path} cannot be used ({fault}): {next_one}")
-    for path in reversed(checkpoints):
-        if not checkpoint_fault(path, records=False):
-            say(f"! {path.name} is taken all the same: the rows that are missing stay lost")
-            return path
+        say(f"! {path} cannot be used: {fault}")
     if checkpoints:
         raise ConfigError(
             f"hydra.run.dir={folder} holds no checkpoint that can be used: choose another folder, or move "
@@ -302,24 +263,15 @@ def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def checkpoint_fault(path: Path, records: bool = True) -> str:
-    """Return why a checkpoint cannot be used, or nothing. `records`: check also that the run's records are as long."""
+def checkpoint_fault(path: Path) -> str:
+    """Return why a checkpoint cannot be used, or nothing."""
     try:
         for name, (size, digest_then) in _listed(path).items():
-            if (size_now := (path / name).stat().st_size) != size:
-                return f"{name} has {size_now} bytes of {size}"
-            if digest(path / name) != digest_then:
+            if (path / name).stat().st_size != size or digest(path / name) != digest_then:
                 return f"{name} is not as it was written"
-        state = read_state(path)
-        for name, lines in state["lines"].items() if records else ():
-            if (lines_now := count_lines(path.parents[1] / name)) < lines:
-                return f"{name} of the run had {lines} lines then and has {lines_now} now"
-        return ""
-    except OSError as error:
-        name = os.path.relpath(error.filename, path) if error.filename else MANIFEST
-        return f"{name}: {error.strerror}"
-    except (ValueError, TypeError, AttributeError):
-        return f"{MANIFEST} is broken"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def read_state(path: Path) -> dict[str, Any]:

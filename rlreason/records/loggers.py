@@ -109,9 +109,11 @@ class WandbLogger(Logger):
             "resume": own.resume or ("allow" if run.resumed else None),
             "dir": os.environ.get("WANDB_DIR", str(run.folder)),
         }
-        ours: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True}
-        ours["reinit"] = "create_new"  # next to a run of the user's own in this process
-        ours["x_disable_meta"] = redacted(sys.argv) != sys.argv  # it has the command
+        ours: dict[str, Any] = {
+            "silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True,
+            "reinit": "create_new",  # next to a run of the user's own in this process
+            "x_disable_meta": redacted(sys.argv) != sys.argv,  # it has the command
+        }  # fmt: skip
         ours |= {name: value for name, value in TIMEOUTS.items() if f"WANDB_{name.upper()}" not in os.environ}
         login: dict[str, Any] = {"host": own.base_url, "prompt": False, "update_session": False}
         if names["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
@@ -122,7 +124,7 @@ class WandbLogger(Logger):
             folder = Path(os.path.relpath(self.run.settings.sync_dir)).parent  # with a folder for each part of the run
             upload = f"to upload it: wandb sync {shlex.quote(str(folder))}/*-{self.run.id}"
             self.place = str(self.run.url or "") if names["mode"] == "online" else f"offline; {upload}"
-            self.cure = f"see that {folder} can be written; {upload}"
+            self.cure = upload
         for counter in COUNTERS:
             self.run.define_metric(counter)
         for counter, metrics in AXES.items():
@@ -273,23 +275,14 @@ class Loggers:
                 logger.finish(summary and encodable(summary))
         self._running.clear()
 
-    def interrupted(self) -> None:
-        """End the loggers of an interrupted run."""
-        self.finish({"status": "interrupted"})
-
-    def abandon(self) -> None:
-        """End the loggers of a failed run; after another end, do nothing."""
-        self.finish(None)
-
     @contextmanager
     def _dropped_if_failing(self, name: str, failure: str, logger: Logger | type[Logger]) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # whatever a service raises must not end the run
             self._running.pop(name, None)
-            # without W&B's advice on a time limit that is ours
-            reason = " ".join(str(error).split()).partition(" Consider increasing ")[0] or type(error).__name__
-            self.failed[name] = self.places[name] = redacted(f"{failure} ({shorten(reason, REASON_CHARS)})")
+            reason = shorten(str(error), REASON_CHARS) or type(error).__name__
+            self.failed[name] = self.places[name] = redacted(f"{failure} ({reason})")
             self._say(f"! logger={name} {self.failed[name]}: {logger.cure}; the run folder has everything")
 
 

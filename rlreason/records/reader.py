@@ -1,7 +1,9 @@
-"""Read a run: the files of its folder, and its status (written here too), exit code and time."""
+"""Read a run: the files of its folder, its status (written here too), exit code and time; compare two bit for bit."""
 
 import errno
+import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,10 +13,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rlreason.errors import ConfigError, ResourceError, UnwritableError
+from rlreason.errors import ConfigError, ResourceError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, each_line
-from rlreason.records.rows import NUMBER, Row, lacks
+from rlreason.records.files import STATUS, SUMMARY, ResponseFile, each_line, opened, response_files
+from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import print_stderr
@@ -22,45 +24,37 @@ from rlreason.runtime.text import redacted, shorten, visible
 
 
 class Ending(NamedTuple):
-    """The meaning of a status. `of_its_own`: the run ended as its settings provide and left a `summary.json`."""
+    """The exit code of a status. `of_its_own`: the run ended as its settings provide and left a `summary.json`."""
 
-    meaning: str
     exit_code: int | None
     of_its_own: bool
 
 
 STATUSES: dict[str, Ending] = {
-    "running": Ending("under way, or killed without a chance to say so", None, False),
-    "finished": Ending("all steps done", 0, True),
-    "stopped": Ending("ended by a rule that was asked for, as stopped:RULE", 0, True),
-    "budget": Ending("ended because its hours, tokens or steps were spent", 0, True),
-    "diverged": Ending("the loss, the weights or the accuracy went astray, as diverged:RULE", 5, True),
-    "interrupted": Ending("stopped by a signal", 130, False),
-    "failed": Ending("anything else went wrong", 1, False),
+    "running": Ending(None, False),  # under way, or killed without a chance to say so
+    "finished": Ending(0, True),
+    "stopped": Ending(0, True),  # by a rule that was asked for, as stopped:RULE
+    "budget": Ending(0, True),  # its hours, tokens or steps were spent
+    "diverged": Ending(5, True),  # the loss, the weights or the accuracy went astray, as diverged:RULE
+    "interrupted": Ending(130, False),  # by a signal
+    "failed": Ending(1, False),
 }
-
-
 RESOURCES = ResourceError.exit_code
 SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in libraries' errors
 TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
-PHASES_IN_LINE = 4
 
 
 def ending(status: str) -> Ending:
     """Return the row of a status, whatever its rule.
 
-    >>> ending("diverged:loss").exit_code, ending("finished").of_its_own
-    (5, True)
+    >>> ending("diverged:loss")
+    Ending(exit_code=5, of_its_own=True)
     """
     return STATUSES[status.partition(":")[0]]
 
 
 def known_status(status: str) -> str:
-    """Return the status if it is in the table, else `failed`.
-
-    >>> known_status("diverged:loss"), known_status("")
-    ('diverged:loss', 'failed')
-    """
+    """Return the status if it is in the table, else `failed`."""
     return status if status.partition(":")[0] in STATUSES else "failed"
 
 
@@ -97,11 +91,11 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "exit_code", 130)
-    short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
     if isinstance(error, OSError):
         short = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    elif not short:
-        short = any(text in str(error) for text in SHORTAGES)
+    else:
+        short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+        short = short or any(text in str(error) for text in SHORTAGES)
     return RESOURCES if short else 1
 
 
@@ -109,15 +103,7 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     """Replace `status.json`: {"status", "reason", "time"}."""
     assert ending(status)
     row = {"status": status, "reason": redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    path, text = folder / STATUS, json.dumps(row, indent=2) + "\n"
-    try:
-        write_whole(path, text)
-    except UnwritableError:
-        if not path.exists():
-            raise
-        with path.open("r+", encoding="utf-8") as file:  # a full disk still has the space of the old one
-            file.write(text)
-            file.truncate()
+    write_whole(folder / STATUS, json.dumps(row, indent=2) + "\n")
 
 
 def time_summary(clock: Clock) -> dict[str, Any]:
@@ -131,23 +117,18 @@ def time_summary(clock: Clock) -> dict[str, Any]:
 
 
 def time_line(summary: Mapping[str, Any]) -> str:
-    """Return the same as a line; empty where the summary has none of it.
+    """Return the share of each phase, and the speeds, as a line; empty where the summary has no phases.
 
-    >>> time_line({"phases": {"train": 6.0, "rollout": 3.0, "other": 1.0}, "peak_gb": 1.25,
-    ...            "perf/train_tokens_per_second": 1200.0, "perf/train_mfu": 0.31})
-    'time       train 60%, rollout 30%, other 10%; train 1200 tokens/s (31% of peak FLOPs); memory 1.2 GB'
+    >>> time_line({"phases": {"train": 6.0, "rollout": 4.0}, "peak_gb": 1.25, "perf/train_tokens_per_second": 1200.0})
+    'time       train 60%, rollout 40%; train 1200 tokens/s; memory 1.2 GB'
     """
     phases: Mapping[str, float] = summary.get("phases", {})
-    total = sum(phases.values())
-    if not total:
+    if not (total := sum(phases.values())):
         return ""
-    longest = sorted(phases.items(), key=lambda item: -item[1])[:PHASES_IN_LINE]
-    parts = ["time       " + ", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
-    for name in ("rollout", "train"):
-        if (speed := summary.get(f"perf/{name}_tokens_per_second")) is not None:
-            used = summary.get(f"perf/{name}_mfu")
-            parts.append(f"{name} {speed:.0f} tokens/s" + (f" ({used:.0%} of peak FLOPs)" if used is not None else ""))
-    return "; ".join([*parts, f"memory {summary['peak_gb']:.1f} GB"])
+    shares = [f"{name} {value / total:.0%}" for name, value in sorted(phases.items(), key=lambda item: -item[1])]
+    speeds = {name: summary.get(f"perf/{name}_tokens_per_second") for name in ("rollout", "train")}
+    parts = [f"{name} {speed:.0f} tokens/s" for name, speed in speeds.items() if speed is not None]
+    return "; ".join([f"time       {', '.join(shares)}", *parts, f"memory {summary['peak_gb']:.1f} GB"])
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -173,7 +154,7 @@ class RunFolder:
     def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
-        self.path, self._say, self._messages = path, say, set[str]()
+        self.path, self._say = path, say
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -181,27 +162,31 @@ class RunFolder:
         return self._object(files.PROVENANCE) or {}
 
     @cached_property
-    def config(self) -> str:
-        """The text of `config.yaml`. Raises `ConfigError` where there is none."""
-        path = self.path / files.CONFIG
+    def summary(self) -> dict[str, Any] | None:
+        """`summary.json`; None where the run did not end by itself."""
+        return self._object(files.SUMMARY)
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        """Read a file with one JSON object; None where there is none, or where it is broken, which is reported."""
+        path = self.path / name
         if not path.is_file():
-            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run that has begun")
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read ({type(error).__name__}): give the folder of one run") from None
+            return None
+        with suppress(ValueError):
+            if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
+                return value
+        self._say(f"{path} is left out: it is no JSON object")
+        return None
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting of the run with its value, from `config.yaml`."""
-        try:
-            settings = yaml.safe_load(self.config) or {}
-        except (yaml.YAMLError, RecursionError) as error:
-            settings = error
-        if isinstance(settings, dict):
-            return settings
-        kind = type(settings).__name__
-        raise ConfigError(f"{self.path / files.CONFIG} holds no settings ({kind}): give the folder of one run")
+        """Every setting of the run with its value, from `config.yaml`. `ConfigError` where it cannot be read."""
+        path = self.path / files.CONFIG
+        if not path.is_file():
+            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run that has begun")
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            if isinstance(settings := yaml.safe_load(path.read_text(encoding="utf-8")), dict):
+                return settings
+        raise ConfigError(f"{path} holds no settings: give the folder of one run")
 
     def setting(self, key: str) -> Any:
         """Return one setting by its dotted name; None where the run has none of this name."""
@@ -214,24 +199,14 @@ class RunFolder:
         if evaluates:
             reward = self.setting("eval.reward") or self.setting("eval.prompt.reward") or reward
         if not reward:
-            raise ConfigError(
-                f"{self.path / files.CONFIG} does not name the run's reward, prompt.reward: give the folder of one run"
-            )
+            raise ConfigError(f"{self.path} has no prompt.reward: give the folder of a run that grades responses")
         data = "eval.data" if evaluates and self.setting("eval.data") else "data"
-        grading = self.setting("grading") or {}
-        if not isinstance(grading, dict):
-            raise ConfigError(f"{self.path / files.CONFIG} has grading={grading!r}, which is no group: mend it")
-        return str(reward), self.setting(f"{data}.verifier"), dict(grading)
+        return str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {})
 
     @property
     def status(self) -> str | None:
         """The run's status, one of `status.STATUSES`; None where it wrote none."""
         return read_status(self.path)
-
-    @cached_property
-    def summary(self) -> dict[str, Any] | None:
-        """`summary.json`; None where the run did not end by itself."""
-        return self._object(files.SUMMARY)
 
     @property
     def model(self) -> Path | None:
@@ -242,21 +217,16 @@ class RunFolder:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl` so far: flat, every value a number, or None where it was not finite."""
-
-        def wrong(row: dict[str, Any]) -> str:
-            odd = [name for name, value in row.items() if not (value is None or isinstance(value, NUMBER))]
-            return f"no number in '{odd[0]}'" if odd else ""
-
-        return self._lines(files.METRICS, wrong)
+        return self._lines(files.METRICS)
 
     @cached_property
     def incidents(self) -> list[dict[str, Any]]:
         """The pairs of answer and ground truth on which grading failed, with the reasons."""
-        return self._lines(files.INCIDENTS, lambda row: "")
+        return self._lines(files.INCIDENTS)
 
-    def _lines(self, name: str, wrong: files.Checks) -> list[dict[str, Any]]:
+    def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
-        return [row for _, row in each_line(path, wrong, self._say_once)] if path.is_file() else []
+        return [row for _, row in each_line(path, self._say)] if path.is_file() else []
 
     def tail(self, name: str, lines: int) -> list[str]:
         """Return the last lines of a log in the folder that are not blank; [] where there is none."""
@@ -272,61 +242,86 @@ class RunFolder:
 
     def rollouts(self) -> list[ResponseFile]:
         """Return the saved training steps, oldest first."""
-        return files.response_files(self.path, files.ROLLOUTS)
+        return response_files(self.path, files.ROLLOUTS)
 
     def evaluations(self) -> list[ResponseFile]:
         """Return the saved evaluations of a training run, oldest first."""
-        return files.response_files(self.path, files.EVALS)
+        return response_files(self.path, files.EVALS)
 
     def responses(self, step: int | None = None, rollouts: bool = False) -> ResponseFile:
         """Return the responses of a job that does not train, or of a training run's last evaluation, or of `step`.
 
         `rollouts`: those that a training run learned from, not its evaluations.
         """
-        names = (files.RESPONSES, files.UNFINISHED)
-        of_job = next((self.path / name for name in names if (self.path / name).is_file()), None)
-        if of_job and not rollouts and step is None:
-            return ResponseFile(of_job, files.RESPONSES)
-        if of_job and step is not None:
-            raise ConfigError(f"--step {step}: {self.path} is an evaluation, which has no steps: leave --step out")
-        saved = [self.rollouts()] if rollouts else [self.evaluations(), self.rollouts()]
-        for of_kind in saved:
-            if found := [f for f in of_kind if step is None or (f.step == step and f.update is None)]:
-                return found[-1]
-        if steps := sorted({str(f.step) for of_kind in saved for f in of_kind if f.update is None}, key=int):
-            raise ConfigError(f"--step {step}: {self.path} saved the steps {', '.join(steps)}: choose one of them")
-        kinds = files.ROLLOUTS if rollouts else f"{files.EVALS}, {files.ROLLOUTS}"
-        raise ConfigError(f"{self.path} holds no {kinds} or {files.RESPONSES}: give the folder of one run")
+        for name in (files.RESPONSES, files.UNFINISHED):
+            if step is None and not rollouts and (path := self.path / name).is_file():
+                return ResponseFile(path, files.RESPONSES)
+        saved = self.rollouts() if rollouts else [*self.rollouts(), *self.evaluations()]
+        if found := [file for file in saved if step is None or (file.step == step and file.update is None)]:
+            return found[-1]
+        if step is None or not saved:
+            raise ConfigError(f"{self.path} holds no such responses: give a run's folder, with --step one that trains")
+        steps = sorted({file.step or 0 for file in saved})
+        raise ConfigError(f"--step {step}: {self.path} saved the steps {', '.join(map(str, steps))}: choose one")
 
     def rows(self, file: ResponseFile, needed: Sequence[str]) -> dict[int, Row]:
-        """Return the responses of a file by line number, each with the needed fields (`rows.FIELDS`)."""
-
-        def wrong(row: Row) -> str:
-            return "" if row.keys() == {"identity"} else lacks(row, needed)  # the head of an unfinished evaluation
-
-        lines = each_line(file.path, wrong, self._say_once)
-        return {number: row for number, row in lines if row.keys() != {"identity"}}
-
-    def _object(self, name: str) -> dict[str, Any] | None:
-        """Read a file with one JSON object; None where there is none, or where it is broken, which is reported."""
-        path = self.path / name
-        if not path.is_file():
-            return None
-        try:
-            value = json.loads(path.read_bytes().decode())
-        except (OSError, ValueError, RecursionError) as error:
-            value = error
-        if not isinstance(value, dict):
-            self._say_once(f"{path} is left out: it is no JSON object ({type(value).__name__})")
-            return None
-        return value
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._messages:
-            self._messages.add(text)
-            self._say(text)
+        """Return the responses of a file by line number, each with the needed fields."""
+        return dict(each_line(file.path, self._say, needed))
 
 
 def algorithm_of(folder: Path) -> str:
     """Return the algorithm of the run in a folder; "" where there is none."""
     return str(RunFolder(folder).settings.get("algorithm")) if (folder / files.CONFIG).is_file() else ""
+
+
+#: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
+CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
+
+
+def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], list[str]]:
+    """Return of metrics, responses and weights whether both runs agree (None if one has none), and a sentence each."""
+    equal, said = dict[str, bool | None](), list[str]()
+    for kind, contents in (("metrics", metrics_of), ("responses", responses_of), ("weights", weights_of)):
+        then, now = contents(one), contents(other)
+        different = [key for key in then | now if key not in then or key not in now or then[key] != now[key]]
+        equal[kind] = not different if then and now else None
+        if equal[kind] is None:
+            said.append(f"{kind}: one of the two has none")
+        elif different:
+            key = different[0]
+            said.append(f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now")
+        else:
+            said.append(f"{kind} are equal ({len(then)})")
+    return equal, said
+
+
+def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of metrics without those that depend on time.
+
+    >>> without_clock({"train/loss": 0.5, "time/total": 3.0, "grading/ms_p99": 1.0})
+    {'train/loss': 0.5}
+    """
+    return {name: value for name, value in row.items() if not CLOCK.match(name)}
+
+
+def metrics_of(run: RunFolder) -> dict[str, Any]:
+    """Return the run's metrics by row and name, in order."""
+    rows = enumerate(map(without_clock, run.metrics), 1)
+    return {f"row {number}'s {name}": value for number, row in rows for name, value in row.items()}
+
+
+def responses_of(run: RunFolder) -> dict[str, str]:
+    """Return a digest of each file of responses, by its name in the run folder."""
+    found = [file.path for file in [*run.rollouts(), *run.evaluations()]]
+    found += [run.path / files.RESPONSES] if (run.path / files.RESPONSES).is_file() else []
+    return {str(path.relative_to(run.path)): _digest(path) for path in found}
+
+
+def weights_of(run: RunFolder) -> dict[str, str]:
+    """Return a digest of each file of the saved model's weights, by its name."""
+    return {path.name: _digest(path) for path in sorted(run.model.glob("*.safetensors"))} if run.model else {}
+
+
+def _digest(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:8]  # type: ignore[arg-type]  # of a packed file too

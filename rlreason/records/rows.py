@@ -1,7 +1,7 @@
 """Convert graded responses to rows of a file and to plain values, and back; the log of responses, the counters."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,35 +14,9 @@ from rlreason.records.files import UNFINISHED, each_line, finite, line_of, writt
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import print_stderr
-from rlreason.types import Collected, Grade, Outcome, Problem, Response, Sample
+from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 Row = dict[str, Any]
-NUMBER = (int, float)
-
-
-class GradeColumns(msgspec.Struct):
-    """The fields of a row with its grade."""
-
-    reward: float
-    format_reward: float
-    answer_reward: float
-    outcome: Outcome
-    path: str
-
-
-#: The fields of a row that are read, with the types of their values.
-FIELDS: dict[str, Any] = {
-    "gold": Any,
-    "sample": int,
-    **dict.fromkeys(("problem_id", "question", "response", "outcome", "path", "finish_reason"), str),
-    **dict.fromkeys(("reward", "format_reward", "answer_reward", "length", "weight_version", "entropy"), float),
-    **dict.fromkeys(("prompt_ids", "token_ids"), list[int]),
-    **dict.fromkeys(("log_probs", "trainer_log_probs"), list[float]),
-    "prompt_reward": GradeColumns,
-}
-#: Fields that a row may lack, or have as null; a value of another type is not usable.
-OPTIONAL = ("trainer_log_probs", "prompt_reward", "entropy")
-PER_TOKEN = ("log_probs", "trainer_log_probs")  # as many values as the row's token_ids
 #: The fields needed to grade a row again, to show it to a person, and to learn from it.
 TO_REGRADE = ("response", "gold", "outcome")
 TO_SHOW = (*TO_REGRADE, "problem_id", "question", "format_reward", "path", "length", "finish_reason")
@@ -50,25 +24,6 @@ TO_LEARN = (
     "problem_id", "response", "reward", "format_reward", "answer_reward", "outcome", "path", "finish_reason",
     "weight_version", "prompt_ids", "token_ids", "log_probs",
 )  # fmt: skip
-
-
-def lacks(row: Row, needed: Iterable[str]) -> str:
-    """Return the needed fields that a row lacks or has with unusable values, as text; empty where it has them all.
-
-    >>> lacks({"response": "4", "outcome": 1.0}, TO_REGRADE), lacks({"token_ids": [1, None]}, ["token_ids"])
-    ("no 'gold', no usable 'outcome'", "no usable 'token_ids'")
-    """
-    missing = [f"no '{name}'" for name in needed if name not in row]
-    present = [name for name in needed if name in row] + [name for name in OPTIONAL if row.get(name) is not None]
-    return ", ".join(missing + [f"no usable '{name}'" for name in present if not _is_usable(row, name)])
-
-
-def _is_usable(row: Row, name: str) -> bool:
-    try:
-        msgspec.convert(row[name], FIELDS[name])
-        return name not in PER_TOKEN or len(row[name]) == len(row.get("token_ids", ()))
-    except (msgspec.ValidationError, TypeError):  # TypeError: token_ids is no list
-        return False
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -165,35 +120,22 @@ def collected_from(plain: Mapping[str, Any]) -> Collected:
 class ResponseLog:
     """The log of a job's responses: those of an interrupted part, by problem, and new ones as they end."""
 
-    def __init__(
-        self,
-        folder: Path,
-        identity: str,
-        problems: Sequence[Problem],
-        n: int,
-        say: Callable[[str], None] = print_stderr,
-    ) -> None:
+    def __init__(self, folder: Path, identity: str, problems: Sequence[Problem], n: int) -> None:
         """`identity` names the model and the problems: a log of others is refused with a `ConfigError`.
 
-        Problems that lack some of their `n` responses are sampled again, also where a line is broken, such as the
-        last one of a killed process.
+        Problems that lack some of their `n` responses are sampled again.
         """
         self.path = folder / UNFINISHED
         self._problems = {p.id: p for p in problems}
-
-        def wrong(row: Row) -> str:
-            return "" if row.keys() == {"identity"} else lacks(row, (*TO_LEARN, "sample"))
-
-        lines = [row for _, row in each_line(self.path, wrong, say)] if self.path.exists() else []
+        lines = [row for _, row in each_line(self.path, print_stderr)] if self.path.exists() else []
         if lines and lines[0].get("identity") != identity:
             raise ConfigError(
                 f"{self.path} holds responses of another model or to other problems than these settings now give "
                 "(a file behind them has changed): choose another hydra.run.dir"
             )
         by_problem: dict[str, dict[int, Row]] = {}
-        for row in lines:
-            if "problem_id" in row:
-                by_problem.setdefault(row["problem_id"], {})[row["sample"]] = row
+        for row in lines[1:]:
+            by_problem.setdefault(row["problem_id"], {})[row["sample"]] = row
         complete = {id: rows for id, rows in by_problem.items() if rows.keys() == set(range(n))}
         self.samples = {id: [sample_of(rows[j]) for j in range(n)] for id, rows in complete.items()}
         rows_to_keep = [{"identity": identity}, *(rows[j] for rows in complete.values() for j in range(n))]

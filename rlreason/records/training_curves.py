@@ -76,13 +76,11 @@ def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
     rollout batch add how far the policy moved within it.
     """
     seen = {name for row in rows for name in row}
-    imitates = algorithm in ("sft", "ei")
-    panels = [*PANELS, IMITATION if imitates else STEADINESS]
+    if algorithm == "sft":
+        return [*PANELS, IMITATION]
     if algorithm == "ei":
-        panels += [BY_OUTCOME, STEADINESS]
-    if "train/ratio" in seen and not imitates:
-        panels += [panel for panel in OFF_POLICY if panel[1][0][0] in seen]
-    return panels
+        return [*PANELS, IMITATION, BY_OUTCOME, STEADINESS]
+    return [*PANELS, STEADINESS, *(panel for panel in OFF_POLICY if "train/ratio" in seen and panel[1][0][0] in seen)]
 
 
 def draw_curves(run: RunFolder) -> Path:
@@ -97,69 +95,35 @@ def draw_curves(run: RunFolder) -> Path:
     columns = (len(panels) + 1) // 2
     path = run.path / CURVES
     with picture(path, title_of(run), (5 * columns, 6.4), 2, columns) as axes:
-        places = list(axes.T.flat if columns > 2 else axes.flat)
-        for ax, panel in zip(places, panels, strict=False):
+        for ax, panel in zip(axes.flat, panels, strict=False):
             draw_panel(ax, rows, panel)
-        for ax in places[len(panels) :]:
+        for ax in axes.flat[len(panels) :]:
             ax.remove()
     return path
 
 
 def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
-    """Draw one panel; that of the accuracy also has its interval, and the final accuracy on the whole split."""
+    """Draw one panel; that of the accuracy also has its 95% interval."""
     heading, lines = panel
-    drawn = [(name, label) for name, label in lines if series(rows, name)[0]]
-    for name, label in drawn:
+    for name, label in lines:
         steps, values = series(rows, name)
-        strong = name.startswith("eval/") or len(drawn) == 1
-        style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
-        ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
-        if name == "eval/accuracy":
-            draw_interval(ax, rows)
+        if values:
+            ax.plot(steps, values, label=label, marker="o" if name.startswith("eval/") else None, markersize=4)
+    (at, low), (_, high) = series(rows, "eval/accuracy_low"), series(rows, "eval/accuracy_high")
+    if heading.startswith("accuracy") and len(low) == len(high):
+        ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
     ax.set_title(heading, fontsize=10, loc="left")
     ax.set_xlabel("optimizer update", fontsize=9)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=0.25)
-    if heading.startswith("accuracy"):
-        draw_whole_split(ax, rows)
-        rewards = series(rows, "reward/mean")[1]  # a user's reward may have any range
-        low, high = min([0, *rewards]), max([1, *rewards])
-        ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
-    elif heading.startswith(("response", "entropy", "clip")):
-        ax.set_ylim(bottom=0)
-    if len(drawn) > 1:
+    if len(ax.lines) > 1:
         ax.legend(fontsize=8, frameon=False)
 
 
-def draw_interval(ax: Any, rows: Rows) -> None:
-    """Draw the 95% interval of each accuracy."""
-    names = ("eval/accuracy_low", "eval/accuracy", "eval/accuracy_high")
-    measured = [row for row in rows if all(row.get(name) is not None for name in names)]
-    (at, low), (_, high) = series(measured, names[0]), series(measured, names[2])
-    ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
-
-
-def draw_whole_split(ax: Any, rows: Rows) -> None:
-    """Draw the final accuracy on the whole split with its interval, where there is one."""
-    names = ("final/accuracy_low", "final/accuracy", "final/accuracy_high")
-    whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
-    if all(whole.get(name) is not None for name in names):
-        low, value, high = (whole[name] for name in names)
-        label = f"all {whole['final/problems']:.0f} problems"
-        ax.errorbar(
-            whole.get("train_step", 0), value, [[value - low], [high - value]], fmt="D", color="k", ms=4, label=label
-        )
-
-
 def title_of(run: RunFolder) -> str:
-    """Return model, data, objective and seed of a run, and a user's reward; missing settings are empty."""
-    model, data, loss, algorithm, seed = (
-        "" if (value := run.setting(key)) is None else value
-        for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
-    )
-    reward = str(run.setting("prompt.reward") or "")
-    own = f", reward={reward}" if ":" in reward else ""
-    return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}{own}, seed {seed}"
+    """Return model, data, objective and seed of a run, and its reward; missing settings are left out."""
+    keys = ("model.name", "data.name", "algorithm", "loss.loss_type", "prompt.reward", "seed")
+    return ", ".join(f"{key}={value}" for key in keys if (value := run.setting(key)) is not None)
 
 
 def add_arguments(parser: Parser) -> None:

@@ -4,13 +4,13 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.files import (
-    DAMAGED,
     checkpoints_in,
     count_lines,
     finite,
@@ -18,14 +18,14 @@ from rlreason.records.files import (
     line_of,
     opened,
     read_state,
-    set_aside_behind,
     written,
 )
 from rlreason.records.loggers import Loggers
-from rlreason.records.provenance import Origin, code_differs, differences, part_line, provenance
+from rlreason.records.provenance import Origin, code_differs, differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import (
     checkpoint_to_resume,
+    drop_behind,
     drop_later,
     refuse_other_run,
     reopen,
@@ -80,7 +80,7 @@ class RunWriter:
         if self.resumed:
             self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
             path = folder / files.FUNCTIONS
-            if (path.read_text(encoding="utf-8", errors="replace") if path.exists() else "") != self._functions:
+            if (path.read_text(encoding="utf-8") if path.exists() else "") != self._functions:
                 say(f"! functions of your own have changed since this run began ({path.name} has their sources now)")
         elif aside := set_aside(folder):
             say(f"a broken-off run was here: its records are now in {aside}")
@@ -110,7 +110,7 @@ class RunWriter:
             )
         reopen(self.folder, self.checkpoint)
         self._describe()
-        set_aside_behind(self.checkpoint)
+        drop_behind(self.checkpoint)
         state = read_state(self.checkpoint)
         dropped = drop_later(self.folder, state)
         again = f"; {dropped} later rows are written again" if dropped else ""
@@ -221,10 +221,9 @@ def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], Non
     earlier = RunFolder(folder).provenance
     parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
     for part in parts:
-        say(f"before     {part_line(part)}")
-    if not earlier.get("command"):
-        say(f"! {files.PROVENANCE} of the part before cannot be read: whether code and data are the same is not known")
-    elif differs := code_differs(earlier, now):
+        ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
+        say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
+    if differs := code_differs(earlier, now):
         say(f"! {differs}: the numbers of this run come from both")
     return parts
 
@@ -237,19 +236,10 @@ def finish_provenance(folder: Path) -> None:
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
-    """Replace lines of a file by these rows, by line number; every other line stays, a broken one too.
-
-    `ConfigError` where a compressed file is truncated or altered.
-    """
-    try:
-        with opened(path) as before, written(path) as after:
-            for number, line in enumerate(before, 1):
-                new = rows.get(number)
-                after.write(line if new is None else line_of(new))
-    except DAMAGED as error:
-        raise ConfigError(
-            f"{path} is damaged ({type(error).__name__}): move it away, and the rest can be saved"
-        ) from error
+    """Replace lines of a file by these rows, by line number; every other line stays, a broken one too."""
+    with opened(path) as before, written(path) as after:
+        for number, line in enumerate(before, 1):
+            after.write(line_of(rows[number]) if number in rows else line)
 
 
 def refuse_taken(folder: Path, config: str, trains: bool) -> None:
@@ -276,9 +266,7 @@ def set_aside(folder: Path) -> Path | None:
     names = [name for name in files.CONTENTS if (folder / name).exists()]
     if not names:
         return None
-    number = 1
-    while (aside := folder / f"{files.SET_ASIDE}{number}").exists():
-        number += 1
+    aside = next(place for n in count(1) if not (place := folder / f"{files.SET_ASIDE}{n}").exists())
     aside.mkdir()
     for name in names:
         os.replace(folder / name, aside / name)

@@ -28,9 +28,8 @@ from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
 from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.verdicts import best_of, comparing_half
-from rlreason.runtime.differences import TIED
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.intervals import mean_interval, wilson_interval
+from rlreason.runtime.statistics import TIED, mean_interval, wilson_interval
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import FILE, read_state

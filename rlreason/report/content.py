@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlreason.runtime.differences import Difference
-from rlreason.runtime.intervals import Floats
+from rlreason.runtime.statistics import Difference, Floats
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:

@@ -16,9 +16,9 @@ from rlreason.report import content
 from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
 from rlreason.report.content import Figure, Report, written_out
 from rlreason.report.figures import STEP_TITLE
+from rlreason.runtime import __version__
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.intervals import Floats
-from rlreason.runtime.version import __version__
+from rlreason.runtime.statistics import Floats
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -9,7 +9,7 @@ import numpy as np
 from rlreason.report.content import MOST_COLOURS, Axis, Figure, Series, Verdict, counted
 from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
-from rlreason.runtime.differences import LEVEL
+from rlreason.runtime.statistics import LEVEL
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING
 

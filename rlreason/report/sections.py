@@ -18,7 +18,7 @@ from rlreason.report.documents import filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyRun, correctness
 from rlreason.report.verdicts import EQUAL_WITHIN, p_text, signed, summary_of, verdicts_of
-from rlreason.runtime.differences import paired_difference
+from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, JudgedSetting, Key
 

@@ -11,8 +11,7 @@ from rlreason.evaluation.protocol import Protocol
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ending
 from rlreason.report.content import Series
-from rlreason.runtime.differences import Difference, compared
-from rlreason.runtime.intervals import Floats, of_clusters
+from rlreason.runtime.statistics import Difference, Floats, compared, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.outcomes import split_differences
 from rlreason.sweeps.state import WAITING, Key

@@ -7,7 +7,7 @@ import numpy as np
 
 from rlreason.report.content import Verdict, counted
 from rlreason.report.study import RUNNING, Pairing, Setting, Study, StudyRun, pair, unequal
-from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
+from rlreason.runtime.statistics import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
 from rlreason.sweeps.outcomes import CHOOSING, COMPARING, half_of
 from rlreason.sweeps.state import WAITING, Key, RunState

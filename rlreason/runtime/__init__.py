@@ -1,1 +1,3 @@
 """The process itself: signals, streams, atomic files, processors, short forms of texts."""
+
+__version__ = "0.1.0"

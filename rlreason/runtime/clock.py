@@ -7,36 +7,29 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: Dense bfloat16 matrix products with float32 sums, in TFLOP/s, by a part of the GPU's name; longer parts first.
 #: From NVIDIA's data sheets of each product: half of what they print "with sparsity".
-PEAK_TFLOPS = (
-    ("H100 PCIe", 756.0), ("H100 NVL", 835.0), ("H100", 989.0), ("H200 NVL", 835.0), ("H200", 989.0),
-    ("GH200", 989.0), ("B200", 2250.0), ("A100", 312.0), ("A800", 312.0), ("H800", 989.0), ("L40S", 362.0),
-    ("A10G", 70.0), ("A10", 125.0), ("A30", 165.0), ("A40", 149.7), ("L4", 121.0), ("RTX 4090", 165.2),
-    ("RTX 3090", 71.0), ("RTX A6000", 154.8),
-)  # fmt: skip
+PEAK_TFLOPS = {
+    "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "H200 NVL": 835.0, "H200": 989.0, "GH200": 989.0,
+    "B200": 2250.0, "A100": 312.0, "A800": 312.0, "H800": 989.0, "L40S": 362.0, "A10G": 70.0, "A10": 125.0,
+    "A30": 165.0, "A40": 149.7, "L4": 121.0, "RTX 4090": 165.2, "RTX 3090": 71.0, "RTX A6000": 154.8,
+}  # fmt: skip
 
 
 def peak_tflops(gpu: str) -> float | None:
     """Return the peak dense bfloat16 TFLOP/s of a GPU of this name; None where unknown.
 
-    >>> peak_tflops("NVIDIA H100 80GB HBM3"), peak_tflops("NVIDIA A100-SXM4-40GB"), peak_tflops("Tesla T4")
-    (989.0, 312.0, None)
-    >>> peak_tflops("NVIDIA L40S"), peak_tflops("NVIDIA L40")
-    (362.0, None)
+    >>> peak_tflops("NVIDIA A100-SXM4-40GB"), peak_tflops("NVIDIA L40S"), peak_tflops("NVIDIA L40")
+    (312.0, 362.0, None)
     >>> peak_tflops("NVIDIA GeForce RTX 4090 Laptop GPU"), peak_tflops("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
     (None, None)
     """
-    words = gpu.replace("-", " ").split()
-    if {"Laptop", "MIG", "D"} & set(words):  # another chip, or part of one
+    words = f" {gpu.replace('-', ' ')} "
+    if any(f" {other} " in words for other in ("Laptop", "MIG", "D")):  # another chip, or part of one
         return None
-    for part, peak in PEAK_TFLOPS:
-        wanted = part.split()
-        if any(words[at : at + len(wanted)] == wanted for at in range(len(words))):
-            return peak
-    return None
+    return next((peak for part, peak in PEAK_TFLOPS.items() if f" {part} " in words), None)
 
 
 class ModelSize(NamedTuple):
@@ -57,10 +50,9 @@ class Work(NamedTuple):
     positions: int = 0  # through the model, prompts included
     contexts: int = 0  # the sum over positions of the positions attended to
 
-    def plus(self, other: "Work", sign: int = 1) -> "Work":
-        """Return the sum, or with sign -1 the difference."""
-        seconds, *counts = (mine + sign * its for mine, its in zip(self, other, strict=True))
-        return Work(seconds, *map(int, counts))
+    def plus(self, other: "Work") -> "Work":
+        """Return the sum."""
+        return Work(*(mine + its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
@@ -94,7 +86,7 @@ def flops(work: Work, model: ModelSize) -> float:
     return 2.0 * model.parameters * work.positions + 4.0 * model.layers * model.width * work.contexts
 
 
-def rates(work: dict[str, Work], model: ModelSize | None) -> dict[str, float]:
+def rates(work: Mapping[str, Work], model: ModelSize | None) -> dict[str, float]:
     """Return `perf/PHASE_tokens_per_second` and, where the device's peak is known, `perf/PHASE_mfu`, a share of 1.
 
     >>> rates({"train": Work(2.0, 100, 300, 0)}, ModelSize(10**9, 1, 1, peak_tflops=1.0))
@@ -124,15 +116,13 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)  # time/... and busy/... so far
-        self.work: dict[str, Work] = defaultdict(Work)  # phase -> all of it so far
         self.model: ModelSize | None = None  # for FLOPs; None: they are not computed
         self.gauge: Callable[[], float] | None = None  # returns the peak bytes of a GPU since its last call
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext  # names phases in a trace
-        self.peaks: dict[str, float] = {}  # phase -> bytes of a GPU, in this process
-        self._reported: dict[str, float] = {}  # the part of `seconds` already in rows
-        self._reported_work: dict[str, Work] = {}
-        self._reported_peaks: dict[str, float] = {}  # of phases since the last row
+        self._told, self._since = defaultdict[str, float](float), defaultdict[str, float](float)  # in rows, and since
+        self._work_told, self._work_since = defaultdict[str, Work](Work), defaultdict[str, Work](Work)  # by phase
+        self._peaks: dict[str, float] = {}  # phase -> bytes of a GPU since the row before
+        self._peak = 0.0  # of all phases
         self._owner = threading.get_ident()
         self._now = {self._owner: (SETUP, time.monotonic())}  # thread -> (phase, since when)
         self._guard = threading.Lock()
@@ -157,44 +147,51 @@ class Clock:
         before, since = self._now.get(thread, (None, now))
         if before is not None:
             with self._guard:
-                self.seconds[f"{'time' if thread == self._owner else 'busy'}/{before}"] += now - since
+                self._since[f"{'time' if thread == self._owner else 'busy'}/{before}"] += now - since
             if self.gauge is not None and thread == self._owner:
                 peak = self.gauge()
-                self.peaks[before] = max(peak, self.peaks.get(before, 0.0))
-                self._reported_peaks[before] = max(peak, self._reported_peaks.get(before, 0.0))
+                self._peak = max(peak, self._peak)
+                self._peaks[before] = max(peak, self._peaks.get(before, 0.0))
         if name is None:
             self._now.pop(thread, None)
         else:
             self._now[thread] = name, now
         return before
 
+    def _settle(self) -> None:
+        """Count the time of the loop's current phase so far."""
+        if threading.get_ident() == self._owner:
+            self._switch(self._now[self._owner][0])
+
     def busy(self, name: str, seconds: float) -> None:
         """Add the working time of another thread."""
         with self._guard:
-            self.seconds[f"busy/{name}"] += seconds
+            self._since[f"busy/{name}"] += seconds
 
     def parts_of(self, phase: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Move the `time/PART` metrics of an ended phase to phases of their own; return the other metrics."""
         for name, seconds in metrics.items():
             if name.startswith("time/") and name != f"time/{phase}":
-                with self._guard:
-                    self.seconds[f"time/{phase}"] -= seconds
-                    self.seconds[name] += seconds
+                self._since[f"time/{phase}"] -= seconds
+                self._since[name] += seconds
         return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:
         """Add the work of a phase."""
         with self._guard:
-            self.work[name] = self.work[name].plus(work)
+            self._work_since[name] = self._work_since[name].plus(work)
 
     def phases(self) -> dict[str, float]:
         """Return the seconds of each phase of the loop so far, the current one included."""
-        found = {name[5:]: value for name, value in self._up_to_now().items() if name.startswith("time/")}
-        return {name: value for name, value in found.items() if value > 0}
+        self._settle()
+        with self._guard:
+            names = dict.fromkeys((*self._told, *self._since))
+            found = {name: self._told.get(name, 0.0) + self._since.get(name, 0.0) for name in names}
+        return {name[5:]: value for name, value in found.items() if name.startswith("time/") and value > 0}
 
     def spent(self, phase: str) -> float:
         """Return the seconds of one phase of the loop so far."""
-        return self._up_to_now().get(f"time/{phase}", 0.0)
+        return self.phases().get(phase, 0.0)
 
     def total(self) -> float:
         """Return the seconds of all phases."""
@@ -204,54 +201,53 @@ class Clock:
         """Return the seconds of sampling and learning, and of writing their records."""
         return sum(value for name, value in self.phases().items() if name not in RESTING)
 
-    def _up_to_now(self) -> dict[str, float]:
-        phase, since = self._now[self._owner]
-        with self._guard:
-            found = dict(self.seconds)
-        found[f"time/{phase}"] = found.get(f"time/{phase}", 0.0) + time.monotonic() - since
-        return found
-
     def row(self) -> dict[str, float]:
         """Return seconds, tokens per second and peaks of memory since the row before."""
-        seconds = self._up_to_now()
+        self._settle()
+        memory = {"memory/process_peak_gb": process_peak() / GB}
+        if self.gauge is not None:
+            memory = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._peaks.items()}
         with self._guard:
-            work = dict(self.work)
-        out = {name: value - self._reported.get(name, 0.0) for name, value in seconds.items()}
-        since = {name: done.plus(self._reported_work.get(name, Work()), -1) for name, done in work.items()}
-        peaks = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._reported_peaks.items()}
-        self._reported, self._reported_work, self._reported_peaks = seconds, work, {}
-        return {
-            **{name: value for name, value in out.items() if value > 0},
-            **rates(since, self.model),
-            **(peaks if self.gauge is not None else {"memory/process_peak_gb": process_peak() / GB}),
-        }
+            seconds = {name: value for name, value in self._since.items() if value > 0}
+            speeds = rates(self._work_since, self.model)
+            self._tell()
+        return {**seconds, **speeds, **memory}
+
+    def _tell(self) -> None:
+        """Count what has come since the last row as told."""
+        for name, seconds in self._since.items():
+            self._told[name] += seconds
+        for name, work in self._work_since.items():
+            self._work_told[name] = self._work_told[name].plus(work)
+        self._since.clear()
+        self._work_since.clear()
+        self._peaks.clear()
 
     def overall(self) -> dict[str, float]:
         """Return tokens per second and utilisation of the whole run, as `perf/...`."""
         with self._guard:
-            return rates(dict(self.work), self.model)
+            work = dict(self._work_told)
+            for name, since in self._work_since.items():
+                work[name] = work.get(name, Work()).plus(since)
+        return rates(work, self.model)
 
     def peak(self) -> float:
         """Return the peak bytes: of the GPU where it is measured, else of the process."""
-        return max(self.peaks.values(), default=0.0) if self.gauge is not None else process_peak()
+        return self._peak if self.gauge is not None else process_peak()
 
-    def state_dict(self) -> dict[str, dict[str, list[float]]]:
-        """Return all counts so far and the parts already in rows, as plain values."""
-        names, work = self._up_to_now(), dict(self.work)
-        return {
-            "seconds": {name: [value, self._reported.get(name, 0.0)] for name, value in names.items()},
-            "work": {name: [*done, *self._reported_work.get(name, Work())] for name, done in work.items()},
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts, those in rows and those since, as plain values."""
+        self._settle()
+        work = [{name: list(done) for name, done in part.items()} for part in (self._work_told, self._work_since)]
+        return {"seconds": [dict(self._told), dict(self._since)], "work": work}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, list[float]]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state; the time of this process so far is added and will be in the next row."""
-        for name, (value, reported) in state["seconds"].items():
-            self.seconds[name] += value
-            self._reported[name] = self._reported.get(name, 0.0) + reported
-        for name, values in state["work"].items():
-            half = len(values) // 2
-            self.work[name] = self.work[name].plus(Work(values[0], *map(int, values[1:half])))
-            self._reported_work[name] = Work(values[half], *map(int, values[half + 1 :]))
+        for seconds, earlier in zip((self._told, self._since), state["seconds"], strict=True):
+            for name, value in earlier.items():
+                seconds[name] += value
+        for work, done in zip((self._work_told, self._work_since), state["work"], strict=True):
+            work |= {name: work[name].plus(Work(*values)) for name, values in done.items()}
 
 
 def process_peak() -> float:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,15 +32,15 @@ def whole(path: Path) -> Iterator[Path]:
     Readers see the old file or the new one, never a part; a block that fails keeps the old one. `UnwritableError`
     where the system refuses.
     """
-    partial = path.with_name(path.name + ".partial")
-    _remove(partial)  # left by a killed process
+    new = path.with_name(path.name + ".partial")
     try:
-        with held(), removed_if_left(partial), explained(path):  # a signal waits until it has been written
-            yield partial
-            os.replace(partial, path)
-    except BaseException:
-        _remove(partial)
-        raise
+        with held(), removed_if_left(new), explained(path):  # a signal waits until it has been written
+            removed(new)  # left by a killed process
+            yield new
+            os.replace(new, path)
+    finally:
+        with suppress(OSError):
+            removed(new)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -110,11 +111,6 @@ def removed(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        removed(path)
-
-
 LARGEST = 1e100  # larger numbers are invalid
 
 
@@ -124,8 +120,7 @@ def number(value: Any) -> float | None:
 
 
 LOCK = ".lock"
-CURE = "wait for it, or choose another folder"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of file systems without locks
 EVERY_S = 1.0  # between two signs of life, since `alive` is called after every token
 GRACE_S = 5.0  # in which a wait with the same limit ends first, with a message
 
@@ -141,7 +136,7 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
     locked; `UnwritableError` where it cannot be created. On a file system without locks there is a warning. `key`: the
     setting that names the folder.
     """
-    path = Path(os.path.realpath(folder)) / LOCK
+    path = folder.resolve() / LOCK
     missing = [place for place in path.parents if not place.exists()]
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
@@ -150,13 +145,15 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
             try:
                 lock.acquire()
             except Timeout:
-                raise ConfigError(f"{key}={folder} is being written by {_owner(path)}: {CURE}") from None
+                raise ConfigError(
+                    f"{key}={folder} is being written by {_owner(path)}: wait for it, or choose another folder"
+                ) from None
             except OSError as error:
                 if error.errno not in WITHOUT_LOCKS:
                     raise
                 say(f"! {folder} is on a file system without locks: nothing keeps a second run out of this folder")
             with suppress(OSError):  # on a full disk the lock still holds
-                path.write_text(f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n", encoding="utf-8")
+                path.write_text(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}", encoding="utf-8")
         try:
             yield
         finally:
@@ -171,7 +168,7 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
 
 def holder(folder: Path) -> str | None:
     """Return which process has locked this folder, as text; None where none has. It takes the lock for an instant."""
-    path = Path(os.path.realpath(folder)) / LOCK
+    path = folder.resolve() / LOCK
     with suppress(OSError):  # a file system without locks
         try:
             if path.exists():
@@ -183,10 +180,9 @@ def holder(folder: Path) -> str | None:
 
 
 def _owner(path: Path) -> str:
-    """Describe the process that has written into a lock file."""
-    with suppress(OSError, ValueError):
-        number, since = path.read_text(encoding="utf-8").splitlines()
-        return "this process" if number == str(os.getpid()) else f"process {number} since {since}"
+    """Return what the process that has locked a folder has written into its lock file."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8")
     return "another process"
 
 
@@ -215,7 +211,7 @@ def ended_when_it_hangs(stacks: Path, limit_s: float | None) -> Iterator[None]:
     if limit_s is None:
         yield
         return
-    with stacks.open("ab") as file, before_leaving(lambda: _remove_empty(stacks)):
+    with stacks.open("ab") as file, before_leaving(partial(_remove_empty, stacks)):
         _end_after = (limit_s + GRACE_S, file)
         faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=file)
         try:

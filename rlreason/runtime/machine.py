@@ -1,10 +1,10 @@
-"""Find the processors and GPUs that this process may use, without torch."""
+"""Find the processors, memory and GPUs that this process may use, without torch; keep and restore its random states."""
 
-import gc
 import importlib.metadata
 import math
 import os
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,22 +19,14 @@ from rlreason.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts
+GPUS_VARIABLE = "RLREASON_GPUS"  # GPUs that sweeps hand out, instead of those that are found (sweeps/gpus.py)
 GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
 #: The variables of torch's GPU memory allocator: the second name is the general one; vLLM reads only the first.
 ALLOCATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
 BF16_SINCE = (8, 0)  # compute capability
-
-
-class Unseen(NamedTuple):
-    """Why torch reaches none of the machine's GPUs, and the cure."""
-
-    words: str
-    cure: str
-    by_setting: bool  # an environment variable hides them, possibly on purpose
+LONGEST_FOLDER = 70  # bytes of a temporary folder in which a socket's whole path fits into 104
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +48,13 @@ class Driver:
     gpus: tuple[Device, ...] = ()
     version: str = ""
     failure: str = ""
+
+
+class Unseen(NamedTuple):
+    """Why torch reaches none of the machine's GPUs, and the cure."""
+
+    words: str
+    cure: str
 
 
 def query_driver() -> Driver:
@@ -91,21 +90,6 @@ def _gpu(handle: Any) -> Device:
     return Device("cuda", pynvml.nvmlDeviceGetName(handle), free, total, bf16)
 
 
-def believed_device() -> Device:
-    """Guess torch's device without torch: the first visible GPU, else the processor."""
-    visible = os.environ.get(VISIBLE)
-    if not torch_has_gpus() or visible in ("", "-1"):
-        return processor()
-    gpus = query_driver().gpus
-    numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
-    return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
-
-
-def with_second(gpus: Sequence[Device]) -> Device:
-    """Return the first of some GPUs, with the second one's free memory."""
-    return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
-
-
 @cache
 def driver_gpus() -> tuple[str, ...]:
     """Return the names of the GPUs that NVIDIA's driver lists, as they were when this was first called."""
@@ -120,13 +104,17 @@ def torch_has_gpus() -> bool:
         return False
 
 
-def value_in(path: Path, begins: str) -> str:
-    """Return the text after the colon of a file's first line that begins like this; "" where there is none."""
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith(begins):
-                return " ".join(line.partition(":")[2].split())
-    return ""
+def believed_device() -> Device:
+    """Guess torch's device without torch: the first visible GPU, else the processor."""
+    visible = os.environ.get(VISIBLE)
+    gpus = query_driver().gpus if torch_has_gpus() and visible not in ("", "-1") else ()
+    numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
+    return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
+
+
+def with_second(gpus: Sequence[Device]) -> Device:
+    """Return the first of some GPUs, with the second one's free memory."""
+    return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
 
 
 def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: str | None) -> Unseen | None:
@@ -134,26 +122,20 @@ def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: 
 
     `visible`: CUDA_VISIBLE_DEVICES; `torch`: its version; `built_for`: the version of CUDA that it was built for.
 
-    >>> why_unseen(["A100"], "", "2.13.0", "13.0")[:2]
-    ('CUDA_VISIBLE_DEVICES= hides A100: everything runs on the processor', 'unset CUDA_VISIBLE_DEVICES')
-    >>> why_unseen(["A100"], "1", "2.13.0", "13.0").words
-    'CUDA_VISIBLE_DEVICES=1 names no GPU of this machine and hides A100: everything runs on the processor'
+    >>> why_unseen(["A100"], "", "2.13.0", "13.0").cure
+    'unset CUDA_VISIBLE_DEVICES'
     """
     if not gpus:
         return None
-    named, on = ", ".join(gpus), "everything runs on the processor"
-    first = "" if visible is None else visible.split(",")[0].strip()
-    if visible is not None and first in ("", "-1"):
-        return Unseen(f"{VISIBLE}={visible} hides {named}: {on}", f"unset {VISIBLE}", True)
-    if first.isdecimal() and int(first) >= len(gpus):
-        words = f"{VISIBLE}={visible} names no GPU of this machine and hides {named}: {on}"
-        return Unseen(words, f"set it to a number below {len(gpus)}", True)
-    if not built_for:
-        words = f"{named} is here, and torch {torch} is built for processors alone: {on}"
-        return Unseen(words, f"{GPU_TORCH}, which brings CUDA's libraries", False)
-    words = f"torch {torch} for CUDA {built_for} does not reach {named}: the driver is too old, or this job has no GPU"
-    cure = f"update the driver, or take a torch for an older CUDA ({GPU_TORCH}); in a cluster's job, ask for a GPU"
-    return Unseen(f"{words}: {on}", cure, False)
+    first = "0" if visible is None else visible.split(",")[0].strip()
+    if first in ("", "-1") or (first.isdecimal() and int(first) >= len(gpus)):
+        words, cure = f"{VISIBLE}={visible} hides {', '.join(gpus)}", f"unset {VISIBLE}"
+    elif not built_for:
+        words, cure = f"{', '.join(gpus)} is here, and torch {torch} is built for processors alone", GPU_TORCH
+    else:
+        words = f"torch {torch} for CUDA {built_for} does not reach {', '.join(gpus)}"
+        cure = f"update the driver, or take a torch for an older CUDA ({GPU_TORCH}); in a cluster's job, ask for a GPU"
+    return Unseen(f"{words}: everything runs on the processor", cure)
 
 
 def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: Sequence[str] | None = None) -> None:
@@ -168,16 +150,18 @@ def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: S
 Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
 
 
+def read_text(path: str) -> str | None:
+    """Return the text of a small file; None if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
 def usable_processors() -> int:
     """Return the processors that this process may use, at least 1: its affinity, or fewer where a cgroup limits it."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota(read_text)
-    return max(1, math.ceil(min(allowed, quota)))  # a quota of 1.5 keeps two threads busy most of the time
-
-
-def default_threads(of_torch: int) -> int:
-    """Return the default number of threads: torch's choice, but no more than this process's processors."""
-    return min(of_torch, usable_processors())
+    return max(1, math.ceil(min(allowed, cgroup_quota(read_text))))  # 1.5 keep two threads busy most of the time
 
 
 def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
@@ -194,30 +178,15 @@ def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
     return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
 
 
-#: Of a controller: the files of a limit and its use in version 2 of control groups, and in version 1.
-GROUP_FILES = {
-    "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
-    "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
-}
-
-
-def control_groups(controller: str, read: Read) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield (folder, texts of its files) of each of this process's control groups and of the groups above, which bind.
+def control_groups(read: Read) -> Iterator[str]:
+    """Yield the folders of this process's control group (version 2) and of those above it, which bind too.
 
     In a container the path may be the host's: then only the top one has files.
     """
     for line in (read("/proc/self/cgroup") or "").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            mounts, names = [""], GROUP_FILES[controller][0]
-        elif controller in controllers.split(","):  # version 1 has a folder for each controller, or for two together
-            mounts, names = list(dict.fromkeys((f"/{controller}", f"/{controllers}"))), GROUP_FILES[controller][1]
-        else:
-            continue
-        for mount in mounts:
-            for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
-                folder = f"/sys/fs/cgroup{mount}{group}".rstrip("/")
-                yield folder, [read(f"{folder}/{name}") for name in names]
+        if line.startswith("0::"):
+            group = PurePosixPath(line[3:])
+            yield from (f"/sys/fs/cgroup{path}".rstrip("/") for path in (group, *group.parents))
 
 
 def cgroup_quota(read: Read) -> float:
@@ -225,62 +194,34 @@ def cgroup_quota(read: Read) -> float:
 
     >>> cgroup_quota({"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
     1.5
-    >>> cgroup_quota({"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "max 100000"}.get)
-    inf
     """
     quotas = [math.inf]
-    for _, texts in control_groups("cpu", read):
-        words = " ".join(filter(None, texts)).split()  # "quota period", in microseconds; "max" or -1 without a limit
-        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-            quotas.append(int(words[0]) / int(words[1]))
+    for folder in control_groups(read):
+        if limit := re.match(r"(\d+) (\d+)", read(f"{folder}/cpu.max") or ""):  # quota and period, in microseconds
+            quotas.append(int(limit[1]) / int(limit[2]))
     return min(quotas)
 
 
-def read_text(path: str) -> str | None:
-    """Return the text of a small file; None if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-
-
 def processor(read: Read = read_text) -> Device:
-    """Return the processor's memory: the machine's, or less if a control group limits it."""
+    """Return the processor's memory: the machine's, or less if a control group limits it.
+
+    Memory that a group uses as a cache of files counts as free.
+    """
     import psutil
 
     memory = psutil.virtual_memory()
     free, total = memory.available, memory.total
-    for limit, used in group_limits(read):
-        total = min(total, limit)
-        free = min(free, max(0, limit - used))
+    for folder in control_groups(read):
+        limit = read(f"{folder}/memory.max") or "max"
+        if limit.strip() != "max":
+            used = int(read(f"{folder}/memory.current") or 0)
+            cached = re.search(r"^inactive_file (\d+)", read(f"{folder}/memory.stat") or "", re.MULTILINE)
+            used -= int(cached[1]) if cached else 0
+            total, free = min(total, int(limit)), min(free, max(0, int(limit) - used))
     return Device("cpu", "the processor", free, total)
 
 
-def group_limits(read: Read) -> Iterator[tuple[int, int]]:
-    """Yield (limit, used) in bytes of this process's control groups; memory used as a cache of files counts as free.
-
-    >>> files = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.max": "1000"}
-    >>> files |= {"/sys/fs/cgroup/job/memory.current": "300", "/sys/fs/cgroup/job/memory.stat": "inactive_file 100"}
-    >>> list(group_limits(files.get))
-    [(1000, 200)]
-    """
-    for folder, texts in control_groups("memory", read):
-        limit, used = map(_number, texts)
-        if limit is not None and limit < 1 << 60:
-            stat = (read(f"{folder}/memory.stat") or "").splitlines()
-            cached = dict(pair for row in stat if len(pair := row.split()) == 2)
-            yield limit, max(0, (used or 0) - (_number(cached.get("inactive_file")) or 0))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.strip().isdecimal() else None
-
-
-SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts
-GPUS_VARIABLE = "RLREASON_GPUS"  # GPUs that sweeps hand out, instead of those that are found (sweeps/gpus.py)
-
-
-NAME = "generator."  # prefix of a tensor that is a generator's state
+PREFIX = "generator."  # of the name of a tensor that is a generator's state
 
 
 def seed_generators(seed: int) -> None:
@@ -300,9 +241,9 @@ def random_states() -> "tuple[dict[str, Any], dict[str, Tensor]]":
 
     kind, keys, *rest = np.random.get_state(legacy=True)
     plain = {"python": random.getstate(), "numpy": [kind, np.asarray(keys).tolist(), *rest]}
-    tensors = {f"{NAME}cpu": torch.get_rng_state()}
+    tensors = {f"{PREFIX}cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
-        tensors |= {f"{NAME}cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+        tensors |= {f"{PREFIX}cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     return plain, tensors
 
 
@@ -315,24 +256,10 @@ def set_random_states(plain: dict[str, Any], tensors: "dict[str, Tensor]") -> No
     random.setstate((version, tuple(keys), gauss))
     kind, words, *rest = plain["numpy"]
     np.random.set_state((kind, np.array(words, np.uint32), *rest))
-    torch.set_rng_state(tensors[f"{NAME}cpu"])
+    torch.set_rng_state(tensors[f"{PREFIX}cpu"])
     for i in range(torch.cuda.device_count()):
-        if (state := tensors.get(f"{NAME}cuda.{i}")) is not None:
+        if (state := tensors.get(f"{PREFIX}cuda.{i}")) is not None:
             torch.cuda.set_rng_state(state, i)
-
-
-LONGEST_FOLDER = 70  # bytes of a temporary folder in which a socket's whole path fits into 104 (macOS; Linux: 108)
-
-
-def place_sockets() -> None:
-    """Let multiprocessing keep its sockets in /tmp where the path of the temporary folder is too long for a socket."""
-    before = tempfile.gettempdir()
-    if len(os.fsencode(before)) > LONGEST_FOLDER:
-        tempfile.tempdir = "/tmp"
-        try:
-            util.get_temp_dir()  # made once for a process
-        finally:
-            tempfile.tempdir = before
 
 
 @contextmanager
@@ -340,9 +267,8 @@ def process_state_kept() -> Iterator[None]:
     """Start the block with gradients and float32, as in a new process, and restore the process's state after it."""
     import torch
 
-    threads, dtype, generators, variables = (
-        torch.get_num_threads(), torch.get_default_dtype(), random_states(), dict(os.environ),
-    )  # fmt: skip
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    generators, variables = random_states(), dict(os.environ)
     torch.set_default_dtype(torch.float32)
     try:
         with torch.inference_mode(False), torch.enable_grad():
@@ -356,24 +282,15 @@ def process_state_kept() -> Iterator[None]:
         os.environ |= variables
 
 
-@contextmanager
-def loading(for_good: bool = False) -> Iterator[None]:
-    """Import modules in this block without garbage collection.
-
-    `for_good`: objects alive at its end are never collected; not for a user's own program, which may have garbage.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if for_good:
-            gc.freeze()
-        if was_on:
-            gc.enable()
+def place_sockets() -> None:
+    """Let multiprocessing keep its sockets in /tmp where the path of the temporary folder is too long for a socket."""
+    before = tempfile.gettempdir()
+    if len(before) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+        util.get_temp_dir()  # made once for a process
+        tempfile.tempdir = before
 
 
-#: The variables of a process's rank. Other processes that rank 0 starts (engines, graders) must not have them.
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ADDRESS = "127.0.0.1"  # of processes that rank 0 starts itself
 
@@ -388,13 +305,7 @@ class Place:
 
 
 def place_of(env: Mapping[str, str] = os.environ) -> Place | None:
-    """Read the process's place from the environment; None for a single process.
-
-    >>> place_of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"})
-    Place(rank=5, world=8, local=1)
-    >>> place_of({"RANK": "0"}) is None
-    True
-    """
+    """Read the process's place from the environment, as torchrun sets it; None for a single process."""
     if not all(env.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return None
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,6 @@ from rlreason.errors import ConfigError
 
 NAMED_REWARDS = ("r1_zero", "question_only")
 GIVEN = "python"  # the module's name in the text of an object that cannot be imported
-PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values that are determined by their text
 
 _known: dict[str, Any] = {}
 
@@ -36,21 +35,16 @@ def find(name: str) -> Any:
 
 
 def import_path(thing: Any) -> str | None:
-    """Return `module:function` if a new process would import this very function by it; else None.
+    """Return `module:function` if another process can import this very function by it; else None.
 
     >>> import_path(textwrap.dedent), import_path(lambda: 0)
     ('textwrap:dedent', None)
     """
     name, qualified = getattr(thing, "__module__", None) or "__main__", getattr(thing, "__qualname__", "<")
-    module = sys.modules.get(name)
-    found: Any = module
+    found: Any = sys.modules.get(name)
     for part in qualified.split("."):
         found = getattr(found, part, None)
-    spec = _spec(name) if found is thing and name != "__main__" else None
-    with suppress(OSError, TypeError):  # one of the two has no file
-        if spec is not None and Path(spec.origin or "").samefile(module.__file__):  # type: ignore[union-attr, arg-type]
-            return f"{name}:{qualified}"
-    return None
+    return f"{name}:{qualified}" if found is thing and name != "__main__" else None
 
 
 def label_of(thing: Any) -> str:
@@ -58,49 +52,46 @@ def label_of(thing: Any) -> str:
 
     An object with contents that cannot be hashed, such as a lock, gets another name each time.
     """
-    function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
-    called = getattr(function, "__name__", type(function).__name__)
-    try:
-        state = _state(thing, {})
-    except RecursionError:  # a long chain of objects
-        state = uuid.uuid4().hex
-    digest = hashlib.sha256(state.encode(errors="replace")).hexdigest()[:8]
+    called = getattr(_function_of(thing), "__name__", "")
+    digest = hashlib.sha256(_state(thing, {}).encode(errors="replace")).hexdigest()[:8]
     return f"{GIVEN}:{re.sub(r'[^0-9A-Za-z_]', '', called) or 'function'}-{digest}"
 
 
-def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
+def _function_of(thing: Any) -> Any:
+    """Return the function of a `functools.partial` or a `Loss`, another object as it is."""
+    return thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
+
+
+def _state(value: Any, seen: dict[int, Any]) -> str:
     """Return a text that differs where two values may behave differently, and is the same in every process if possible.
 
-    `seen`: id -> (its number, the value, which keeps the id valid), for repeated values.
+    `seen`: id -> value, which keeps the id valid, for values that hold themselves.
     """
-    if isinstance(value, PLAIN):
-        return repr(value)
     if id(value) in seen:
-        return f"number {seen[id(value)][0]} again"
-    seen[id(value)] = len(seen), value
-    held: list[Any]
-    kind: Any = type(value)
-    if (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
-        return f"{place} {source_of(value)}"
+        return "again"
     if isinstance(value, ModuleType):
         return value.__name__
+    held: list[Any]
+    kind: Any = type(value)
     if isinstance(value, list | tuple):
         held = list(value)
-    elif isinstance(value, set | frozenset):
-        held = sorted(_state(one, seen) for one in value)
     elif isinstance(value, dict):
         held = [part for item in value.items() for part in item]
+    elif isinstance(value, set | frozenset):
+        held = sorted(_state(one, seen) for one in value)
     elif isinstance(value, partial):
         held = [value.func, value.args, value.keywords]
     elif inspect.ismethod(value):
         held = [value.__func__, value.__self__]
+    elif (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
+        return f"{place} {source_of(value)}"
     elif inspect.isfunction(value):
         names = inspect.getclosurevars(value)
-        held = [value.__defaults__, value.__kwdefaults__, *sorted({**names.globals, **names.nonlocals}.items())]
-        held.append(source_of(value) or value.__code__.co_code.hex())
-    elif isinstance(value, type) or inspect.isroutine(value):
-        held = [value.__module__, value.__qualname__, source_of(value)]
-    elif kind.__reduce_ex__ is object.__reduce_ex__ and hasattr(value, "__dict__"):
+        held = [source_of(value) or value.__code__.co_code.hex(), value.__defaults__, value.__kwdefaults__]
+        held += sorted({**names.globals, **names.nonlocals}.items())
+    elif isinstance(value, type):
+        held = [value.__qualname__, source_of(value)]
+    elif kind.__reduce_ex__ is object.__reduce_ex__ and isinstance(getattr(value, "__dict__", None), dict):
         held = [kind, vars(value)]
     else:
         import cloudpickle
@@ -109,15 +100,13 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
             return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
         except Exception:  # pickle's own, or that of an object which refuses
             return uuid.uuid4().hex
+    seen[id(value)] = value
     return f"{kind.__name__}({', '.join(_state(one, seen) for one in held)})"
 
 
 def source_of(thing: Any) -> str:
-    """Return the source of a function, of a `functools.partial`'s function or of an object's class; empty without one.
-
-    A `Loss` has its function's.
-    """
-    function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
+    """Return the source of a function or of an object's class; empty without one."""
+    function = _function_of(thing)
     with suppress(TypeError, OSError):
         its_own = inspect.isroutine(function) or isinstance(function, type)
         return textwrap.dedent(inspect.getsource(function if its_own else type(function)))
@@ -127,25 +116,11 @@ def source_of(thing: Any) -> str:
 def written_source(name: str) -> str:
     """Return the source that a run records of a function: of a registered object, else its module's whole file."""
     if (thing := find(name)) is not None:
-        return source_of(thing) or "(the source cannot be had)\n"
-    spec = _spec(name.partition(":")[0])
-    try:
-        return Path(spec.origin or "").read_text("utf-8") if spec else "(the source cannot be had)\n"
-    except (OSError, UnicodeDecodeError):
-        return "(the source cannot be had)\n"
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    """Return where Python would find a module now, ignoring loaded modules. Parents are not imported."""
-    parts, places, spec = module.split("."), None, None
-    for number in range(1, len(parts) + 1):
-        name, spec = ".".join(parts[:number]), None
-        with suppress(Exception):  # of a third-party finder
-            spec = next((s for f in sys.meta_path if (s := f.find_spec(name, places))), None)
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations
-    return spec
+        return source_of(thing)
+    with suppress(Exception):  # of a finder, or no file
+        spec = find_spec(name.partition(":")[0])  # which does not import it
+        return Path(spec.origin or "").read_text("utf-8") if spec else ""
+    return ""
 
 
 def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
@@ -158,18 +133,17 @@ def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
         return str(reward), None
     if not callable(thing):
         raise ConfigError(f"reward={thing!r:.60} is neither a name nor a function: give one")
-    name = reward if isinstance(reward, str) else import_path(thing) or label_of(thing)
-    if find(name) is None and import_path(thing):
-        return name, None
+    if not isinstance(reward, str) and (place := import_path(thing)):
+        return place, None
     import cloudpickle
 
+    name = reward if isinstance(reward, str) else label_of(thing)
     try:
         return name, cloudpickle.dumps(thing)
     except Exception as error:  # of pickle, or of an object that refuses
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
-            f"reward={name} cannot be sent to the processes that grade ({reason}): take that out of the function, or "
-            "write it into a file and name it module:function"
+            f"reward={name} cannot be sent to the processes that grade ({describe_error(error)}): take that out of the "
+            "function, or write it into a file and name it module:function"
         ) from None
 
 
@@ -188,13 +162,12 @@ def load(name: str) -> Callable[..., Any]:
             "run) into a file and name it module:function, or give it again from Python"
         )
     value: Any = import_user_module(module)
-    place = getattr(value, "__file__", None) or "which comes with Python"
     for part in function.split("."):
-        holder, value = value, getattr(value, part, None)
+        near = difflib.get_close_matches(part, dir(value), n=1)
+        value = getattr(value, part, None)
         if value is None:
-            near = difflib.get_close_matches(part, dir(holder), n=1)
             meant = f"did you mean {module}:{near[0]}?" if near else "write it there, or name another"
-            raise NotImportableError(f"module {module} ({place}) has no function {function}: {meant}")
+            raise NotImportableError(f"module {module} has no function {function}: {meant}")
     if not callable(value):
         raise NotImportableError(f"{function} in module {module} is of type {type(value).__name__}: name a function")
     return value  # type: ignore[no-any-return]
@@ -202,18 +175,14 @@ def load(name: str) -> Callable[..., Any]:
 
 def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the function; `NotImportableError` where it cannot be called with two values, as the grader does."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions in C have no signature
-        return function
-    try:
-        signature.bind("response", "reference answer")
-    except TypeError as error:
-        taken = signature if len(str(signature)) < 60 else "(...)"
-        raise NotImportableError(
-            f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
-            "reference answer), a scorer (question, response)"
-        ) from None
+    with suppress(ValueError):  # some functions in C have no signature
+        try:
+            inspect.signature(function).bind("response", "reference answer")
+        except TypeError as error:
+            raise NotImportableError(
+                f"{name.partition(':')[2]} cannot be called with two texts ({error}): a reward takes (response, "
+                "reference answer), a scorer (question, response)"
+            ) from None
     return function
 
 
@@ -223,10 +192,7 @@ def find_modules_here() -> None:
     A script installed by pip has its own folder there instead. Python's own rule against it (`-P`, `-I`,
     PYTHONSAFEPATH) is respected. Processes that grade get the whole path; those of a sweep are started by `python -m`.
     """
-    try:
-        here = str(Path.cwd())
-    except FileNotFoundError:
-        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
+    here = str(Path.cwd())
     if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
         sys.path.insert(0, here)
 
@@ -252,13 +218,13 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(ValueError("no sum"))
     'ValueError: no sum'
     """
-    text = next(iter(str(error).splitlines()), "")
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    ours = str(Path(__file__).parents[1])  # the place is in neither this package nor Python's machinery for imports
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<"))]
-    frames = [f for f in frames if "importlib" not in f.filename]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    ours = (str(Path(__file__).parents[1]), "<")  # the place is in neither this package nor Python's imports
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith(ours) and "importlib" not in f.filename]
+    place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+    text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}".removesuffix(": ") + place
 
 
@@ -297,10 +263,9 @@ def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
     """Return a complaint if a setting names no reward."""
     if reward in NAMED_REWARDS or names_function(reward):
         return []
-    of_packages = announced(key)
-    if reward in of_packages:  # the command line replaces it by the function; a file names it
-        return [f"{key}={reward} is short for {of_packages[reward]} on the command line: write that in a file"]
-    known = (*NAMED_REWARDS, *of_packages)
+    known = (*NAMED_REWARDS, *announced(key))
+    if reward in known:  # the command line replaces it by the function; a file names it
+        return [f"{key}={reward} is short for {announced(key)[reward]} on the command line: write that in a file"]
     near = difflib.get_close_matches(reward, known, n=1)
     cure = f"did you mean {key}={near[0]}?" if near else cure
     return [f"{key}={reward} is neither {' nor '.join(known)} nor module:function: {cure}"]

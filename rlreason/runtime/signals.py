@@ -1,6 +1,6 @@
 """End a process on SIGINT, SIGTERM or SIGHUP: cleanly at the first, immediately at the second.
 
-    while Python imports      early_signals.py: one line, exit code 130
+    while Python imports      `heed_signals`: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
     in a user's own program   `stoppable_in_script`: the same, for Ctrl-C alone
     a second signal           `leave_at_once`: child processes are killed, temporary folders are removed
@@ -26,9 +26,9 @@ from types import FrameType
 from typing import NoReturn
 
 from rlreason.errors import ReaderGone
-from rlreason.runtime.early_signals import CODE, end_with, write_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CODE = 130  # as in records/reader.py
 ONCE_S = 0.5  # signals less than this apart count as one: `timeout` and some launchers send theirs twice
 FOLLOWS = "RLREASON_FOLLOWS"  # environment variable: the parent process with which this one ends
 PR_SET_PDEATHSIG = 1
@@ -42,15 +42,45 @@ class _Stop:
     first: int | None = None  # the signal that requested the stop
     at: float = 0.0  # on the monotonic clock
     held: int = 0  # blocks that must not be interrupted, one inside the other
-    raised: bool = False  # KeyboardInterrupt was raised, or clean-up has begun: nothing is raised any more
+    raised: bool = False  # an interrupt was raised, or clean-up has begun: nothing is raised any more
     commands: bool = False  # the process runs a command of this program
     notice: str = ""  # printed at a signal in a `held` block that may take long
-    interrupted: KeyboardInterrupt | None = None  # to be raised where the outermost held block ends
+    pending: KeyboardInterrupt | None = None  # to be raised where the outermost held block ends
 
 
 _stop = _Stop()
 _folders: set[Path] = set()  # to be removed, however the process ends
 _callbacks: list[Callable[[], object]] = []  # called before an immediate end
+_terminal = 2  # the file descriptor of the original standard error; streams.py redirects 2 during a run
+
+
+def heed_signals() -> None:
+    """Let a signal end the process with one line, until a command sets its own handlers; nothing is to be tidied yet.
+
+    A signal that was ignored when the process began stays ignored.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: end_with(f"stopped by {signal.Signals(number).name}"))
+
+
+def print_to(terminal: int) -> None:
+    """Print the lines of this module to another file descriptor."""
+    global _terminal
+    _terminal = terminal
+
+
+def write_line(text: str) -> None:
+    """Print a line to the terminal, without Python's streams: writing to one may be what was interrupted."""
+    os.write(_terminal, f"{chr(10) * os.isatty(_terminal)}rlreason: {text}\n".encode())
+
+
+def end_with(text: str, code: int = CODE) -> NoReturn:
+    """Print a line and end the process with this exit code."""
+    try:
+        write_line(text)
+    finally:
+        os._exit(code)
 
 
 @contextmanager
@@ -97,21 +127,24 @@ def _handled(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _stop.first is None:
         _stop.first, _stop.at = number, time.monotonic()
-        if _stop.held:
-            if _stop.notice:
-                write_line(_stop.notice)
-        else:
-            _raise_once()
+        if _stop.held and _stop.notice:
+            write_line(_stop.notice)
+        interrupt(KeyboardInterrupt())
     elif number not in _stop.patient and time.monotonic() - _stop.at > ONCE_S:
         if not _stop.commands:  # the process is the user's
             raise KeyboardInterrupt
         leave_at_once("left at once")
 
 
-def _raise_once() -> None:
-    if not _stop.raised:
+def interrupt(error: KeyboardInterrupt) -> None:
+    """Raise this, or where the outermost `held` block ends; after the first one, do nothing."""
+    if _stop.raised:
+        return
+    if _stop.held:
+        _stop.pending = _stop.pending or error
+    else:
         _stop.raised = True
-        raise KeyboardInterrupt
+        raise error
 
 
 @contextmanager
@@ -132,12 +165,9 @@ def held(notice: str = "") -> Iterator[None]:
         _stop.held -= 1
         if notice:
             _stop.notice = ""
-        if not _stop.held:
-            if _stop.first is not None:
-                _raise_once()
-            elif (interrupted := _stop.interrupted) is not None:
-                _stop.interrupted = None
-                raise interrupted
+        if not _stop.held and (pending := _stop.pending) is not None:
+            _stop.pending = None
+            interrupt(pending)
 
 
 def owns_process() -> bool:
@@ -152,16 +182,7 @@ def stop_signal() -> str | None:
 
 def stop_requested() -> bool:
     """Return whether a signal, or `interrupt`, ends the command where the outermost `held` block ends."""
-    return _stop.first is not None or _stop.interrupted is not None
-
-
-def interrupt(error: KeyboardInterrupt) -> None:
-    """Raise this, or where the outermost `held` block ends; a signal before it ends the command in its place."""
-    if _stop.first is not None:
-        return
-    if not _stop.held:
-        raise error
-    _stop.interrupted = error
+    return _stop.first is not None or _stop.pending is not None
 
 
 def why_stopped(error: KeyboardInterrupt) -> str:

@@ -6,6 +6,7 @@ import faulthandler
 import io
 import os
 import re
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -13,37 +14,36 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from rlreason.errors import ConfigError, ReaderGone
-from rlreason.runtime import early_signals, signals
+from rlreason.runtime import signals
 from rlreason.runtime.files import whole
 from rlreason.runtime.text import redacted, visible
 
 READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 LOG_WIDTH = 120  # columns of a file or a pipe
 LINE_ANEW = "\r\033[K"  # our only control code: clears the current line of the terminal
-_LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # `! ` or a first word, to which following lines are indented
+NAME = "log.txt"
 
 
 class Outlet(io.TextIOWrapper):
-    """A standard stream that replaces characters its encoding lacks, and ends the command when its reader is gone.
+    """A standard stream that escapes control codes but `LINE_ANEW`, and ends the command when its reader is gone.
 
-    Of control codes it passes only `LINE_ANEW` and, on standard error, a carriage return, as of a progress bar.
     `ReaderGone` is raised once and in the main thread, after a `held` block; later output is discarded, so that a
-    command can clean up. Another error, such as a full disk with `> FILE`, gets the stream's name as its file name.
+    command can clean up.
     """
 
-    def __init__(self, stream: io.TextIOWrapper, title: str, errors: str, codes: str) -> None:
+    def __init__(self, stream: io.TextIOWrapper) -> None:
         lines, through = stream.line_buffering, stream.write_through
-        super().__init__(stream.buffer, stream.encoding, errors, line_buffering=lines, write_through=through)
+        super().__init__(
+            stream.buffer, stream.encoding, "backslashreplace", line_buffering=lines, write_through=through
+        )
         self._gone = False
-        self._title, self._obeyed = title, re.compile(f"({codes})")
 
     def write(self, text: str, /) -> int:
         """Write the text and return its length. `ReaderGone` or `OSError`, see the class."""
-        parts = self._obeyed.split(text)  # every second one is a code to pass on
-        self._do(super().write, "".join(part if place % 2 else visible(part) for place, part in enumerate(parts)))
+        self._do(super().write, LINE_ANEW.join(map(visible, text.split(LINE_ANEW))))
         return len(text)
 
     def flush(self) -> None:
@@ -53,16 +53,13 @@ class Outlet(io.TextIOWrapper):
     def _do(self, action: Callable[..., Any], *arguments: str) -> None:
         try:
             action(*arguments)
-        except BlockingIOError:
-            raise
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)  # else writing the buffer would fail again when the process ends
             os.dup2(null, self.fileno())
             os.close(null)
-            self._gone = error.errno in READER_GONE
-            if not self._gone:
-                error.filename = error.filename or self._title
+            if error.errno not in READER_GONE:
                 raise
+            self._gone = True
         if self._gone and threading.current_thread() is threading.main_thread():
             self._gone = False
             signals.interrupt(ReaderGone("nobody read its output any more"))
@@ -73,103 +70,52 @@ def settle_streams() -> None:
 
     Streams replaced by a notebook or a test are left alone.
     """
-    if sys.stdout is None:  # closed by the shell, as by `>&-`
-        sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = Outlet(sys.stdout, "standard output", "replace", re.escape(LINE_ANEW))
+        sys.stdout = Outlet(sys.stdout)
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = Outlet(sys.stderr, "standard error", "backslashreplace", f"{re.escape(LINE_ANEW)}|\r")
+        sys.stderr = Outlet(sys.stderr)
 
 
 def print_stderr(text: str) -> None:
-    """Print a message line by line on standard error, wrapped to the width of a terminal."""
+    """Print a message line by line on standard error; during a run that of the command, not the log."""
     for line in visible(text).splitlines():
-        message = f"rlreason: {line}" if line else ""
-        print(folded(message, width_of(sys.stderr), below=10) if sys.stderr.isatty() else message, file=sys.stderr)
+        print(f"rlreason: {line}" if line else "", file=_screen or sys.stderr, flush=True)
 
 
 def width_of(stream: TextIO) -> int:
     """Return the columns of a stream: the terminal's (COLUMNS, where it is set), or 120 for a file or pipe."""
-    if not stream.isatty():
-        return LOG_WIDTH
-    with suppress(ValueError):
-        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
-            return columns
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except OSError:
-        return 80
+    return shutil.get_terminal_size().columns if stream.isatty() else LOG_WIDTH
 
 
-def folded(text: str, width: int, below: int | None = None) -> str:
-    """Wrap every line of a text to `width` columns, at spaces.
+def folded(text: str, width: int, below: int = 0) -> str:
+    """Wrap every line of a text to `width` columns, at spaces; what is wrapped begins at the column `below`.
 
-    The rest of a wrapped line is indented to the text after its label, or to the column `below`.
-
-    >>> print(folded("records    runs/grpo/one and others\\n! a notice", 34))
-    records    runs/grpo/one and
-               others
-    ! a notice
+    >>> print(folded("one two three\\nfour", 8, 2))
+    one two
+      three
+    four
     """
-    return "\n".join(_fold(line, width, below) for line in text.split("\n"))
+    indent = " " * below
+    wrap = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap.fill(line) if len(line) > width else line for line in text.split("\n"))
 
 
-def _fold(line: str, width: int, below: int | None) -> str:
-    if len(line) <= width:
-        return line
-    label = _LABEL.match(line)
-    indent = below if below is not None else label.end() if label else 0
-    if indent > width // 3:
-        indent = min(len(line) - len(line.lstrip(" ")), width // 3)
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, expand_tabs=False
-    )
+class LogStream(io.TextIOWrapper):
+    """Standard error of Python code during a run, without secrets and control characters: lines of the log."""
 
-
-NAME = "log.txt"
-OURS = "rlreason: "
-EXPECTED = (ConfigError, KeyboardInterrupt, SystemExit)  # the command line prints these in one line
-
-
-class StderrFilter(io.TextIOBase):
-    """Standard error of Python code during a run: our own lines go to the terminal, all others to the log."""
-
-    def __init__(self, log: TextIO, terminal: TextIO) -> None:
-        self.log, self.terminal = log, terminal
-        self._at_line_start, self._ours = True, False  # _ours: the current line begins with OURS
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(open(descriptor, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
 
     def write(self, text: str, /) -> int:
-        """Write each line to the terminal or the log; return the number of characters."""
-        for part in text.splitlines(keepends=True):
-            if self._at_line_start:
-                self._ours = part.startswith(OURS)
-            self._at_line_start = part.endswith("\n")
-            if self._ours:
-                self.terminal.write(visible(part))
-                self.terminal.flush()
-            else:
-                with suppress(OSError):  # a full disk must not stop a library
-                    self.log.write(_logged(part))
+        """Write the text and return its length; a full disk must not stop a library."""
+        with suppress(OSError):
+            super().write(_logged(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the log; the terminal is flushed after each write."""
+        """Write the buffer."""
         with suppress(OSError):
-            self.log.flush()
-
-    def fileno(self) -> int:
-        """The log's file descriptor."""
-        return self.log.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """The log's encoding."""
-        return self.log.encoding
-
-    @property
-    def buffer(self) -> IO[bytes]:
-        """The log's bytes."""
-        return self.log.buffer
+            super().flush()
 
 
 class _StderrFile:
@@ -186,7 +132,6 @@ class _StderrFile:
             self.path = folder / NAME
             os.dup2(log.fileno(), 2)
             log.write(self.withheld())
-            self.spool.truncate(0)
 
     def withheld(self) -> bytes:
         """Return what was written before the run had a folder."""
@@ -195,64 +140,61 @@ class _StderrFile:
 
     def tidy(self) -> None:
         """Remove the log where it is empty, and hide secrets that native code wrote into it."""
+        if self.path is None:
+            return
         with suppress(OSError):
-            if self.path is not None and not self.path.stat().st_size:
+            before = self.path.read_bytes()
+            if not before:
                 self.path.unlink()
-            elif self.path is not None and (now := _redacted_bytes(before := self.path.read_bytes())) != before:
+            elif (now := _redacted_bytes(before)) != before:
                 with whole(self.path) as partial:
                     partial.write_bytes(now)
 
 
-_active: list[_StderrFile] = []
+_file: _StderrFile | None = None  # of the current run
+_screen: TextIO | None = None  # the command's standard error during a run
 
 
 @contextmanager
 def stderr_logged() -> Iterator[None]:
-    """Redirect standard error during a run, the block.
+    """Redirect standard error during a run, the block, except for `print_stderr`.
 
     Output from before the run had a folder is shown in the terminal if the program fails.
     """
-    if sys.stderr is None:  # closed by the shell
-        yield
-        return
-    python, screen = sys.stderr, os.dup(2)
+    global _file, _screen
+    python, descriptor, withheld = sys.stderr, os.dup(2), b""
     python.flush()
-    terminal = open(screen, "w", encoding=python.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    file, filtered = _StderrFile(), StderrFilter(python, terminal)
-    _active.append(file)
-    early_signals.terminal = screen
-    faulthandler.enable(terminal)  # a crash in native code
-    sys.stderr = filtered  # type: ignore[assignment]
-    withheld = b""
+    _screen = open(descriptor, "w", encoding=python.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    _file = file = _StderrFile()
+    signals.print_to(descriptor)
+    faulthandler.enable(_screen)  # a crash in native code
+    sys.stderr = LogStream(2)
     try:
         with signals.before_leaving(file.tidy):
             yield
-    except EXPECTED:
-        raise
-    except BaseException:
-        withheld = b"" if file.path else file.withheld()
+    except Exception as error:
+        if file.path is None and not isinstance(error, ConfigError):  # which is printed in one line
+            sys.stderr.flush()
+            withheld = file.withheld()
         raise
     finally:
-        _active.remove(file)
+        sys.stderr.flush()
         if not signals.stop_signal():  # else the process is about to end while threads of libraries still write
-            if sys.stderr is filtered:
-                sys.stderr = python
-            with suppress(OSError):
-                python.flush()
+            sys.stderr = python
             faulthandler.disable()
-            filtered.terminal = python  # a library may have kept the filter
-            os.dup2(screen, 2)
-            early_signals.terminal = 2
+            os.dup2(descriptor, 2)
+            signals.print_to(2)
             with suppress(OSError):
                 os.write(2, withheld)
-            os.close(screen)
+            os.close(descriptor)
+            _file = _screen = None
         file.tidy()
 
 
 def log_stderr_in(folder: Path) -> None:
     """Write past and later output to standard error into the folder's `log.txt`."""
-    for file in _active:
-        file.move_to(folder)
+    if _file is not None:
+        _file.move_to(folder)
 
 
 def _redacted_bytes(text: bytes) -> bytes:
@@ -298,8 +240,7 @@ def number_in(low: float, high: float, kind: type[int] | type[float] = float) ->
         with suppress(ValueError):
             if low <= kind(word) <= high:
                 return kind(word)
-        whole = "whole " if kind is int else ""
-        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low} to {high}")
+        raise argparse.ArgumentTypeError(f"{word} must be a {'whole ' * (kind is int)}number from {low} to {high}")
 
     return read
 
@@ -307,12 +248,8 @@ def number_in(low: float, high: float, kind: type[int] | type[float] = float) ->
 def refuse_target(option: str, target: Path | str) -> None:
     """`ConfigError` where an option's FILE cannot be written; called before the work begins."""
     path = Path(target).absolute()
-    if not str(target) or path.is_dir():
-        raise ConfigError(f"{option} '{target}' is no file: give the path of one")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{option} {target} lies in no folder that is there: give another FILE")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{option} {target} lies in a folder that cannot be written to: give another FILE")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{option} '{target}' cannot be written: give a file in a folder that is there")
 
 
 def run_folder(word: str) -> Path:

@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, Literal, TypeVar, cast
 
 #: Characters that control a terminal: control characters except new line and tab, and those that change the
@@ -50,17 +49,6 @@ def few(names: Sequence[str], show: int = 5) -> str:
     return ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
 
 
-def spans(numbers: Sequence[int]) -> list[str]:
-    """Format rising numbers, with consecutive ones as a span.
-
-    >>> spans([1, 2, 3, 10, 20])
-    ['1-3', '10', '20']
-    """
-    rows = [list(row) for _, row in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    ends = [(row[0][1], row[-1][1]) for row in rows]
-    return [str(a) if a == b else f"{a}-{b}" for a, b in ends]
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; its type's name where there is no message.
 
@@ -89,15 +77,6 @@ def size(number: float) -> str:
     """
     amount, unit = (number / 2**30, "GiB") if number >= 2**30 else (number / 2**20, "MiB")
     return f"{amount:.0f} {unit}" if amount >= 9.95 else f"{amount:.1f} {unit}"
-
-
-def decimal_size(number: float) -> str:
-    """Format bytes of files in decimal units, as disks are sold.
-
-    >>> decimal_size(300_000), decimal_size(2_755_072), decimal_size(6.2e9)
-    ('0.3 MB', '2.8 MB', '6.2 GB')
-    """
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 #: Characters that Unicode's compatibility form does not unify: apostrophes, dashes, the Chinese full stop, times.

@@ -9,7 +9,7 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder
-from rlreason.runtime.differences import LEVEL, PROBLEMS, Difference, compared, holm, points, sentence, settling
+from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, compared, holm, points, sentence, settling
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
 from rlreason.sweeps.outcomes import CHOOSING, COMPARING, Outcomes, Right, comparable, correctness, mean_of

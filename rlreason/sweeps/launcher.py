@@ -28,7 +28,6 @@ from omegaconf import open_dict
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.runtime import signals
-from rlreason.runtime.early_signals import heed_signals
 from rlreason.runtime.machine import (
     GPUS_VARIABLE,
     VISIBLE,
@@ -38,6 +37,7 @@ from rlreason.runtime.machine import (
     torch_has_gpus,
     usable_processors,
 )
+from rlreason.runtime.signals import heed_signals
 from rlreason.runtime.text import few, first_line
 from rlreason.sweeps.state import RunState, refreshed
 

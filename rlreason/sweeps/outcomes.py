@@ -14,7 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.records.files import RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder, ending
-from rlreason.runtime.intervals import Floats, of_clusters
+from rlreason.runtime.statistics import Floats, of_clusters
 from rlreason.runtime.text import few, question_keys
 from rlreason.sweeps.state import Key, RunState, SweepState
 

@@ -19,7 +19,7 @@ from rlreason.records.reader import (
     runs_in,
     write_status,
 )
-from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
+from rlreason.records.resume import HARMLESS, MAY_CHANGE, changed, flat_text, settings_in
 from rlreason.runtime.files import holder, number, write_whole
 from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.streams import print_stderr
@@ -101,7 +101,7 @@ def refuse_changed(folder: Path, runs: Sequence[RunState], config_of: Callable[[
         allowed = SAME_FIGURES if finished else MAY_CHANGE
         if not any(word.startswith("rollout=") for word in run.overrides):
             allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
-        if different := settings_changed(RunFolder(place).config, config_of(run), allowed):
+        if different := changed(settings_in(place), flat_text(config_of(run)), allowed):
             kind = "finished" if finished else "half-done"
             raise ConfigError(
                 f"hydra.sweep.dir={folder} holds a {kind} run {run.name} with other settings ({different}): "

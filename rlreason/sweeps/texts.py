@@ -10,10 +10,9 @@ from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
-from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, points, smallest_difference
-from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.machine import believed_device
-from rlreason.runtime.text import decimal_size, duration, few
+from rlreason.runtime.statistics import ASSUMED, LEVEL, Spread, mean_interval, points, smallest_difference
+from rlreason.runtime.text import duration, few, size
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import (
     FEWEST_SEEDS,
@@ -56,7 +55,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "compared": compared if len(settings) > 1 else "",
         "alike": "; ".join(one_formula(design, runs)),
         "time": _time(ended, left, jobs.side_by_side),
-        "disk": f"at most about {decimal_size(space * left)} when all have ended: {decimal_size(space)} a run",
+        "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
         "memory": memory,
         **jobs.lines(),
         "can show": _can_show(design, run, min(asked, default=None)),

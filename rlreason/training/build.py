@@ -54,7 +54,7 @@ from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
+from rlreason.runtime.machine import Device, place_of, processor, usable_processors, world_of
 from rlreason.runtime.text import redacted
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
@@ -113,7 +113,7 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
     elif policy is not None and model_size(policy.model) < TINY:
         torch.set_num_threads(1)
     else:
-        torch.set_num_threads(default_threads(torch.get_num_threads()))
+        torch.set_num_threads(min(torch.get_num_threads(), usable_processors()))
 
 
 def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
@@ -235,7 +235,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         if run.trains:
             set_trained(run.model, policy, run.seed)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, train, validation)
-        with console.wait("starting the engine", logged=True):
+        with console.wait("starting the engine"):
             engine = make_engine(run, policy, folder, console.say, demand)
         on_error.pop_all()
     evaluation = run.evaluation

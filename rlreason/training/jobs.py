@@ -58,8 +58,8 @@ from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RA
 from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.plugins import describe_error, load
+from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components, run_facts, start_loggers
 from rlreason.training.progress import print_loggers, print_responses, short_path
@@ -222,11 +222,11 @@ def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator
         job.respond()
         yield job
     except KeyboardInterrupt:
-        records.loggers.interrupted()
+        records.loggers.finish({"status": "interrupted"})
         raise
     finally:
         components.close()
-        records.loggers.abandon()  # still open only if the job failed
+        records.loggers.finish(None)  # still open only if the job failed
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:

@@ -35,7 +35,7 @@ from rlreason.objectives.terms import (
     measured_per_token,
     mismatch_weights,
 )
-from rlreason.runtime.intervals import mismatch_metrics
+from rlreason.runtime.statistics import mismatch_metrics
 from rlreason.types import Collected, Sample, Update
 
 

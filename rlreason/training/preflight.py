@@ -24,7 +24,7 @@ from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import Device, believed_device
 from rlreason.runtime.plugins import written_source
-from rlreason.runtime.text import decimal_size
+from rlreason.runtime.text import size
 
 CHARACTERS = 3  # at least, in a token of prose
 
@@ -251,9 +251,7 @@ def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     at_most = sum(space.left + RECORDS for space in spaces) + max((s.peak - s.left for s in spaces), default=0)
     cure = "free some space, choose another hydra.run.dir, or keep less (save_model, checkpoint.keep)"
     if free < surely:
-        raise ResourceError(
-            f"{place} has {decimal_size(free)} free, and this writes at least {decimal_size(surely)}: {cure}"
-        )
+        raise ResourceError(f"{place} has {size(free)} free, and this writes at least {size(surely)}: {cure}")
     if free < at_most:
-        return [f"{place} has {decimal_size(free)} free, and this may write {decimal_size(at_most)}: {cure}"]
+        return [f"{place} has {size(free)} free, and this may write {size(at_most)}: {cure}"]
     return []

@@ -45,7 +45,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
             return close_records(trainer, *trainer.train())
         except KeyboardInterrupt as stop:
             signals.arrived()
-            records.loggers.interrupted()
+            records.loggers.finish({"status": "interrupted"})
             print_loggers(console, records.loggers)
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
@@ -59,7 +59,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
     """Yield the trainer of a run that has these components; at the end of the block, close them and all it started."""
     counters, policy = Counters(clock=records.clock), components.policy
     with ExitStack() as closing:  # the last one first
-        closing.callback(lambda: records.loggers.abandon())  # still open only if the run failed
+        closing.callback(lambda: records.loggers.finish(None))  # still open only if the run failed
         closing.callback(components.close)
         algorithm = make_algorithm(run, components, console)
         learner = learner_of(run, policy, algorithm, records.folder)
@@ -155,7 +155,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     folder, checkpoints = records.folder, trainer.checkpoints
     if status != "finished":
         console.say(f"! {status}: {reason}; resume={short_path(folder)} with a larger budget, or this monitor at warn")
-    with trainer.waiting("drawing the curves", "record", logged=False):
+    with trainer.waiting("drawing the curves", "record"):
         draw_curves(RunFolder(folder))
     checkpoints.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []

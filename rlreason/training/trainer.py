@@ -185,11 +185,11 @@ class Trainer:
     def save_model(self) -> None:
         """Save the model, if that is wanted."""
         if self.run.save_model:
-            with self.waiting("saving the model", "checkpoint", logged=False):
+            with self.waiting("saving the model", "checkpoint"):
                 self.checkpoints.save_model(self.steps_done)
 
     @contextmanager
-    def waiting(self, what: str, phase: str, more: Callable[[], str] = str, logged: bool = True) -> Iterator[None]:
+    def waiting(self, what: str, phase: str, more: Callable[[], str] = str) -> Iterator[None]:
         """Show `what` on the console, and time this block as `phase`."""
-        with self.console.wait(what, logged, more), self.clock.phase(phase):
+        with self.console.wait(what, more), self.clock.phase(phase):
             yield

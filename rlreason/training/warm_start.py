@@ -211,7 +211,7 @@ def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, consol
     else:
         formats = len(set(lessons.formats))
         console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
-        with console.wait("warm start", logged=True):  # the line above announces it
+        with console.wait("warm start"):
             warm_up(policy, lessons, console.progress)
         weights = copy_weights(policy.named_weights())
         if kept is not None:
