@@ -1,6 +1,7 @@
 """Train a run: build its parts, run the loop, close the records."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -14,26 +15,34 @@ from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
-from rlreason.evaluation.evaluator import Validation, protocol_of
+from rlreason.evaluation.evaluator import Evaluated, Validation, protocol_of
 from rlreason.evaluation.protocol import format_accuracy, write_card
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console, closing_table
-from rlreason.records.files import COMPLIANCE, OBJECTIVE, checkpoints_in, moments_in, remove_moments
+from rlreason.records.files import COMPLIANCE, CURVES, OBJECTIVE, checkpoints_in, moments_in, remove_moments
 from rlreason.records.reader import RunFolder, time_line, time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
-from rlreason.runtime.machine import place_of, world_of
+from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, world_of
+from rlreason.runtime.text import shorten
 from rlreason.training.algorithms import Algorithm, Batches
 from rlreason.training.build import Components, build_components, make_algorithm, make_learner, run_facts, start_loggers
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import LOST, print_loggers, short_path, with_scores
+from rlreason.training.progress import LOST, SHOWN_CHARS, print_loggers, short_path, with_scores
 from rlreason.training.trainer import Trainer
+
+NEXT = """
+Try next:
+  rlreason inspect {folder}
+  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch
+  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges
+  rlreason report runs/sweeps/grpo_learning_rate            # which is better, and by how much"""
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -167,6 +176,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
+    print_example(console, history[0], history[-1])
     console.table("\n" + closing_table(history[0].metrics, history[-1].metrics))
     low, high = summary["accuracy_interval"]
     console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
@@ -176,9 +186,22 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         console.say("notices    " + ", ".join(f"{name} x{count}" for name, count in notices.items()))
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    console.say(f"{status} in {summary['seconds']:.0f} s; to read it: python -m rlreason inspect {short_path(folder)}")
+    console.say(f"{status} in {summary['seconds']:.0f} s; curves: {short_path(folder / CURVES)}")
     print_loggers(console, records.loggers)
+    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
+        console.say(NEXT.format(folder=short_path(folder)))
     return float(summary["accuracy"])
+
+
+def print_example(console: Console, first: Evaluated, last: Evaluated) -> None:
+    """Print the responses before and after training to a problem that is solved only now, or else to the first one."""
+    pairs = list(zip(first.samples, last.samples, strict=True))
+    improved = [pair for pair in pairs if [s.grade.outcome == "correct" for s in pair] == [False, True]]
+    before, after = (improved or pairs)[0]
+    problem = next(p for p in first.problems if p.id == before.group)
+    console.say(f"\n  {problem.question}   (answer: {problem.answer})")
+    for label, sample in (("before", before), ("after", after)):
+        console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
 
 
 def run_summary(trainer: Trainer, lost: bool) -> dict[str, Any]:
