@@ -103,7 +103,8 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
     import altair as alt
 
     scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
-    axis = alt.Axis(tickCount=5, format=figure.format)
+    small = "datum.label && datum.value < 0.0001 ? format(datum.value, '.0e') : datum.label"
+    axis = alt.Axis(tickCount=5, format=figure.format, **({"labelExpr": small} if figure.log else {}))
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
     x = alt.X("x:Q", title=figure.x.title, scale=alt.Scale(**figure.x.scale), axis=alt.Axis(**figure.x.axis))
     band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
