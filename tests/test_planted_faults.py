@@ -1,16 +1,14 @@
 """Faults that are planted into real runs: each is named by its monitor while the run goes on, and by `health` after."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.errors import ConfigError
 from rlreason.health.monitors import Finding
 from rlreason.health.watch import examine
 from rlreason.records.console import Console
@@ -26,6 +24,10 @@ from tests.test_trainer import run_of
 WORDS = (
     "n_steps=4", "rollout_batch_size=32", "group_size=4", "train_batch_size=16", "eval_every=2", "eval_problems=8",
     "prompt.reward=own_reward:halves", "sampling.max_tokens=24", "checkpoint.every=0",
+)  # fmt: skip
+SLOW = (
+    "prompt.reward=own_reward:slow_at_times", "grading.timeout_s=2", "n_steps=1", "rollout_batch_size=8",
+    "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8",
 )  # fmt: skip
 
 
@@ -55,97 +57,13 @@ class OneSeed(Stale):
         self.inner = HFEngine(components.policy)
         self.weight_version = self.drawn = 0
 
-    def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Callable | None = None
-    ) -> list[Response]:
+    def generate(self, prompts, sampling, n=1, finished=None) -> list[Response]:
         half = self.inner.generate(prompts, sampling, max(1, n // 2))
         each = len(half) // len(prompts)
         out = [half[p * each + k % each] for p in range(len(prompts)) for k in range(n)]
-        if finished is not None:
-            for place, response in enumerate(out):
-                finished(place, response)
+        for place, response in enumerate(out if finished else []):
+            finished(place, response)
         return out
-
-
-def trained(
-    folder: Path,
-    *words: str,
-    engine: Callable[[Components], object] | None = None,
-    plant: Callable[[Trainer], object] | None = None,
-) -> tuple[list[str], list[Finding]]:
-    """(lines on the terminal, health) of a run whose engine, or another part of it, is exchanged."""
-    run, config = run_of(*WORDS, *words)
-    said: list[str] = []
-    console = Console()
-    records = RunWriter(folder, config)
-    components = build_components(run, folder, console)
-    if engine is not None:
-        own = engine(components)
-        rollouts = replace(components.rollouts, engine=own)
-        evaluator = replace(components.evaluator, rollouts=replace(components.evaluator.rollouts, engine=own))
-        components = replace(components, engine=own, rollouts=rollouts, evaluator=evaluator)
-    with trainer_of(run, components, records, console) as trainer:
-        trainer.monitors.say = said.append
-        if plant is not None:
-            plant(trainer)
-        close_records(trainer, *trainer.train())
-    return said, examine(folder)[1]
-
-
-def rules(health: list[Finding]) -> set[str]:
-    return {finding.rule for finding in health if finding.problem}
-
-
-def figures_of(health: list[Finding], rule: str) -> dict[str, float]:
-    (found,) = [f for f in health if f.rule == rule]
-    return found.figures | {"found in step": found.step}
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> tuple[list[str], list[Finding]]:
-    return trained(tmp_path_factory.mktemp("sound") / "run")
-
-
-def test_a_run_without_a_fault_has_nothing_said_of_it(sound):
-    said, health = sound
-    assert not [line for line in said if "truncated" not in line and "cut at" not in line]
-    assert not rules(health) - {"truncated"}  # these weights are nearly random
-
-
-@pytest.mark.parametrize("rate", ["1e-6", "3e-3"])
-def test_an_engine_that_keeps_old_weights(tmp_path, rate):
-    said, health = trained(tmp_path / "run", f"learning_rate={rate}", "n_steps=3", "eval_every=0", engine=Stale)
-    assert any("other weights" in line for line in said)
-    found = figures_of(health, "engine_weights")
-    assert found["found in step"] == 2  # the first samples behind an update
-    assert found["mismatch"] > 20 * found["first"]
-
-
-def test_samples_of_a_group_that_share_seeds(tmp_path):
-    said, health = trained(tmp_path / "run", "n_steps=2", engine=OneSeed)
-    assert any("samples share a seed" in line for line in said)
-    found = figures_of(health, "identical_samples")
-    assert (found["found in step"], found["copies"] > 0.2) == (1, True)
-
-
-def scored_at_another_temperature(trainer: Trainer) -> None:
-    """The ratio of the first update is not 1: what is learned at 0.5 was sampled, and scored, at 1."""
-    trainer.learner.temperature = 0.5
-
-
-def weights_that_no_update_reaches(trainer: Trainer) -> None:
-    """The optimizer holds other tensors than the model's, as after a model was moved or wrapped."""
-    (group,) = trainer.learner.optimizer.param_groups
-    group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
-
-
-def moments_that_are_no_numbers(trainer: Trainer) -> None:
-    """The update is x / inf = 0: nothing else shows it."""
-    first = trainer.learner.parameters[-1]
-    infinite = torch.full_like(first, float("inf"))
-    trainer.learner.optimizer.state[first] = {
-        "step": torch.tensor(1.0), "exp_avg": torch.zeros_like(first), "exp_avg_sq": infinite,
-    }  # fmt: skip
 
 
 class Forgetful:
@@ -165,31 +83,75 @@ def a_tokenizer_that_loses_text(trainer: Trainer) -> None:
     trainer.policy.tokenizer = Forgetful(trainer.policy.tokenizer)
 
 
-SLOW = (
-    "prompt.reward=own_reward:slow_at_times", "grading.timeout_s=2", "n_steps=1", "rollout_batch_size=8",
-    "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8",
-)  # fmt: skip
+def scored_at_another_temperature(trainer: Trainer) -> None:
+    """The ratio of the first update is not 1: what is learned at 0.5 was sampled, and scored, at 1."""
+    trainer.learner.temperature = 0.5
+
+
+def weights_that_no_update_reaches(trainer: Trainer) -> None:
+    """The optimizer holds other tensors than the model's, as after a model was moved or wrapped."""
+    (group,) = trainer.learner.optimizer.param_groups
+    group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
+
+
+def moments_that_are_no_numbers(trainer: Trainer) -> None:
+    """The update is x / inf = 0: nothing else shows it."""
+    first = trainer.learner.parameters[-1]
+    moments = {"exp_avg": torch.zeros_like(first), "exp_avg_sq": torch.full_like(first, float("inf"))}
+    trainer.learner.optimizer.state[first] = {"step": torch.tensor(1.0), **moments}
+
+
+def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, list[Finding]]:
+    """(what the monitors said, health) of a run whose engine, or another part of it, is exchanged."""
+    run, config = run_of(*WORDS, *words)
+    said, console, records = [], Console(), RunWriter(folder, config)
+    components = build_components(run, folder, console)
+    if isinstance(fault, type):
+        own = fault(components)
+        rollouts = replace(components.rollouts, engine=own)
+        evaluator = replace(components.evaluator, rollouts=replace(components.evaluator.rollouts, engine=own))
+        components = replace(components, engine=own, rollouts=rollouts, evaluator=evaluator)
+    with trainer_of(run, components, records, console) as trainer:
+        trainer.monitors.say = said.append
+        if fault is not None and not isinstance(fault, type):
+            fault(trainer)
+        close_records(trainer, *trainer.train())
+    return "\n".join(said), [finding for finding in examine(folder)[1] if finding.problem]
+
+
+def test_a_run_without_a_fault_has_nothing_said_of_it(tmp_path):
+    said, health = trained(tmp_path / "run", None)
+    assert not [line for line in said.splitlines() if "truncated" not in line and "cut at" not in line]
+    assert not {one.rule for one in health} - {"truncated"}  # these weights are nearly random
 
 
 @pytest.mark.parametrize(
-    ("plant", "words", "rule", "holds"),
+    ("fault", "words", "rule", "step", "holds"),
     [
-        (scored_at_another_temperature, ("off_policy=e4_quarter", "loss=grpo_clip", "n_steps=2"), "first_ratio",
+        (Stale, ("learning_rate=1e-6", "n_steps=3", "eval_every=0"), "engine_weights", 2,  # behind the first update
+         lambda f: f["mismatch"] > 20 * f["first"]),
+        (OneSeed, ("n_steps=2",), "identical_samples", 1, lambda f: f["copies"] > 0.2),
+        (scored_at_another_temperature, ("off_policy=e4_quarter", "loss=grpo_clip", "n_steps=2"), "first_ratio", 1,
          lambda f: abs(f["ratio"] - 1) > 0.05 or f["approx_kl"] > 0.05),
-        (weights_that_no_update_reaches, (), "still_weights", lambda f: f["changed"] == 0),
-        (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", lambda f: 0 < f["changed"] < 0.2),
-        (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", lambda f: True),
-        (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", lambda f: f["share"] < 0.5),
-        (None, ("prompt.reward=r1_zero", "monitors.zero_reward_steps=3"), "zero_reward", lambda f: True),
-        (None, SLOW, "grader_timeouts", lambda f: True),
+        (weights_that_no_update_reaches, (), "still_weights", None, lambda f: f["changed"] == 0),
+        (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", None,
+         lambda f: 0 < f["changed"] < 0.2),
+        (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", 1, lambda f: True),
+        (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", None, lambda f: f["share"] < 0.5),
+        (None, ("prompt.reward=r1_zero", "monitors.zero_reward_steps=3"), "zero_reward", 3, lambda f: True),
+        (None, SLOW, "grader_timeouts", None, lambda f: True),
     ],
-    ids=["temperature", "other tensors", "half precision", "moments", "tokenizer", "rewards 0", "timeouts"],
+    ids=["stale", "one seed", "temperature", "other tensors", "bfloat16", "moments", "tokenizer", "zeros", "timeouts"],
 )  # fmt: skip
-def test_a_fault_is_named_by_its_monitor(tmp_path, plant, words, rule, holds):
-    _, health = trained(tmp_path / "run", *words, plant=plant)
-    assert rules(health) & {rule, f"ended:{rule}"}
-    if rule in rules(health):
-        assert holds(figures_of(health, rule))
+def test_a_fault_is_named_by_its_monitor(tmp_path, fault, words, rule, step, holds):
+    said, health = trained(tmp_path / "run", fault, *words)
+    found = {one.rule: one for one in health}
+    assert found.keys() & {rule, f"ended:{rule}"}
+    if rule in found:
+        assert step in (None, found[rule].step)
+        assert holds(found[rule].figures)
+    if isinstance(fault, type):
+        assert {"engine_weights": "other weights", "identical_samples": "samples share a seed"}[rule] in said
 
 
 @pytest.mark.long
@@ -207,28 +169,4 @@ def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     done = rlreason(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "signs of reward hacking" in done.stdout
-    assert "reward_hacking" in rules(examine(tmp_path / "run")[1])
-
-
-@pytest.mark.parametrize(
-    ("status", "rows", "found"),
-    [
-        ('{"status": "running", "reason": "", "time": ""}', '{"rollout_step": 1}\n{"rollout_step": 2, "trai',
-         {"killed", "broken_files"}),
-        ('{"status": "failed", "reason": "CUDA out of memory. Tried to", "time": ""}', "", {"failed"}),
-    ],
-)  # fmt: skip
-def test_folders_of_runs_that_came_to_no_end(tmp_path, status, rows, found):
-    (tmp_path / "config.yaml").write_text("n_steps: 10\n")
-    (tmp_path / "status.json").write_text(status)
-    (tmp_path / "metrics.jsonl").write_text(rows)
-    _, health = examine(tmp_path)
-    assert rules(health) == found
-    if "failed" in found:
-        assert "rlreason plan" in health[0].cure
-
-
-def test_folders_of_no_run(tmp_path):
-    for folder, says in ((tmp_path / "nothing", "is no folder"), (tmp_path, r"has no config\.yaml")):
-        with pytest.raises(ConfigError, match=says):
-            examine(folder)
+    assert "reward_hacking" in {one.rule for one in examine(tmp_path / "run")[1]}

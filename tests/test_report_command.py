@@ -1,13 +1,11 @@
-"""`rlreason report` as it is typed: runs and sweeps, finished or not, broken ones, and mistakes in one line."""
+"""`rlreason report` as it is typed: runs and sweeps, broken ones, and mistakes in one line."""
 
 import json
 import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,16 +19,10 @@ CHANCE = {"1": 0.5, "2": 0.8}
 
 
 @pytest.fixture
-def report(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
+def report(capsys, monkeypatch):
     """The command in this process: its exit code and what it prints."""
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: object) -> SimpleNamespace:
-        code = subcommand("report", *words)
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
-
-    return run
+    return lambda *words: (subcommand("report", *words), *capsys.readouterr())
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +39,18 @@ def whole(tmp_path_factory) -> Path:
 
 def test_a_sweep_a_run_and_settings_become_a_page_and_markdown(report, whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
-    done = report(folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Which lr?\n2 beats 1.\n" in done.stdout
+    code, said, error = report(folder)
+    assert (code, error, "2 beats 1.\n" in said) == (0, "", True)
     assert all("2 is better than 1 by" in (folder / name).read_text() for name in ("report.html", "report.md"))
     assert list((folder / "report_files").glob("*.svg"))
-    figures = json.loads(report(folder, "--json").stdout)  # its own report beside the runs is no run
+    figures = json.loads(report(folder, "--json")[1])  # its own report beside the runs is no run
     assert ([one["verdict"] for one in figures["verdicts"]], figures["problems"]) == (["better"], [])
     for words, says in (
         ([whole / "lr=1,seed=0", "--figures", tmp_path / "new/figures"], "One setting, 1 run"),
         ([whole / "lr=1,seed=0", whole / "lr=2,seed=0"], "One seed on a side"),
     ):
-        done = report(*words, "--out", tmp_path / "out")
-        assert (done.returncode, done.stderr) == (0, ""), words
-        assert says in done.stdout
+        code, said, error = report(*words, "--out", tmp_path / "out")
+        assert (code, error, says in said) == (0, "", True), words
     assert (tmp_path / "new/figures/eval_accuracy.pdf").exists()
 
 
@@ -76,19 +66,17 @@ def test_neither_torch_nor_hydra_is_loaded(whole, tmp_path):
 
 
 def test_mistakes_are_one_line(report, whole, tmp_path):
-    locked = tmp_path / "file"
-    locked.write_text("")
+    (tmp_path / "file").write_text("")
     (tmp_path / "chain/a").mkdir(parents=True)
     (tmp_path / "chain/a/sweep.json").write_text("{}")
     for words, says in (
         ([tmp_path], "holds no run"),
         ([tmp_path / "chain"], "holds the sweeps a: give "),
         ([whole / "lr=9"], "no run of"),
-        ([whole, "--out", locked / "x"], "cannot be made"),
+        ([whole, "--out", tmp_path / "file/x"], "cannot be made"),
     ):
-        done = report(*words)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), (words, done.stderr)
-        assert says in done.stderr
+        code, said, error = report(*words)
+        assert (code, said, len(error.splitlines()), says in error) == (2, "", 1, True), (words, error)
     assert not list(tmp_path.rglob("report.html"))
 
 
@@ -113,9 +101,8 @@ def test_what_is_broken_is_named_and_the_rest_is_compared(name, report, whole, t
     change, says = BROKEN[name]
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     change(folder / "lr=2,seed=3")
-    done = report(folder, "--out", tmp_path / "out")
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "2 is better than 1 by" in done.stdout
+    code, said, error = report(folder, "--out", tmp_path / "out")
+    assert (code, error, "2 is better than 1 by" in said) == (0, "", True)
     assert says in " ".join((tmp_path / "out/report.md").read_text().replace("\\", "").split())
 
 
@@ -126,12 +113,11 @@ def test_two_hundred_runs_of_two_hundred_steps(tmp_path):
     sweep(tmp_path / "s", "x", values, lambda v, s: answers(s, 0.4 + int(v) / 200, 256), reference={"x": "0"})
     names = ["reward/mean", "rollout/entropy", "rollout/length", "train/grad_norm", *(f"train/{k}" for k in range(80))]
     for place in (tmp_path / "s").glob("x=*"):
-        lines = []
-        for step in range(200):
-            row = {"rollout_step": step, "train_step": step, "tokens/generated": 900 * step, "time/active": step}
-            row |= dict(zip(names, rng.random(len(names)).tolist(), strict=True))
-            lines.append(json.dumps(row | ({"eval/accuracy": 0.4} if step % 10 == 0 else {})) + "\n")
-        (place / "metrics.jsonl").write_text("".join(lines))
+        with (place / "metrics.jsonl").open("w") as file:
+            for step in range(200):
+                row = {"rollout_step": step, "train_step": step, "tokens/generated": 900 * step, "time/active": step}
+                row |= dict(zip(names, rng.random(len(names)).tolist(), strict=True))
+                file.write(json.dumps(row | ({"eval/accuracy": 0.4} if step % 10 == 0 else {})) + "\n")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "rlreason", "report", tmp_path / "s"], check=True, timeout=600)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
