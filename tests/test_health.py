@@ -52,7 +52,6 @@ CASES = [
     ({"train/ratio": float("inf")}, "diverged:metric"),
     (USUAL | {"train/moments_not_finite": 2}, "diverged:optimizer"),
     (USUAL | {"train/grad_norm": 21.0}, "diverged:gradient_norm"),
-    (USUAL | {"train/grad_norm": 19.0}, ""),
     (USUAL | {"train/approx_kl": 0.3}, "diverged:kl"),
     (USUAL | {"train/approx_kl": 0.09}, ""),  # 9 times the median, and small
     ({"rollout/entropy": 0.004}, "stopped:entropy"),
@@ -61,13 +60,11 @@ CASES = [
     ({"rollout/truncated": 0.6}, "stopped:truncated"),
     ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.1, "eval/problems": 40}, "stopped:same_answer"),
     ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.8, "eval/problems": 40}, ""),  # which is mostly right
-    ({"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4}, ""),
     ({"eval/mismatch_mean": 0.2}, "stopped:parity"),
     ({"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0}, ""),
     ({"rollout/mismatch_mean": 0.04}, "stopped:engine_weights"),
     ({"rollout/mismatch_mean": 1.9e-5}, ""),  # far from what it was, and small
     (USUAL | {"train/ratio": 1.2}, "stopped:first_ratio"),
-    (USUAL | {"train/ratio": 1.0, "train/approx_kl": 0.09}, "stopped:first_ratio"),
     (USUAL | {"train/ratio": 1.2, "rollout/staleness": 1.0}, ""),
     (USUAL | MOVED | {"train/weights_changed": 0.004}, "stopped:still_weights"),
     (USUAL | {"train/learning_rate": 4e-7, "train/weights_changed": 0.02}, ""),  # the end of a schedule
@@ -121,10 +118,7 @@ def evaluations(right, n: int, **more) -> list[dict[str, float]]:
     ("course", "found"),
     [
         (evaluations([3, 0, 0, 0], 32), False),  # bug: an accuracy of 5% has evaluations with 0 right of 32
-        (evaluations([1, 0, 0], 256), False),  # one lucky answer is no evidence
         (evaluations([40, 0, 30], 64), False),  # it came back
-        (evaluations([5, 0, 0], 7), False),
-        (evaluations([40, 30, 31], 64), False),  # worse, and no collapse
         (evaluations([40, 1, 0], 64), True),  # two lucky guesses do not hide it
         (evaluations([0] * 20 + [32, 32, 0, 0], 64), True),  # what was learned late can be lost
         (evaluations([64, 0, 0], 128, **{"eval/questions": 8}), False),  # repeated questions are no evidence
@@ -181,26 +175,19 @@ def test_every_monitor_is_a_setting_and_names_causes():
 
 @pytest.mark.long
 def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
-    summaries = []
-    for words, code in (
-        (words_of("monitors.entropy=stop", "monitors.entropy_below=20"), 0),
-        (("resume=run",), 2),
-        (("resume=run", "monitors.entropy=warn"), 0),
-    ):
-        done = rlreason(*words, cwd=tmp_path)
-        assert done.returncode == code, done.stderr
-        summaries.append(json.loads((tmp_path / "run/summary.json").read_text()))
-    stopped, _, finished = summaries
-    assert (stopped["status"], stopped["rollout_step"], stopped["alarm"]["step"]) == ("stopped:entropy", 1, 1)
-    assert (finished["status"], finished["alarm"], finished["notices"]["entropy"]) == ("finished", {}, 3)
+    stop, told = words_of("monitors.entropy=stop", "monitors.entropy_below=20"), []
+    for words, code in ((stop, 0), (("resume=run",), 2), (("resume=run", "monitors.entropy=warn"), 0)):
+        assert rlreason(*words, cwd=tmp_path).returncode == code
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        told.append((summary["status"], summary["rollout_step"], summary["alarm"].get("step")))
+    assert told[:2] == [("stopped:entropy", 1, 1)] * 2
+    assert (told[2][0], summary["alarm"], summary["notices"]["entropy"]) == ("finished", {}, 3)
 
 
 def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
     done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)
-    assert done.returncode == 5, done.stderr
     told = json.loads((tmp_path / "run/status.json").read_text())
-    assert told["status"].startswith("diverged:")
-    assert "lower learning_rate" in told["reason"]
+    assert (done.returncode, told["status"][:9], "lower learning_rate" in told["reason"]) == (5, "diverged:", True)
 
 
 def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
@@ -237,30 +224,25 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         {"rollout_step": 1, "train/loss": None},
         {"rollout_step": 2, "train/loss": 3.0},
     ]
-    events = list(watch.events_of(rows))
-    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in events]
+    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in watch.events_of(rows)]
     assert seen == [(0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1)]
-    assert events[2][1]["reward/mean"] == 0.25
     assert [first.rule for first, *_ in watch.replay_monitors(rows, {})] == ["loss"]
 
 
-def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_at():
-    rows = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
-    (one,) = monitored(rows, {"monitors": {"truncated": "off"}})
+def test_notes_are_no_problems_what_a_sound_run_shows_now_and_then_is_a_note_and_thresholds_are_the_runs_own():
+    cut = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
+    (one,) = monitored(cut, {"monitors": {"truncated": "off"}})  # which is looked at
     assert (one.rule, "in 2 steps: 1-2" in one.evidence[0]) == ("truncated", True)
-    assert monitored(rows, {"monitors": {"truncated_above": 0.7}}) == []
-
-
-def test_notes_are_no_problems_and_what_a_sound_run_shows_now_and_then_is_a_note():
+    assert monitored(cut, {"monitors": {"truncated_above": 0.7}}) == []
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
     fell = first | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}
-    for of, rules in ((rows, {"few_live_groups": False, "many_cut": False}), ([first, fell], {"accuracy_fell": True})):
-        assert {found.rule: found.problem for found in watch.notes_on_learning(of)} == rules
-    assert list(watch.notes_on_learning([first, first])) == []
-    dead, live = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 1.0}, {"reward/frac_reward_zero_std": 0.5}
+    few, lower = [("few_live_groups", False), ("many_cut", False)], [("accuracy_fell", True)]
+    for of, found in ((rows, few), ([first, fell], lower), ([first, first], [])):
+        assert [(note.rule, note.problem) for note in watch.notes_on_learning(of)] == found
+    live = {"reward/frac_reward_zero_std": 0.5}
     for steps, is_problem in (((3, 9), False), (range(8, 20), True)):
-        rows = [{"rollout_step": k, "train/loss": 0.1} | (dead if k in steps else live) for k in range(1, 20)]
+        rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
         assert [(found.rule, found.problem) for found in monitored(rows, {})] == [("no_live_group", is_problem)]
 
 
@@ -277,11 +259,10 @@ def test_the_subcommand_says_by_its_exit_code_whether_a_run_of_a_sweep_is_ill(tm
     for name, truncated in (("fine", 0.0), ("ill", 0.9)):
         ended(tmp_path / name, [True])
         (tmp_path / name / "metrics.jsonl").write_text(f'{{"rollout_step": 1, "rollout/truncated": {truncated}}}\n')
-    assert subcommand("health", tmp_path / "fine", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["healthy"]
-    assert subcommand("health", tmp_path) == 1
-    said = capsys.readouterr().out
-    assert all(part in said for part in ("! truncated: 90%", "2 runs, 1 of them with problems"))
+    for words, code in (((tmp_path / "fine",), 0), ((tmp_path,), 1)):
+        assert subcommand("health", *words, "--json") == code
+        told = json.loads(capsys.readouterr().out)
+        assert (told["healthy"], len(told["runs"])) == (code == 0, 1 + code)
     for none in ("nothing", "fine/evals"):
         assert subcommand("health", tmp_path / none) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -337,6 +318,8 @@ RARER, RISES = {"rollout__right": line(0.3, -0.28)}, {"reward__mean": line(0.4, 
 ONE = {"rollout__same_answer": line(0, 1), "rollout__same_answer_right": 0.1}
 SAME = {"rollout__same_answer": 0.9, "rollout__same_answer_right": 0.8}
 SHORTER = {"rollout__length_correct": line(100, -70)}
+FORMAT = {"reward__format": line(0.2, 0.8), "rollout__right": line(0.08, 0.02)}
+TENS = {"reward__max": 10, "rollout__right": line(0.3, 0.6)}
 HACKED = {
     "right answers become fewer": history(reward__mean=line(0.2, 0.7), **RARER),
     "right answers stay as rare": history(reward__mean=line(0.2, 0.7), rollout__right=0.03),
@@ -345,12 +328,9 @@ HACKED = {
     "evaluations get worse": history(line(0.5, -0.45), reward__mean=line(0.5, 0.5)),
     "shorter and worse": history(line(0.6, -0.4), reward__mean=line(0.5, 0.2), **SHORTER),
 }
-TENS = {"reward__mean": line(3, 6), "reward__max": 10}
 SOUND = {
-    "points up to 10": history(line(0.3, 0.6), rollout__right=line(0.3, 0.6), **TENS),
-    "a format that is learned first": history(
-        reward__mean=line(0.1, 0.45), reward__format=line(0.2, 0.8), rollout__right=line(0.08, 0.02)
-    ),
+    "points up to 10": history(line(0.3, 0.6), reward__mean=line(3, 6), **TENS),
+    "a format that is learned first": history(reward__mean=line(0.1, 0.45), **FORMAT),
     "shorter and as good": history(line(0.95, 0), reward__mean=line(0.7, 0.2), rollout__right=0.95, **SHORTER),
     "one evaluation by chance": history(lambda x: 0.5 - 0.2 * (x > 0.8), **RISES),
     "one right answer to everything": history(**SAME, **RISES),

@@ -1,6 +1,7 @@
 """Faults that are planted into real runs: each is named by its monitor while the run goes on, and by `health` after."""
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,40 +26,27 @@ WORDS = (
     "n_steps=4", "rollout_batch_size=32", "group_size=4", "train_batch_size=16", "eval_every=2", "eval_problems=8",
     "prompt.reward=own_reward:halves", "sampling.max_tokens=24", "checkpoint.every=0",
 )  # fmt: skip
-SLOW = (
-    "prompt.reward=own_reward:slow_at_times", "grading.timeout_s=2", "n_steps=1", "rollout_batch_size=8",
-    "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8",
-)  # fmt: skip
 
 
-class Stale:
+class Stale(HFEngine):
     """An engine with weights of its own, which says that it took new ones and keeps those that it was made with."""
 
     def __init__(self, components: Components) -> None:
-        self.inner = HFEngine(copy.deepcopy(components.policy))
-        self.weight_version = self.drawn = 0
+        super().__init__(copy.deepcopy(components.policy))
 
     def load_weights(self, policy) -> dict[str, float]:
         self.weight_version += 1
         return {}
 
-    def generate(self, prompts, sampling, n=1, finished=None) -> list[Response]:
-        self.inner.weight_version = self.weight_version
-        return self.inner.generate(prompts, sampling, n, finished)
 
-    def close(self) -> None:
-        self.inner.close()
-
-
-class OneSeed(Stale):
+class OneSeed(HFEngine):
     """An engine that draws pairs of samples with one seed: two of every group of four are copies."""
 
     def __init__(self, components: Components) -> None:
-        self.inner = HFEngine(components.policy)
-        self.weight_version = self.drawn = 0
+        super().__init__(components.policy)
 
     def generate(self, prompts, sampling, n=1, finished=None) -> list[Response]:
-        half = self.inner.generate(prompts, sampling, max(1, n // 2))
+        half = super().generate(prompts, sampling, max(1, n // 2))
         each = len(half) // len(prompts)
         out = [half[p * each + k % each] for p in range(len(prompts)) for k in range(n)]
         for place, response in enumerate(out if finished else []):
@@ -66,21 +54,10 @@ class OneSeed(Stale):
         return out
 
 
-class Forgetful:
-    """A tokenizer that writes everything in lower case, and calls every digit 0, when it reads a text."""
-
-    def __init__(self, inner) -> None:
-        self.inner = inner
-
-    def encode(self, text: str, **options):
-        return self.inner.encode("".join("0" if c.isdigit() else c for c in text.lower()), **options)
-
-    def __getattr__(self, name: str):
-        return getattr(self.inner, name)
-
-
 def a_tokenizer_that_loses_text(trainer: Trainer) -> None:
-    trainer.policy.tokenizer = Forgetful(trainer.policy.tokenizer)
+    """It writes everything in lower case, and calls every digit 0, when it reads a text."""
+    encode = trainer.policy.tokenizer.encode
+    trainer.policy.tokenizer.encode = lambda text, **options: encode(re.sub(r"\d", "0", text.lower()), **options)
 
 
 def scored_at_another_temperature(trainer: Trainer) -> None:
@@ -106,14 +83,15 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
     run, config = run_of(*WORDS, *words)
     said, console, records = [], Console(), RunWriter(folder, config)
     components = build_components(run, folder, console)
-    if isinstance(fault, type):
+    is_engine = isinstance(fault, type)
+    if is_engine:
         own = fault(components)
         rollouts = replace(components.rollouts, engine=own)
         evaluator = replace(components.evaluator, rollouts=replace(components.evaluator.rollouts, engine=own))
         components = replace(components, engine=own, rollouts=rollouts, evaluator=evaluator)
     with trainer_of(run, components, records, console) as trainer:
         trainer.monitors.say = said.append
-        if fault is not None and not isinstance(fault, type):
+        if fault is not None and not is_engine:
             fault(trainer)
         close_records(trainer, *trainer.train())
     return "\n".join(said), [finding for finding in examine(folder)[1] if finding.problem]
@@ -126,45 +104,41 @@ def test_a_run_without_a_fault_has_nothing_said_of_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "words", "rule", "step", "holds"),
+    ("fault", "words", "rule", "holds"),
     [
-        (Stale, ("learning_rate=1e-6", "n_steps=3", "eval_every=0"), "engine_weights", 2,  # behind the first update
+        (Stale, ("learning_rate=1e-6", "n_steps=3", "eval_every=0"), "engine_weights",
          lambda f: f["mismatch"] > 20 * f["first"]),
-        (OneSeed, ("n_steps=2",), "identical_samples", 1, lambda f: f["copies"] > 0.2),
-        (scored_at_another_temperature, ("off_policy=e4_quarter", "loss=grpo_clip", "n_steps=2"), "first_ratio", 1,
+        (OneSeed, ("n_steps=2",), "identical_samples", lambda f: f["copies"] > 0.2),
+        (scored_at_another_temperature, ("off_policy=e4_quarter", "loss=grpo_clip", "n_steps=2"), "first_ratio",
          lambda f: abs(f["ratio"] - 1) > 0.05 or f["approx_kl"] > 0.05),
-        (weights_that_no_update_reaches, (), "still_weights", None, lambda f: f["changed"] == 0),
-        (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", None,
-         lambda f: 0 < f["changed"] < 0.2),
-        (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", 1, lambda f: True),
-        (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", None, lambda f: f["share"] < 0.5),
-        (None, ("prompt.reward=r1_zero", "monitors.zero_reward_steps=3"), "zero_reward", 3, lambda f: True),
-        (None, SLOW, "grader_timeouts", None, lambda f: True),
+        (weights_that_no_update_reaches, (), "still_weights", lambda f: f["changed"] == 0),
+        (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", lambda f: 0 < f["changed"] < 0.2),
+        (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", lambda f: True),
+        (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", lambda f: f["share"] < 0.5),
     ],
-    ids=["stale", "one seed", "temperature", "other tensors", "bfloat16", "moments", "tokenizer", "zeros", "timeouts"],
+    ids=["stale", "one seed", "temperature", "other tensors", "bfloat16", "moments", "tokenizer"],
 )  # fmt: skip
-def test_a_fault_is_named_by_its_monitor(tmp_path, fault, words, rule, step, holds):
+def test_a_fault_is_named_by_its_monitor(tmp_path, fault, words, rule, holds):
     said, health = trained(tmp_path / "run", fault, *words)
     found = {one.rule: one for one in health}
     assert found.keys() & {rule, f"ended:{rule}"}
     if rule in found:
-        assert step in (None, found[rule].step)
         assert holds(found[rule].figures)
-    if isinstance(fault, type):
-        assert {"engine_weights": "other weights", "identical_samples": "samples share a seed"}[rule] in said
+    if isinstance(fault, type):  # while the run goes on, in the first samples behind an update or of all
+        assert (found[rule].what in said, found[rule].step) == (True, 2 if fault is Stale else 1)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("judged", [(), ("eval.reward=r1_zero",)], ids=["by the same reward", "by another"])
+@pytest.mark.parametrize("judged", ["", "eval.reward=r1_zero"], ids=["by the same reward", "by another"])
 def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     """It pays for the format and a short way: the model answers worse and worse, and earns more and more.
 
     Also where evaluations are judged by the same reward, and accuracy rises.
     """
     words = (
-        "prompt.reward=own_reward:short_and_formatted", *judged, "n_steps=10", "rollout_batch_size=128",
-        "train_batch_size=128", "eval_problems=128", "eval.final_problems=128", "eval_every=5", "threads=1",
-        "save_model=false", "checkpoint.every=0", "hydra.run.dir=run",
+        "prompt.reward=own_reward:short_and_formatted", "n_steps=10", "rollout_batch_size=128", "eval_every=5",
+        "train_batch_size=128", "eval_problems=128", "eval.final_problems=128", "threads=1", "save_model=false",
+        "checkpoint.every=0", "hydra.run.dir=run", *filter(None, [judged]),
     )  # fmt: skip
     done = rlreason(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
