@@ -25,16 +25,11 @@ def rates(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def told(capsys):
+def told(capsys, *words, code: int = 0) -> list[dict]:
     """The JSON of a comparison."""
-
-    def run(*words, code: int = 0) -> list[dict]:
-        capsys.readouterr()
-        assert subcommand("compare", *words, "--json") == code
-        return json.loads(capsys.readouterr().out)
-
-    return run
+    capsys.readouterr()
+    assert subcommand("compare", *words, "--json") == code
+    return json.loads(capsys.readouterr().out)
 
 
 def refused(capsys, *words) -> str:
@@ -46,8 +41,8 @@ def refused(capsys, *words) -> str:
     return said.err
 
 
-def test_a_sweep_alone_compares_all_its_settings_with_its_reference(rates, told, capsys):
-    better, worse = told(rates)
+def test_a_sweep_alone_compares_all_its_settings_with_its_reference(rates, capsys):
+    better, worse = told(capsys, rates)
     assert better.keys() >= FIELDS
     assert (better["setting"], better["reference"]) == ("learning_rate=1e-3", "learning_rate=1e-4")
     assert (better["verdict"], worse["verdict"], better["seeds"], better["problems"]) == ("better", "worse", 4, 200)
@@ -57,15 +52,15 @@ def test_a_sweep_alone_compares_all_its_settings_with_its_reference(rates, told,
     assert "(Holm, 2 comparisons)" in capsys.readouterr().out
 
 
-def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(rates, told):
+def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(rates, capsys):
     a, b, same = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3", rates.with_name("same")
-    (one,) = told(a, b)
+    (one,) = told(capsys, a, b)
     assert (one["verdict"], "was the best of 3" in one["notes"][0]) == ("better", True)
-    (one,) = told(a, rates / "learning_rate=1e-2")
+    (one,) = told(capsys, a, rates / "learning_rate=1e-2")
     assert (one["verdict"], one["notes"]) == ("worse", [])
-    (one,) = told(f"{a},seed=0", f"{b},seed=0")  # models, which never settle what settings do
+    (one,) = told(capsys, f"{a},seed=0", f"{b},seed=0")  # models, which never settle what settings do
     assert (one["verdict"], one["seeds"]) == ("cannot tell", 1)
-    (one,) = told(same, rates)  # the best settings, on the problems of 200 that did not choose
+    (one,) = told(capsys, same, rates)  # the best settings, on the problems of 200 that did not choose
     assert (one["setting"], one["verdict"], 50 < one["problems"] < 150) == ("rates: 1e-3", "better", True)
     assert "best of 3 settings on one half" in " ".join(one["notes"])
     for words, code in (
@@ -78,15 +73,15 @@ def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(ra
         assert subcommand("compare", *words) == code
 
 
-def test_settings_measured_otherwise_are_refused_with_what_differs(tmp_path, told, capsys):
+def test_settings_measured_otherwise_are_refused_with_what_differs(tmp_path, capsys):
     for name, change in (("s", {"sampling.temperature": 0.0}), ("p", {"prompt": "{question}!"})):
         other = {"b": PROTOCOL | change | {"hash": "b"}}
         key = "prompt" if name == "p" else "x"  # what a sweep is about may differ
         sweep(tmp_path / name, key, ["a", "b"], lambda v, s: answers(s, 0.5), reference={key: "a"}, protocols=other)
     assert "sampling.temperature is 0.0 in b and 1.0 in a" in refused(capsys, tmp_path / "s")
-    (one,) = told(tmp_path / "s", code=2)
+    (one,) = told(capsys, tmp_path / "s", code=2)
     assert (one["verdict"], one["difference"]) == ("not compared", None)
-    assert told(tmp_path / "p")[0]["difference"] is not None
+    assert told(capsys, tmp_path / "p")[0]["difference"] is not None
     for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):  # a hash says nothing: its setting does
         protocol = PROTOCOL | {"data": digest, "problems": asked, "hash": digest}
         config = CONFIG.replace("stories_long}", f"stories_long, n_validation: {asked}}}")
@@ -102,25 +97,25 @@ def rows(name: str, seeds: int, right: float, problems: int = 80) -> str:
     return "".join(f"{name},{s},p{p},{int(p < right * problems + s)}\n" for s in range(seeds) for p in range(problems))
 
 
-def test_a_file_of_anybodys_results_gives_the_same_verdict(rates, tmp_path, told):
+def test_a_file_of_anybodys_results_gives_the_same_verdict(rates, tmp_path, capsys):
     file = tmp_path / "results.csv"
     file.write_text(CSV + rows("old", 3, 0.5) + rows("new", 3, 0.7))
-    (one,) = told(file)
+    (one,) = told(capsys, file)
     assert (one["setting"], one["reference"], one["verdict"]) == ("setting=new", "setting=old", "better")
     assert one["difference"] == pytest.approx(0.2)
     parts = [line.split(",") for line in file.read_text().splitlines()]
     file.write_text("".join(f"{p},x,{c},{s},{n}\n" for n, s, p, c in parts).replace(",x,", ",note,", 1))
-    assert told(file) == [one]  # columns in another order, and one too many
+    assert told(capsys, file) == [one]  # columns in another order, and one too many
     for hits in (("10", "11"), (["0.5"], ["True"])):  # several samples, or their share
         lines = [f"{n},0,p{p},{v}\n" for n, of in zip("ab", hits, strict=True) for p in range(70) for v in of]
         file.write_text(CSV + "".join(lines))
-        assert told(file)[0]["difference"] == 0.5
+        assert told(capsys, file)[0]["difference"] == 0.5
     of_b = [row for row in rows("b", 3, 0.9).splitlines() if not row.startswith("b,1,") or row.startswith("b,1,p7,")]
     file.write_text(CSV + rows("a", 3, 0.3) + "\n".join(of_b))
-    assert told(file)[0]["problems"] == 1  # seed 1 of b answered no other
+    assert told(capsys, file)[0]["problems"] == 1  # seed 1 of b answered no other
     for name in ("p{}", "What is {} + 1?"):  # of a run: the id of a problem, or its question
         file.write_text(CSV + "".join(f"theirs,{s},{name.format(p)},1\n" for s in range(4) for p in range(200)))
-        (one,) = told(rates / "learning_rate=1e-4", file)
+        (one,) = told(capsys, rates / "learning_rate=1e-4", file)
         assert (one["setting"], one["verdict"], one["seeds"], one["problems"]) == ("results.csv", "better", 4, 200)
         assert "results.csv does not say" in one["notes"][0]
 
@@ -159,15 +154,15 @@ def inspect_log(folder: Path, right: float) -> None:
 
 
 @pytest.mark.parametrize(("write", "problems"), [(completions, 80), (lm_eval_samples, 80), (inspect_log, 40)])
-def test_logs_of_other_programs_are_read(write, problems, tmp_path, told, capsys):
+def test_logs_of_other_programs_are_read(write, problems, tmp_path, capsys):
     for name, right in (("one", 0.5), ("two", 0.8)):
         for seed in (0, 1, 2):
             write(tmp_path / name / f"seed_{seed}", right + 0.025 * seed)
-    (found,) = told(tmp_path / "one", tmp_path / "two")
+    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
     assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, problems)
     assert found["difference"] == pytest.approx(0.3)
     file = max((path for path in (tmp_path / "two/seed_0").rglob("*") if path.is_file()), key=str)
-    assert told(tmp_path / "one/seed_0", file)[0]["difference"] == pytest.approx(0.3)
+    assert told(capsys, tmp_path / "one/seed_0", file)[0]["difference"] == pytest.approx(0.3)
     write(tmp_path / "one/again", 0.5)
     assert "the number of its seed" in refused(capsys, tmp_path / "one", tmp_path / "two")
     file.write_bytes(b"{}")

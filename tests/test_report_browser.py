@@ -20,6 +20,7 @@ pytestmark = [
 ]
 AXE = Path(__file__).resolve().parents[1] / ".venv/browser/axe.min.js"
 HOSTILE = "</pre></script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> \u202e "
+PLOT = ".plot[data-figure='eval/accuracy']"
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -79,27 +80,18 @@ def axe_violations(page) -> list[str]:
     return [f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:120]}" for v in found]
 
 
-def means(page, colour: int) -> int:
-    """How many mean lines of a colour the first picture has."""
-    lines = f".plot[data-figure='eval/accuracy'] .live path[stroke='var(--s{colour})'][stroke-width='2.3']"
-    return page.locator(lines).count()
-
-
 def test_it_draws_and_its_legend_axes_keys_zoom_and_theme_work(browser, page_file):
     with opened(browser, page_file) as page:
         assert page.locator(".plot .live svg").count() >= 6
         assert page.locator("script").count() == page.evaluate("document.scripts.length") <= 4
         assert "<script>alert(1)</script>" in page.locator(".cell pre").first.inner_text()
         first, button = page.locator(".plot[data-curve]").first, page.locator(".legend button[data-setting='1']").first
-        assert means(page, 1) == 1
-        button.click()
-        page.wait_for_function("() => document.querySelectorAll('[aria-pressed=false]').length")
-        page.wait_for_timeout(300)
-        assert (means(page, 1), means(page, 0)) == (0, 1)
-        button.focus()
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(300)
-        assert means(page, 1) == 1
+        lines = [f"{PLOT} .live path[stroke='var(--s{k})'][stroke-width='2.3']" for k in (0, 1)]  # of the means
+        for press, counts in ((button.click, [1, 0]), (lambda: button.press("Enter"), [1, 1])):
+            assert page.locator(lines[1]).count() == 2 - sum(counts)
+            press()
+            page.wait_for_timeout(600)
+            assert [page.locator(line).count() for line in lines] == counts
         for axis in ("tokens", "step"):
             page.locator(f"input.axis[value={axis}]").first.check()
             page.wait_for_function(f"() => document.querySelector('.plot[data-curve]').textContent.includes('{axis}')")

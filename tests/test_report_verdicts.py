@@ -1,10 +1,9 @@
 """Every verdict from answers that call for it, how rarely equal settings have a direction, and what is covered.
 
-The simulation goes through what the commands call. A right method of 5% lies below 7.1% of 1,000 pairs (three standard
+A right method of 5% lies below 7.1% of 1,000 pairs (three standard
 errors) and, pooled over eight cells, below 5.7%.
 """
 
-import argparse
 import itertools
 import os
 import re
@@ -14,14 +13,11 @@ import numpy as np
 import pytest
 from report_objects import answered
 
-from rlreason.records.console import Console
-from rlreason.report import compare
 from rlreason.report.content import Series, Verdict
 from rlreason.report.sections import facts_of, warnings_of
 from rlreason.report.study import Answers, Study
 from rlreason.report.verdicts import best_of, comparing_half, summary_of, verdicts_of
 from tests.settings_of_nothing import arms
-from tests.sweep_folders import sweep
 
 Right = dict[int, np.ndarray | None]  # seed -> which problems are right; None: it diverged without an answer
 
@@ -106,23 +102,23 @@ def test_divergence_is_counted_as_it_is(lost: int):
     assert f"A itself diverged in {lost} of 4 " in verdict_of(answered(A=right, R=seeds(0.5))).sentence
 
 
-STATES = {
-    "stopped:plateau": "was ended at step 17 (stopped:plateau)",
-    "failed": "failed at step 17 of 40",
-    "interrupted": "stopped at step 17 of 40",
-    "waiting": "does not enter: it has not begun",
-    "running": "does not enter: it is still running",
-}
-
-
-@pytest.mark.parametrize("status", STATES)
-def test_a_run_that_did_not_finish_says_how_it_enters(status: str):
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ("stopped:plateau", "was ended at step 17 (stopped:plateau)"),
+        ("failed", "failed at step 17 of 40"),
+        ("interrupted", "stopped at step 17 of 40"),
+        ("waiting", "does not enter: it has not begun"),
+        ("running", "does not enter: it is still running"),
+    ],
+)
+def test_a_run_that_did_not_finish_says_how_it_enters(status: str, says: str):
     study = answered(R=seeds(0.5), A=seeds(0.7))
     run = study.settings[1].runs[2]
     run.status, run.totals = status, {"step": 17.0}
-    if status in ("waiting", "running"):
+    if "not enter" in says:
         run.final, run.accuracy = None, None
-    assert f"Seed 2 of A {STATES[status]}" in verdict_of(study).sentence
+    assert f"Seed 2 of A {says}" in verdict_of(study).sentence
 
 
 def test_other_problems_and_runs_under_way_are_not_compared():
@@ -142,9 +138,8 @@ def test_a_summary_says_every_word_once_and_no_more_than_the_verdicts_below_it()
         R=seeds(0.5, problems=2000), A=seeds(0.7, problems=2000), B=seeds(0.5, (1, 0, 3, 2), problems=2000),
         C=seeds(0.52, (90, 0, 70, 5), problems=2000), D=seeds(0.2, problems=2000), E=dict.fromkeys(range(4)),
     )  # fmt: skip
-    summary = summary_of(verdicts_of(study), study)
-    assert re.findall(r"[A-E] \w+ \w+", summary) == ["A beats R", "B is as", "C cannot be", "D is worse"]
-    assert "E diverges" in summary
+    found = re.findall(r"[A-E] \w+(?: \w+)?", summary_of(verdicts_of(study), study))
+    assert found == ["A beats R", "B is as", "C cannot be", "D is worse", "E diverges"]
     one_seed = answered(R={0: hits(0.5)}, A={0: hits(0.8)})  # whose models may differ where settings cannot be judged
     assert summary_of(verdicts_of(one_seed), one_seed) == "A cannot be judged by one seed against R."
 
@@ -215,33 +210,14 @@ def test_a_known_difference_is_covered():
     assert 0.90 <= np.mean([covered(rng, 120, seeds, SPREADS[kind]) for seeds, kind in CELLS[2:6]]) <= 0.98
 
 
-def test_pairs_through_the_command_and_real_files_have_the_verdict_of_the_function(tmp_path):
-    """As a CSV file, and as the folders of a sweep."""
-    for gain, outcome in ((0.0, ("cannot tell", "same")), (0.3, ("better",))):
-        a, b = arms(np.random.default_rng(3), 4, 64, (0.02, 0.02), (0.0, gain))
-        of, folder, file = {"s0": a, "s1": b}, tmp_path / f"sweep{gain}", tmp_path / f"{gain}.csv"
-        rows = [f"{name},{s},p{p},{int(of[name][s, p])}\n" for name in of for s in range(4) for p in range(64)]
-        file.write_text("setting,seed,problem,correct\n" + "".join(rows))
-        sweep(folder, "x", list(of), lambda v, s, of=of: of[v][s] > 0, seeds=range(4), reference={"x": "s0"})
-        expected = verdict_of(study_of([a, b]))
-        for place in (file, folder):
-            (told,) = compare.main(argparse.Namespace(sides=[place], expect=None, equal_within=2.0), Console()).figures
-            assert told["verdict"] in outcome
-            assert (told["difference"], told["seeds"], told["problems"]) == (pytest.approx(b.mean() - a.mean()), 4, 64)
-            assert told["sentence"] == expected.sentence
-
-
 @pytest.mark.long
 def test_the_whole_table():
     seed = int.from_bytes(os.urandom(4), "big")
-    rng = np.random.default_rng(seed)
-    shares = {(s, kind): false_share(rng, 1000, s, SPREADS[kind]) for s, kind in CELLS}
-    cover = {(s, kind): covered(rng, 1000, s, SPREADS[kind]) for s, kind in CELLS}
-    families = {s: false_share(rng, 1000, s, (0.02, 0.03, 0.03, 0.05, 0.03, 0.02)) for s in (2, 3, 4)}
-    best = {s: best_of_five(rng, 500, s, 0.03) for s in (2, 4)}
-    told = f"seed {seed}\nfalse {shares}\ncovered {cover}\nfamilies {families}\nbest of five on both sides {best}"
-    assert max(*shares.values(), *best.values()) <= 0.071, told
-    assert np.mean(list(shares.values())) <= 0.057, told
-    assert all(0.93 <= value <= 0.97 for value in cover.values()), told
-    assert np.mean(list(families.values())) <= 0.08, told
-    assert max(families.values()) <= 0.10, told
+    rng, told = np.random.default_rng(seed), f"seed {seed}"
+    shares = [false_share(rng, 1000, s, SPREADS[kind]) for s, kind in CELLS]
+    cover = [covered(rng, 1000, s, SPREADS[kind]) for s, kind in CELLS]
+    families = [false_share(rng, 1000, s, (0.02, 0.03, 0.03, 0.05, 0.03, 0.02)) for s in (2, 3, 4)]
+    best = [best_of_five(rng, 500, s, 0.03) for s in (2, 4)]
+    assert max(shares + best) <= 0.071, (told, shares, best)
+    assert (np.mean(shares) <= 0.057, np.mean(families) <= 0.08, max(families) <= 0.10) == (True,) * 3, (told, families)
+    assert 0.93 <= min(cover) <= max(cover) <= 0.97, (told, cover)
