@@ -52,6 +52,7 @@ CASES = [
     ({"train/ratio": float("inf")}, "diverged:metric"),
     (USUAL | {"train/moments_not_finite": 2}, "diverged:optimizer"),
     (USUAL | {"train/grad_norm": 21.0}, "diverged:gradient_norm"),
+    (USUAL | {"train/grad_norm": 19.0}, ""),
     (USUAL | {"train/approx_kl": 0.3}, "diverged:kl"),
     (USUAL | {"train/approx_kl": 0.09}, ""),  # 9 times the median, and small
     ({"rollout/entropy": 0.004}, "stopped:entropy"),
@@ -60,11 +61,13 @@ CASES = [
     ({"rollout/truncated": 0.6}, "stopped:truncated"),
     ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.1, "eval/problems": 40}, "stopped:same_answer"),
     ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.8, "eval/problems": 40}, ""),  # which is mostly right
+    ({"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4}, ""),
     ({"eval/mismatch_mean": 0.2}, "stopped:parity"),
     ({"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0}, ""),
     ({"rollout/mismatch_mean": 0.04}, "stopped:engine_weights"),
     ({"rollout/mismatch_mean": 1.9e-5}, ""),  # far from what it was, and small
     (USUAL | {"train/ratio": 1.2}, "stopped:first_ratio"),
+    (USUAL | {"train/ratio": 1.0, "train/approx_kl": 0.09}, "stopped:first_ratio"),
     (USUAL | {"train/ratio": 1.2, "rollout/staleness": 1.0}, ""),
     (USUAL | MOVED | {"train/weights_changed": 0.004}, "stopped:still_weights"),
     (USUAL | {"train/learning_rate": 4e-7, "train/weights_changed": 0.02}, ""),  # the end of a schedule
@@ -116,7 +119,9 @@ def evaluations(right, n: int, **more) -> list[dict[str, float]]:
     ("course", "found"),
     [
         (evaluations([3, 0, 0, 0], 32), False),  # bug: an accuracy of 5% has evaluations with 0 right of 32
+        (evaluations([1, 0, 0], 256), False),  # one lucky answer is no evidence
         (evaluations([40, 0, 30], 64), False),  # it came back
+        (evaluations([40, 30, 31], 64), False),  # worse, and no collapse
         (evaluations([40, 1, 0], 64), True),  # two lucky guesses do not hide it
         (evaluations([0] * 20 + [32, 32, 0, 0], 64), True),  # what was learned late can be lost
         (evaluations([64, 0, 0], 128, **{"eval/questions": 8}), False),  # repeated questions are no evidence
@@ -152,6 +157,9 @@ def test_what_is_off_is_not_looked_at_but_for_lost_weights():
     assert (monitors.counts, monitors.reason_to_stop()) == ({}, None)
     monitors.check(2, USUAL, finite_weights=False)
     assert monitors.reason_to_stop()[0] == "diverged:weights"
+    monitors = stopping()
+    monitors.check_grades(11, ["a grader failed"])
+    assert monitors.reason_to_stop() == ("stopped:grader", "step 11: a grader failed")
 
 
 def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_the_monitor_is_set_otherwise():

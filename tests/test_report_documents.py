@@ -92,6 +92,8 @@ def test_every_measure_that_was_made_has_a_figure_and_what_a_logarithmic_axis_ca
     first["train/grad_norm"] = series_of(X + 1, np.array([0.0, 1, 2, -1, 3]))
     figures = figures_of(study)
     assert (figures[0].name, "3e-5 +" in forest_of(verdicts_of_hand(study)).alt) == ("eval/accuracy", True)
+    last = np.mean([run.series["eval/accuracy"].y[-1] for run in study.settings[1].runs])
+    assert f"3e-5 {last:.1%}" in figures[0].alt
     live = next(curve for curve in named(figures, "live_groups").curves if curve.seed == 0)
     assert np.allclose(live.y, 1 - first["reward/frac_reward_zero_std"].y)
     norms = named(figures, "train/grad_norm")
