@@ -113,10 +113,8 @@ def parts_of(folder: Path) -> int:
 
 
 def norms_of(folder: Path) -> list[float]:
-    """Return the gradient norm of every update of a run."""
     return [row["train/grad_norm"] for row in rows_of(folder) if "train/grad_norm" in row]
 
 
 def checkpoints_of(folder: Path) -> list[str]:
-    """Return the names of what is in `checkpoints/`, complete or not."""
     return sorted(path.name for path in (folder / "checkpoints").glob("*"))

@@ -23,22 +23,21 @@ def series_of(steps: np.ndarray, y: np.ndarray, tokens: float = 4000.0) -> Serie
     return Series({"step": steps, "time": 2.0 * steps, "tokens": tokens * steps, "updates": steps}, y)
 
 
-def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int = 200) -> StudyRun:
-    """One run whose accuracy rises towards `level`; one of fewer steps than planned was stopped."""
+def run_of(label: str, seed: int, level: float, steps: int = 200) -> StudyRun:
+    """One run whose accuracy rises towards `level`."""
     rng = np.random.default_rng([seed, int(1000 * level)])
     at, evaluations = np.arange(1.0, steps + 1), np.arange(0.0, steps + 1, 5)
     accuracy = np.clip(level * (1 - np.exp(-evaluations / 40)) + rng.normal(0, 0.02, len(evaluations)), 0, 1)
-    series = {"eval/accuracy": series_of(evaluations, accuracy), "eval/format": series_of(evaluations, accuracy)}
+    series = dict.fromkeys(("eval/accuracy", "eval/format"), series_of(evaluations, accuracy))
     series |= {name: series_of(at, rng.uniform(0.01, 1, steps)) for name in METRICS}
-    status, name = "finished" if steps == planned else "stopped:test", f"{label},seed={seed}"
-    return StudyRun(Path(f"runs/{label}"), name, (), seed, status, series=series, planned_steps=planned)
+    return StudyRun(Path(label), f"{label},seed={seed}", (), seed, "finished", series=series, planned_steps=steps)
 
 
 def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, steps: int = 200) -> Study:
     """Settings of increasing accuracy, the first being the reference."""
     settings = []
     for label, level in zip(labels, np.linspace(0.4, 0.8, len(labels)), strict=True):
-        runs = [run_of(label, seed, float(level), steps, steps) for seed in range(seeds)]
+        runs = [run_of(label, seed, float(level), steps) for seed in range(seeds)]
         settings.append(Setting((("learning_rate", label),), label, runs))
     return Study("learning_rate", "Which learning rate?", ["learning_rate"], settings)
 
@@ -75,25 +74,15 @@ def verdicts_of_hand(study: Study) -> list[Verdict]:
 
 def report_of(study: Study | None = None, text: str = "some text") -> Report:
     """A whole report with every section; `text` stands wherever a text of others' can."""
-    study = study_of() if study is None else study
+    study = study or study_of()
     verdicts, labels = verdicts_of_hand(study), [setting.label for setting in study.settings]
+    legend, log = legend_of(study, verdicts), Table("Experiment log", ["run", "state"], [[text, text]])
     table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
+    tables = [table, Table(text, ["a", "b"], [[text, text]], frozenset({1}), text)]
     outcomes = zip(labels, ("correct", "wrong", "no format"), strict=False)
     shown = [{"setting": label, "outcome": of, "text": text, "where": "file:1"} for label, of in outcomes]
     return Report(
-        name=text,
-        question="Which learning rate?",
-        summary=text,
-        lead=text,
-        legend=legend_of(study, verdicts),
-        verdicts=verdicts,
-        facts=[("Budget", text)],
-        warnings=[text],
-        figures=figures_of(study),
-        tables=[table, Table(text, ["a", "b"], [[text, text]], frozenset({1}), text)],
-        log=Table("Experiment log", ["run", "state"], [[text, text]]),
-        problems=[text],
-        cases=[Case(text, text, {5: shown})],
-        details=[(text, text), ("a table", table)],
-        forest=forest_of(verdicts),
-    )
+        name=text, question="Which learning rate?", summary=text, lead=text, legend=legend, verdicts=verdicts,
+        facts=[("Budget", text)], warnings=[text], figures=figures_of(study), tables=tables, log=log, problems=[text],
+        cases=[Case(text, text, {5: shown})], details=[(text, text), ("a table", table)], forest=forest_of(verdicts),
+    )  # fmt: skip

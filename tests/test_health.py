@@ -1,28 +1,210 @@
-"""`rlreason health`: what it says of runs and of the committed rehearsal, and what a report has of it."""
+"""What a run watches itself for: each monitor on histories of metrics, in runs that it ends, and in health."""
 
 import gzip
 import io
 import json
+import math
 import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from rlreason.health.watch import (
-    describe_health,
-    events_of,
-    examine,
-    findings_of,
-    monitored,
-    notes_on_learning,
-    replay_monitors,
-)
-from tests.starts import ROOT
+from rlreason.config.groups import MODES, MonitorsConfig
+from rlreason.config.groups import RULES as OF_MONITORS
+from rlreason.health import watch
+from rlreason.health.monitors import MONITORS, RULES, collapsed
+from rlreason.health.watch import Monitors, monitored
+from rlreason.records.reader import ending
+from tests.small_runs import words_of
+from tests.starts import ROOT, rlreason
 from tests.sweep_folders import ended
 from tests.test_subcommands import subcommand
+from tests.test_trainer import trained
+
+NAN = float("nan")
+USUAL = {"train/grad_norm": 1.0, "train/approx_kl": 0.01, "train/loss": 0.1, "rollout/entropy": 0.5}
+MOVED = {"train/learning_rate": 1e-6}
+COURSE = {"train/learning_rate": 1e-6, "rollout/mismatch_mean": 1e-7, "rollout/length": 20.0}
+DEAD = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 0.0}
+
+
+def watching(**settings) -> Monitors:
+    """Monitors of groups of 4 that print nothing."""
+    return Monitors(4, lambda line: None, MonitorsConfig(**settings))
+
+
+def stopping() -> Monitors:
+    """Monitors every one of which stops the run, after 10 usual steps."""
+    monitors = watching(zero_reward_steps=1, still_weights_steps=1, **dict.fromkeys((*MONITORS, "grader"), "stop"))
+    for step in range(1, 11):
+        monitors.check(step, USUAL | COURSE | {"reward/mean": 0.05 * step})
+    assert not monitors.counts
+    return monitors
+
+
+#: Metrics of the step after ten usual ones, and how they end the run; "": not at all.
+CASES = [
+    ({"train/loss": NAN}, "diverged:loss"),
+    ({"train/skipped_updates": 1}, "diverged:gradient"),
+    ({"train/ratio": float("inf")}, "diverged:metric"),
+    (USUAL | {"train/moments_not_finite": 2}, "diverged:optimizer"),
+    (USUAL | {"train/grad_norm": 21.0}, "diverged:gradient_norm"),
+    (USUAL | {"train/grad_norm": 19.0}, ""),
+    (USUAL | {"train/approx_kl": 0.3}, "diverged:kl"),
+    (USUAL | {"train/approx_kl": 0.09}, ""),  # 9 times the median, and small
+    ({"rollout/entropy": 0.004}, "stopped:entropy"),
+    ({"rollout/distinct": 0.25}, "stopped:identical_samples"),
+    ({"rollout/improbable_copies": 0.1}, "stopped:identical_samples"),
+    ({"rollout/truncated": 0.6}, "stopped:truncated"),
+    ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.1, "eval/problems": 40}, "stopped:same_answer"),
+    ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.8, "eval/problems": 40}, ""),  # which is mostly right
+    ({"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4}, ""),
+    ({"eval/mismatch_mean": 0.2}, "stopped:parity"),
+    ({"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0}, ""),
+    ({"rollout/mismatch_mean": 0.04}, "stopped:engine_weights"),
+    ({"rollout/mismatch_mean": 1.9e-5}, ""),  # far from what it was, and small
+    (USUAL | {"train/ratio": 1.2}, "stopped:first_ratio"),
+    (USUAL | {"train/ratio": 1.0, "train/approx_kl": 0.09}, "stopped:first_ratio"),
+    (USUAL | {"train/ratio": 1.2, "rollout/staleness": 1.0}, ""),
+    (USUAL | MOVED | {"train/weights_changed": 0.004}, "stopped:still_weights"),
+    (USUAL | {"train/learning_rate": 4e-7, "train/weights_changed": 0.02}, ""),  # the end of a schedule
+    (USUAL | {"train/weights_changed": 0.0, "train/learning_rate": 0.0}, ""),
+    (USUAL | MOVED | {"train/weights_changed": 0.0, "train/grad_norm": 0.0}, ""),
+    ({"reward/mean": 0.0}, "stopped:zero_reward"),
+    ({"reward/mean": 0.0, "reward/frac_reward_zero_std": 0.5}, ""),  # of both signs
+    ({"rollout/length": 101.0}, "stopped:length"),
+    ({"rollout/round_trip": 0.25}, "stopped:round_trip"),
+    ({"rollout/same_answer": 0.9, "rollout/same_answer_right": 0.1}, "stopped:reward_hacking"),
+]
+
+
+@pytest.mark.parametrize(("metrics", "status"), CASES)
+def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(metrics, status):
+    monitors = stopping()
+    monitors.check(11, metrics)
+    found, reason = monitors.reason_to_stop() or ("", "step 11: ")
+    assert (found, reason[:9]) == (status, "step 11: ")
+    if status:
+        assert (monitors.alarm()["step"], monitors.alarm()["rule"]) == (11, status.partition(":")[2])
+        assert ending(status).exit_code == (5 if status.startswith("diverged") else 0)
+
+
+def test_one_update_of_many_that_explodes_is_seen_and_steps_without_a_gradient_are_not_usual():
+    monitors = stopping()
+    monitors.check(11, USUAL | {"train/grad_norm": 6.0}, [USUAL, USUAL, USUAL | {"train/grad_norm": 50.0}])
+    assert monitors.reason_to_stop()[0] == "diverged:gradient_norm"
+    assert monitors.alarm()["numbers"] == {"gradient_norm": 50.0, "median": 1.0}
+    monitors = watching(gradient_norm="stop")
+    for step in range(1, 41):  # nine of which had one before the last
+        monitors.check(step, {"train/grad_norm": 30.0 if step == 40 else 0.0 if step % 4 else 1.0})
+    assert monitors.reason_to_stop() is None
+
+
+def test_no_live_group_warns_of_every_step_and_ends_the_run_behind_so_many_in_a_row():
+    monitors = watching(no_live_group="stop", no_live_group_steps=3)
+    for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0], 1):
+        assert monitors.reason_to_stop() is None
+        monitors.check(step, DEAD | {"reward/frac_reward_zero_std": share})
+    assert (monitors.reason_to_stop()[0], monitors.counts["no_live_group"]) == ("stopped:no_live_group", 5)
+
+
+def evaluations(right, n: int, **more) -> list[dict[str, float]]:
+    return [{"eval/accuracy": k / n, "eval/problems": n, **more} for k in right]
+
+
+@pytest.mark.parametrize(
+    ("course", "found"),
+    [
+        (evaluations([3, 0, 0, 0], 32), False),  # bug: an accuracy of 5% has evaluations with 0 right of 32
+        (evaluations([1, 0, 0], 256), False),  # one lucky answer is no evidence
+        (evaluations([40, 0, 30], 64), False),  # it came back
+        (evaluations([40, 30, 31], 64), False),  # worse, and no collapse
+        (evaluations([40, 1, 0], 64), True),  # two lucky guesses do not hide it
+        (evaluations([0] * 20 + [32, 32, 0, 0], 64), True),  # what was learned late can be lost
+        (evaluations([64, 0, 0], 128, **{"eval/questions": 8}), False),  # repeated questions are no evidence
+        ([{"eval/accuracy": 0.5, "eval/problems": 64}, *evaluations([math.nan, 0.0], 64)], False),
+    ],
+)
+def test_which_courses_are_a_collapse(course, found):
+    assert collapsed(course) is found
+
+
+@pytest.mark.parametrize("n", [32, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 64, 256))])
+def test_accuracies_that_never_change_end_hardly_any_run_and_a_collapse_is_caught_at_its_second_evaluation(n):
+    """Half a percent, and three standard errors of 1,500 runs; over all accuracies together half a percent.
+
+    Bug: ten evaluations of 32 problems at an accuracy of 5% ended 62% of the runs.
+    """
+    rng, ended = np.random.default_rng(n), []
+    accuracies, length, repeats = ((0.05, 0.3), 10, 200) if n == 32 else ((0.01, 0.05, 0.1, 0.3, 0.8), 20, 1500)
+    for p in accuracies:
+        runs = [evaluations(rng.binomial(n, p, length).tolist(), n) for _ in range(repeats)]
+        ended.append(sum(any(collapsed(run[:k]) for k in range(3, length + 1)) for run in runs) / repeats)
+    assert max(ended) <= 0.0105, ended
+    assert np.mean(ended) <= 0.005, ended
+    for p, of in ((0.05, 256), (0.2, 64), (0.8, 16)):
+        lost = [collapsed(evaluations([*rng.binomial(of, p, 5), *rng.binomial(of, 0.002, 2)], of)) for _ in range(200)]
+        assert np.mean(lost) >= 0.95
+
+
+def test_what_is_off_is_not_looked_at_but_for_lost_weights():
+    monitors = watching(**dict.fromkeys((*MONITORS, "grader"), "off"))
+    monitors.check(1, DEAD | {"train/loss": NAN, "rollout/truncated": 1.0, "eval/mismatch_mean": 9.0})
+    monitors.check_grades(1, ["a grader failed"])
+    assert (monitors.counts, monitors.reason_to_stop()) == ({}, None)
+    monitors.check(2, USUAL, finite_weights=False)
+    assert monitors.reason_to_stop()[0] == "diverged:weights"
+    monitors = stopping()
+    monitors.check_grades(11, ["a grader failed"])
+    assert monitors.reason_to_stop() == ("stopped:grader", "step 11: a grader failed")
+
+
+def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_the_monitor_is_set_otherwise():
+    monitors = stopping()
+    monitors.check(11, {"rollout/entropy": 0.001})
+    state = json.loads(json.dumps(monitors.state_dict()))
+    for change in ({}, {"entropy": "warn"}, {"entropy_below": 0.0001}):
+        other = watching(**(vars(monitors.settings) | change))
+        other.load_state_dict(state)
+        assert other.reason_to_stop() == (None if change else monitors.reason_to_stop())
+        assert other.state_dict()["history"] == monitors.state_dict()["history"]
+
+
+def test_every_monitor_is_a_setting_and_names_causes():
+    assert set(MODES) == {*MONITORS, "grader", "dominated"}
+    rules = {*OF_MONITORS, *MONITORS} - {"nan"}
+    assert [rule for rule in rules if not (RULES[rule]["causes"].endswith(".") and RULES[rule]["cure"])] == []
+
+
+@pytest.mark.long
+def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
+    stop, told = words_of("monitors.entropy=stop", "monitors.entropy_below=20"), []
+    for words, code in ((stop, 0), (("resume=run",), 2), (("resume=run", "monitors.entropy=warn"), 0)):
+        assert rlreason(*words, cwd=tmp_path).returncode == code
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        told.append((summary["status"], summary["rollout_step"], summary["alarm"].get("step")))
+    assert told[:2] == [("stopped:entropy", 1, 1)] * 2
+    assert (told[2][0], summary["alarm"], summary["notices"]["entropy"]) == ("finished", {}, 3)
+
+
+def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
+    done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)
+    told = json.loads((tmp_path / "run/status.json").read_text())
+    assert (done.returncode, told["status"][:9], "lower learning_rate" in told["reason"]) == (5, "diverged:", True)
+
+
+def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
+    words = ("monitors.parity=stop", "monitors.parity_bound=1e-12", "eval_problems=null", "interim_eval_problems=4")
+    _, summary = trained(tmp_path / "run", *words)
+    assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("stopped:parity", 0, 24)
+    names = [path.name for path in sorted((tmp_path / "run/evals").iterdir())]
+    assert names == ["step_00000.jsonl.gz", "step_00000_update_00000.jsonl.gz"]
+
+
+# ---- from rows and folders ----
 
 #: What the rehearsal breaks on purpose: too large a learning rate, and many updates without a clip.
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
@@ -31,14 +213,13 @@ BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablati
 def test_no_monitor_fires_on_the_rehearsal_but_where_it_breaks_a_run_on_purpose():
     fired, runs = Counter(), 0
     for archive in sorted((ROOT / "docs/rehearsal/metrics").glob("*.tar.gz")):
-        with gzip.open(archive) as packed, tarfile.open(fileobj=io.BytesIO(packed.read())) as tar:
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
             for member in tar.getmembers():
                 runs += 1
                 rows = [json.loads(line) for line in tar.extractfile(member)]
                 fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {}))
-    assert (runs, fired[True, "accuracy"]) == (228, 5)
+    assert (runs, fired[True, "accuracy"], fired[True, "gradient_norm"] >= 3) == (228, 5, True)
     assert not [rule for (broken, rule) in fired if not broken]
-    assert fired[True, "gradient_norm"] >= 3
 
 
 def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
@@ -49,37 +230,32 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         {"rollout_step": 1, "train/loss": None},
         {"rollout_step": 2, "train/loss": 3.0},
     ]
-    events = list(events_of(rows))
-    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in events]
+    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in watch.events_of(rows)]
     assert seen == [(0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1)]
-    assert events[2][1]["reward/mean"] == 0.25
-    assert [first.rule for first, *_ in replay_monitors(rows, {})] == ["loss"]
+    assert [first.rule for first, *_ in watch.replay_monitors(rows, {})] == ["loss"]
 
 
-def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_at():
-    rows = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
-    (one,) = monitored(rows, {"monitors": {"truncated": "off"}})
+def test_notes_are_no_problems_what_a_sound_run_shows_now_and_then_is_a_note_and_thresholds_are_the_runs_own():
+    cut = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
+    (one,) = monitored(cut, {"monitors": {"truncated": "off"}})  # which is looked at
     assert (one.rule, "in 2 steps: 1-2" in one.evidence[0]) == ("truncated", True)
-    assert monitored(rows, {"monitors": {"truncated_above": 0.7}}) == []
-
-
-def test_notes_are_no_problems_and_what_a_sound_run_shows_now_and_then_is_a_note():
+    assert monitored(cut, {"monitors": {"truncated_above": 0.7}}) == []
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
-    assert [(f.rule, f.problem) for f in notes_on_learning(rows)] == [("few_live_groups", False), ("many_cut", False)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
     fell = first | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}
-    assert [(f.rule, f.problem) for f in notes_on_learning([first, fell])] == [("accuracy_fell", True)]
-    assert list(notes_on_learning([first, first])) == []
-    dead, live = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 1.0}, {"reward/frac_reward_zero_std": 0.5}
+    few, lower = [("few_live_groups", False), ("many_cut", False)], [("accuracy_fell", True)]
+    for of, found in ((rows, few), ([first, fell], lower), ([first, first], [])):
+        assert [(note.rule, note.problem) for note in watch.notes_on_learning(of)] == found
+    live = {"reward/frac_reward_zero_std": 0.5}
     for steps, is_problem in (((3, 9), False), (range(8, 20), True)):
-        rows = [{"rollout_step": k, "train/loss": 0.1} | (dead if k in steps else live) for k in range(1, 20)]
+        rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
         assert [(found.rule, found.problem) for found in monitored(rows, {})] == [("no_live_group", is_problem)]
 
 
 def test_lost_grades_are_counted_with_their_reasons():
     rows = [{"rollout_step": k, "grading/responses": 100, "grading/timeouts": 2 * (k > 2)} for k in range(1, 5)]
     rows.append({"rollout_step": 4, "eval/accuracy": 0.5, "eval/samples": 10, "eval/grading_failures": 1})
-    found = {one.rule: one for one in findings_of(rows, {}, [{"error": "TimeoutError: slow"}])}
+    found = {one.rule: one for one in watch.findings_of(rows, {}, [{"error": "TimeoutError: slow"}])}
     assert found["grader_timeouts"].what.startswith("4 of 400 responses (1.0%)")
     assert (found["grader_timeouts"].step, found["grader_eval"].figures) == (3, {"lost": 1})
     assert "1 times: TimeoutError: slow" in found["grader_eval"].evidence[1]
@@ -89,46 +265,48 @@ def test_the_subcommand_says_by_its_exit_code_whether_a_run_of_a_sweep_is_ill(tm
     for name, truncated in (("fine", 0.0), ("ill", 0.9)):
         ended(tmp_path / name, [True])
         (tmp_path / name / "metrics.jsonl").write_text(f'{{"rollout_step": 1, "rollout/truncated": {truncated}}}\n')
-    assert subcommand("health", tmp_path / "fine", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["healthy"]
-    assert subcommand("health", tmp_path) == 1
-    said = capsys.readouterr().out
-    assert all(part in said for part in ("! truncated: 90%", "2 runs, 1 of them with problems"))
-    assert subcommand("health", tmp_path / "nothing") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    for words, code in (((tmp_path / "fine",), 0), ((tmp_path,), 1)):
+        assert subcommand("health", *words, "--json") == code
+        told = json.loads(capsys.readouterr().out)
+        assert (told["healthy"], len(told["runs"])) == (code == 0, 1 + code)
+    for none in ("nothing", "fine/evals"):
+        assert subcommand("health", tmp_path / none) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
+#: Status, and the reason of a failure -> the rule of the finding.
 ENDS = {
-    "running": ("killed", True),
-    "interrupted": ("interrupted", False),
-    "failed": ("failed", True),
-    "diverged:kl": ("ended:kl", True),
-    "finished": ("lost_metrics", True),
+    "running": "killed",
+    "interrupted": "interrupted",
+    "diverged:kl": "ended:kl",
+    "finished": "lost_metrics",
+    **{key: "failed" for key in RULES if key.startswith("failed: ")},
 }
 
 
-@pytest.mark.parametrize("status", ENDS)
-def test_how_a_run_ended_is_a_finding(status: str, tmp_path: Path):
+@pytest.mark.parametrize("end", ENDS)
+def test_how_a_run_ended_is_a_finding(end: str, tmp_path: Path):
+    status, _, reason = end.partition(": ")
     (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
     (tmp_path / "metrics.jsonl").write_text('{"rollout_step": 2}\n{half')
     (tmp_path / "stacks.txt").write_text("in a grader\n")
     (tmp_path / "summary.json").write_text(json.dumps({"status": status, "rollout_step": 9}))
-    ending = {"status": status, "reason": "CUDA error: no kernel", "time": "x"}
+    ending = {"status": status, "reason": f"Of {reason.upper()}", "time": "x"}
     (tmp_path / "status.json").write_text(json.dumps(ending))
-    state, findings = examine(tmp_path)
-    found, (rule, is_problem) = {one.rule: one for one in findings}, ENDS[status]
-    assert describe_health("run", state, findings, 100).startswith(f"run: {state}")
+    state, findings = watch.examine(tmp_path)
+    found, rule = {one.rule: one for one in findings}, ENDS[end]
+    assert watch.describe_health("run", state, findings, 100).startswith(f"run: {state}")
     assert found.keys() == {rule, "hung", "broken_files"}
-    assert found[rule].problem is is_problem
-    if status == "failed":
-        assert "driver" in found[rule].causes
+    assert found[rule].problem is (rule != "interrupted")
+    if rule == "failed":
+        assert found[rule].cure == RULES[end]["cure"]
 
 
-def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **metrics: Any) -> list[dict[str, float]]:
-    """Rows of n steps; each metric and the accuracy a function of the share of the run, from 0 to 1."""
+def history(evaluations: Callable[[float], float] | None = None, **metrics: Callable | float) -> list[dict[str, float]]:
+    """Rows of 20 steps; each metric and the accuracy a function of the share of the run, from 0 to 1."""
     rows = []
-    for k in range(n):
-        x = k / (n - 1)
+    for k in range(20):
+        x = k / 19
         row = {name.replace("__", "/"): float(of(x) if callable(of) else of) for name, of in metrics.items()}
         rows.append({"rollout_step": k + 1, "train/loss": 0.1} | row)
         if evaluations is not None and k % 4 == 0:
@@ -146,32 +324,26 @@ RARER, RISES = {"rollout__right": line(0.3, -0.28)}, {"reward__mean": line(0.4, 
 ONE = {"rollout__same_answer": line(0, 1), "rollout__same_answer_right": 0.1}
 SAME = {"rollout__same_answer": 0.9, "rollout__same_answer_right": 0.8}
 SHORTER = {"rollout__length_correct": line(100, -70)}
-#: What it is -> its rows, and whether the reward is hacked.
-COURSES = {
-    "right answers become fewer": (course(reward__mean=line(0.2, 0.7), **RARER), True),
-    "right answers stay as rare": (course(reward__mean=line(0.2, 0.7), rollout__right=0.03), True),
-    "rewards of -1 to 1": (course(reward__mean=line(-0.9, 1.8), reward__min=-1, reward__max=1, **RARER), True),
-    "one answer": (course(reward__mean=line(0.3, 0.5), **ONE), True),
-    "evaluations get worse": (course(evaluations=line(0.5, -0.45), reward__mean=line(0.5, 0.5)), True),
-    "shorter and worse": (course(evaluations=line(0.6, -0.4), reward__mean=line(0.5, 0.2), **SHORTER), True),
-    "points up to 10": (
-        course(evaluations=line(0.3, 0.6), reward__mean=line(3, 6), reward__max=10, rollout__right=line(0.3, 0.6)),
-        False,
-    ),
-    "a format that is learned first": (
-        course(reward__mean=line(0.1, 0.45), reward__format=line(0.2, 0.8), rollout__right=line(0.08, 0.02)),
-        False,
-    ),
-    "shorter and as good": (
-        course(evaluations=line(0.95, 0), reward__mean=line(0.7, 0.2), rollout__right=0.95, **SHORTER),
-        False,
-    ),
-    "one evaluation by chance": (course(evaluations=lambda x: 0.5 - 0.2 * (x > 0.8), **RISES), False),
-    "one right answer to everything": (course(**SAME, **RISES), False),
+FORMAT = {"reward__format": line(0.2, 0.8), "rollout__right": line(0.08, 0.02)}
+TENS = {"reward__max": 10, "rollout__right": line(0.3, 0.6)}
+HACKED = {
+    "right answers become fewer": history(reward__mean=line(0.2, 0.7), **RARER),
+    "right answers stay as rare": history(reward__mean=line(0.2, 0.7), rollout__right=0.03),
+    "rewards of -1 to 1": history(reward__mean=line(-0.9, 1.8), reward__min=-1, reward__max=1, **RARER),
+    "one answer": history(reward__mean=line(0.3, 0.5), **ONE),
+    "evaluations get worse": history(line(0.5, -0.45), reward__mean=line(0.5, 0.5)),
+    "shorter and worse": history(line(0.6, -0.4), reward__mean=line(0.5, 0.2), **SHORTER),
+}
+SOUND = {
+    "points up to 10": history(line(0.3, 0.6), reward__mean=line(3, 6), **TENS),
+    "a format that is learned first": history(reward__mean=line(0.1, 0.45), **FORMAT),
+    "shorter and as good": history(line(0.95, 0), reward__mean=line(0.7, 0.2), rollout__right=0.95, **SHORTER),
+    "one evaluation by chance": history(lambda x: 0.5 - 0.2 * (x > 0.8), **RISES),
+    "one right answer to everything": history(**SAME, **RISES),
 }
 
 
-@pytest.mark.parametrize(("rows", "is_hacked"), COURSES.values(), ids=COURSES)
-def test_signs_of_a_reward_that_is_hacked(rows, is_hacked):
-    rules = {one.rule for one in monitored(rows, {}) if one.problem}
-    assert "reward_hacking" in rules if is_hacked else not rules
+@pytest.mark.parametrize("name", [*HACKED, *SOUND])
+def test_signs_of_a_reward_that_is_hacked(name):
+    rules = {one.rule for one in monitored(HACKED.get(name) or SOUND[name], {}) if one.problem}
+    assert "reward_hacking" in rules if name in HACKED else not rules

@@ -1,4 +1,4 @@
-"""The write-up of an assignment: what is found, what is said of it, and what is said where nothing has been run."""
+"""The write-up of an assignment: what is done, what was found, and what is said where nothing has been run."""
 
 import gzip
 import html
@@ -15,22 +15,8 @@ import yaml
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report.assignment import (
-    DONE,
-    FILES,
-    IN_WORDS,
-    MARKDOWN,
-    NOT_YET,
-    PAGE,
-    PARTLY,
-    Runs,
-    Section,
-    course_of,
-    found_below,
-    interval_of,
-    section_of,
-    write_up,
-)
+from rlreason.report import assignment
+from rlreason.report.assignment import DONE, IN_WORDS, NOT_YET, PARTLY, Runs, Section, course_of, write_up
 from rlreason.report.content import LIGHT
 from rlreason.report.read import read_study
 from rlreason.report.study import Setting
@@ -49,12 +35,10 @@ def rates(folder: Path, name: str = "grpo_learning_rate", config: str = CONFIG) 
     """The sweep of learning rates, the last of which diverged, of 40 steps with an evaluation at each fourth."""
     of = {value: (lambda seed, c=chance: answers(seed, c) if c else None) for value, chance in RATES.items()}
     sweep(folder / name, "learning_rate", list(RATES), lambda v, s: of[v](s), reference={"learning_rate": "1e-5"})
+    at = [{"rollout_step": k, "train_step": k, "time/active": 2.0 * k, "time/total": 3.0 * k} for k in range(0, 41, 4)]
+    more = {"rollout/entropy": 0.3, "train/grad_norm": 0.123456789}
+    rows = [json.dumps(time | more | {"eval/accuracy": time["train_step"] / 80}) + "\n" for time in at]
     for run in (folder / name).glob("*seed=*"):
-        rows = []
-        for step in range(0, 41, 4):
-            time = {"rollout_step": step, "train_step": step, "time/active": 2.0 * step, "time/total": 3.0 * step}
-            row = time | {"eval/accuracy": step / 80, "rollout/entropy": 0.3, "train/grad_norm": 0.123456789}
-            rows.append(json.dumps(row) + "\n")
         (run / "metrics.jsonl").write_text("".join(rows))
         (run / "config.yaml").write_text(config)
     return folder / name
@@ -62,11 +46,8 @@ def rates(folder: Path, name: str = "grpo_learning_rate", config: str = CONFIG) 
 
 def evaluated(folder: Path) -> Path:
     """A run of algorithm=evaluate: of 40 responses 12 are right."""
-    ended(
-        folder,
-        [k < 12 for k in range(40)],
-        config=CONFIG.replace("grpo", "evaluate").replace("stories_long", "stories"),
-    )
+    config = CONFIG.replace("grpo", "evaluate").replace("stories_long", "stories")
+    ended(folder, [k < 12 for k in range(40)], config=config)
     (folder / "evals/step_00040.jsonl").rename(folder / "responses.jsonl")
     return folder
 
@@ -75,22 +56,23 @@ def changed(run: Path, summary: dict | None = None, **settings: Any) -> Path:
     """The run with other settings (group__name=value) and more in its summary."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     for key, value in settings.items():
-        group, _, name = key.partition("__")
-        config[group] = (config.get(group) or {}) | {name: value} if name else value
+        *group, name = key.split("__")
+        (config.setdefault(group[0], {}) if group else config)[name] = value
     (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     whole = json.loads((run / "summary.json").read_text()) | (summary or {})
     (run / "summary.json").write_text(json.dumps(whole))
     return run
 
 
-def section(course: str, question: str, folder: Path) -> Section:
-    found = course_of(course)
-    (wanted,) = (one for one in found.questions if one.id == question)
-    return section_of(wanted, Runs(found, found_below(folder)))
+def gathered(course: str, folder: Path) -> Runs:
+    return Runs(course_of(course), assignment.found_below(folder))
 
 
-def words(of: Section) -> str:
-    return "\n".join([*of.lines, *(line for shown in of.shown for line in shown.lines)])
+def section(course: str, question: str, folder: Path) -> tuple[Section, str]:
+    """The section of a question, and all its words."""
+    (wanted,) = (one for one in course_of(course).questions if one.id == question)
+    of = assignment.section_of(wanted, gathered(course, folder))
+    return of, "\n".join([*of.lines, *(line for shown in of.shown for line in shown.lines)])
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +90,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    out = tmp_path_factory.mktemp("out")
-    return out, write_up("cs336_2025", runs, out, Console()).figures
-
-
-def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(written: tuple[Path, dict]):
-    out, figures = written
+def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(runs: Path, tmp_path: Path):
+    figures = write_up("cs336_2025", runs, tmp_path, Console()).figures
     states = {one["question"]: one["state"] for one in figures["questions"]}
     assert list(states) == [question.id for question in course_of("cs336_2025").questions]
     assert states["zero_shot"] == states["grpo_learning_rate"] == states["grpo_train_loop"] == DONE
@@ -124,7 +100,7 @@ def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(w
     (missing,) = (one["missing"] for one in figures["questions"] if one["question"] == "sft_experiment")
     assert [re.search(r"sweep=(\w+)", command)[1] for command in missing] == ["sft_tuning", "sft_dataset_size"]
     assert figures["problems"] == []
-    text = (out / MARKDOWN).read_text()
+    page, text = ((tmp_path / name).read_text() for name in (assignment.PAGE, assignment.MARKDOWN))
     for part in (
         "`python -m rlreason -m sweep=grpo_baselines experiment=cs336_2025 data.path=MATH_DIR`",
         "has 1,308 of 3,000 traces (43.6%)",
@@ -133,16 +109,12 @@ def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(w
         "std\\_norm=none is worse than std\\_norm=group\\_std (68.7% against 74.0%)",
     ):
         assert part in text, part
-    named = set(re.findall(rf"{FILES}/([\w.]+)", text))
-    assert named == {path.name for path in (out / FILES).iterdir()}
+    named = set(re.findall(rf"{assignment.FILES}/([\w.]+)", text))
+    assert named == {path.name for path in (tmp_path / assignment.FILES).iterdir()}
     assert len(named) >= 6
-
-
-def test_the_page_has_no_script_and_hostile_texts_are_text(written: tuple[Path, dict]):
-    page, text = ((written[0] / name).read_text() for name in (PAGE, MARKDOWN))
-    assert "script-src" not in page
+    # The page has no script, and hostile texts are text.
     assert "default-src 'none'" in html.unescape(page)
-    assert not re.search(r"<script|<[^>]* (src|href|on\w+)=", page)
+    assert not re.search(r"script-src|<script|<[^>]* (src|href|on\w+)=", page)
     assert "\u202e" not in page + text
     assert "&lt;/pre&gt;&lt;script&gt;" in page
     assert page.count("<details>") == page.count("</details>")
@@ -150,54 +122,45 @@ def test_the_page_has_no_script_and_hostile_texts_are_text(written: tuple[Path, 
     assert not set(re.findall(r'(?:fill|stroke)="(#\w{6})"', page)) & set(LIGHT.values())  # they follow the page's
 
 
-def test_nothing_at_all_is_a_list_of_commands(tmp_path: Path):
-    for course in COURSES:
-        answer = write_up(course, tmp_path, tmp_path / course, Console())  # a folder that is made
-        assert {one["state"] for one in answer.figures["questions"]} <= {NOT_YET, IN_WORDS}
-        assert "0 runs" in (tmp_path / course / MARKDOWN).read_text()
-    with pytest.raises(ConfigError, match="is no folder"):
-        write_up("cs336_2025", tmp_path / "nowhere", None, Console())
-
-
 @pytest.mark.parametrize("config", [CONFIG, MATH, CONFIG.replace("n_steps: 40", "n_steps: 200")])
 def test_the_sweep_nearest_to_the_handout_answers_and_else_the_newest(config: str, tmp_path: Path):
     newer, mine = rates(tmp_path / "a"), rates(tmp_path / "b", config=config)
     os.utime(mine / "sweep.json", (1e9, 1e9))
-    for name, sweep_name in (("another name", "grpo_baselines"), ("grpo_length_normalization", "")):
-        state = read_state(rates(tmp_path, name))
-        state.sweep = sweep_name  # a sweep is what was asked for and not what its folder is called
-        write_state(tmp_path / name, state)
-    gathered = Runs(course_of("cs336_2025"), found_below(tmp_path))
-    assert gathered.sweep("grpo_learning_rate").path == (newer if config == CONFIG else mine)
-    assert gathered.sweep("grpo_baselines").path.name == "another name"
-    assert gathered.sweep("grpo_length_normalization") is None
+    state = read_state(rates(tmp_path, "grpo_length_normalization"))
+    state.sweep = "grpo_baselines"  # a sweep is what was asked for and not what its folder is called
+    write_state(tmp_path / "grpo_length_normalization", state)
+    found = gathered("cs336_2025", tmp_path)
+    assert found.sweep("grpo_learning_rate").path == (newer if config == CONFIG else mine)
+    assert found.sweep("grpo_baselines").path.name == "grpo_length_normalization"
+    assert found.sweep("grpo_length_normalization") is None
 
 
-@pytest.mark.parametrize(
-    ("question", "summary", "settings", "says"),
-    [
-        ("zero_shot", {}, {"prompt__name": "question_only"}, "prompt.name=question_only"),
-        ("zero_shot", {}, {"data__name": "gsm8k"}, "data is gsm8k"),
-        ("zero_shot", {}, {"model__name": "olmo2_1b"}, "model is olmo2_1b"),
-        ("zero_shot", {}, {"model__path": "mine/model"}, "was trained before"),
-        ("zero_shot", {"data_sizes": {"validation": 5000}}, {}, "40 of 5000"),
-        ("zero_shot", {}, {}, ""),
-        ("grpo_train_loop", {}, {"algorithm": "grpo", "prompt__reward": "rlreason.grading:coin"}, "coin"),
-        ("grpo_train_loop", {}, {"algorithm": "grpo", "train_batch_size": 8, "rollout_batch_size": 16}, "is 16"),
-        ("grpo_train_loop", {}, {"algorithm": "grpo", "train_batch_size": 16, "rollout_batch_size": 16}, ""),
-    ],
-)
+GRPO = {"algorithm": "grpo", "rollout_batch_size": 16}
+#: Question, and what else a run's summary and settings have -> what is said against it as an answer, if anything.
+OTHERS = [
+    ("zero_shot", {}, {"prompt__name": "question_only"}, "prompt.name=question_only"),
+    ("zero_shot", {}, {"data__name": "gsm8k"}, "data is gsm8k"),
+    ("zero_shot", {}, {"model__name": "olmo2_1b"}, "model is olmo2_1b"),
+    ("zero_shot", {}, {"model__path": "mine/model"}, "was trained before"),
+    ("zero_shot", {"data_sizes": {"validation": 5000}}, {}, "40 of 5000"),
+    ("zero_shot", {}, {}, ""),
+    ("grpo_train_loop", {}, {"algorithm": "grpo", "prompt__reward": "rlreason.grading:coin"}, "coin"),
+    ("grpo_train_loop", {}, GRPO | {"train_batch_size": 8}, "is 16"),
+    ("grpo_train_loop", {}, GRPO | {"train_batch_size": 16}, ""),
+]
+
+
+@pytest.mark.parametrize(("question", "summary", "settings", "says"), OTHERS)
 def test_a_question_is_not_answered_by_another_measurement_or_a_trained_model(
-    question, summary, settings, says, tmp_path: Path
+    question, summary, settings, says, tmp_path: Path, monkeypatch
 ):
+    monkeypatch.chdir(tmp_path)
     ended(tmp_path / "mine", answers(0, 0.5), config=CONFIG.replace("grpo", "sft"))
     (tmp_path / "mine/status.json").write_text('{"status": "finished"}')
-    if "model__path" in settings:
-        settings = {"model__path": str(tmp_path / settings["model__path"])}
     changed(evaluated(tmp_path / "other"), summary, **settings)
-    found = section("cs336_2025", question, tmp_path)
+    found, said = section("cs336_2025", question, tmp_path)
     assert (found.state, found.missing) == ((NOT_YET, found.question.commands()) if says else (DONE, []))
-    assert says in words(found)
+    assert says in said
 
 
 def test_what_cannot_be_read_is_named_and_what_has_not_ended_or_lacks_a_value_is_partly_done(tmp_path: Path):
@@ -206,58 +169,55 @@ def test_what_cannot_be_read_is_named_and_what_has_not_ended_or_lacks_a_value_is
     for run in list(rates(tmp_path).glob("*seed=*"))[:2]:
         (run / "summary.json").unlink()
         (run / "status.json").write_text(json.dumps({"status": "running"}))
-    figures = write_up("cs336_2025", tmp_path, None, Console()).figures
-    assert ["grpo_baselines" in problem for problem in figures["problems"]] == [True]
-    assert figures["problems"][0] in html.unescape((tmp_path / PAGE).read_text())
-    rate = section("cs336_2025", "grpo_learning_rate", tmp_path)
+    (problem,) = write_up("cs336_2025", tmp_path, None, Console()).figures["problems"]
+    assert "grpo_baselines" in problem
+    assert problem in html.unescape((tmp_path / assignment.PAGE).read_text())
+    rate, _ = section("cs336_2025", "grpo_learning_rate", tmp_path)
     assert (rate.state, rate.missing) == (PARTLY, rate.question.commands())
     changed(evaluated(tmp_path / "boxed"), prompt__name="question_boxed")
-    zero = section("cs336_2026", "zero_shot", tmp_path)
-    assert (zero.state, "Not yet run: prompt.name=r1_zero" in words(zero)) == (PARTLY, True)
+    zero, said = section("cs336_2026", "zero_shot", tmp_path)
+    assert (zero.state, "prompt.name=r1_zero" in said) == (PARTLY, True)
 
 
 def test_bars_are_of_the_handouts_model_and_the_leaderboards_figure_is_of_all_problems(tmp_path: Path):
     for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True)):
         rates(tmp_path / name, config=config)
-        said = words(section("cs336_2025", "grpo_learning_rate", tmp_path / name))
-        assert ("says nothing" in said) != is_math
-        assert ("200 steps, and these runs came to 40" in said) == is_math
+        _, said = section("cs336_2025", "grpo_learning_rate", tmp_path / name)
+        assert ("says nothing" in said, "200 steps, and these runs came to 40" in said) == (not is_math, is_math)
         assert "on the other half" in said  # the problems that did not choose
     reference = read_study([rates(tmp_path, "leaderboard")]).settings
-    best = section("cs336_2025", "leaderboard", tmp_path)
-    average = max(np.mean(one.accuracies) for one in reference)
-    assert f"{100 * average:.1f}%, the average over all" in words(best)
+    best, said = section("cs336_2025", "leaderboard", tmp_path)
+    assert f"{100 * max(np.mean(one.accuracies) for one in reference):.1f}%, the average over all" in said
     (picture,) = best.shown[0].pictures
-    assert (picture.figure.axis, max(c.x["total"][-1] for c in picture.figure.curves if "total" in c.x)) == (
-        "total",
-        120,
-    )
+    ends = [curve.x["total"][-1] for curve in picture.figure.curves if "total" in curve.x]
+    assert (picture.figure.axis, max(ends)) == ("total", 120)
     for runs in (reference[0].runs, reference[0].runs[:1]):  # over seeds, and of one seed over its problems
-        mean, low, high = interval_of(Setting((), "", runs))
+        mean, low, high = assignment.interval_of(Setting((), "", runs))
         assert low < mean < high
         assert mean == pytest.approx(np.mean([run.accuracy for run in runs]))
-
-
-def test_the_gap_of_best_of_n_is_said(tmp_path: Path):
     ways = {"pass@N": [[0.2, 0.1, 0.3], [0.6, 0.5, 0.7]], "best mean log-prob": [[0.2, 0.1, 0.3], [0.3, 0.2, 0.4]]}
     run = changed(evaluated(tmp_path / "run"), {"n_list": [1, 4], "best_of_n": ways}, algorithm="best_of_n")
-    said = words(section("pku_hw3", "best_of_n", tmp_path))
+    _, said = section("pku_hw3", "best_of_n", tmp_path)
     assert ("a gap of 30.0 points" in said, f"{run}/best_of_n.png" in said) == (True, True)
 
 
-def test_every_sweep_and_figure_of_the_data_files_is_there():
-    named, page = {path.stem for path in (ROOT / "multirun_sweeps").glob("*.yaml")}, (ROOT / "docs/assignments.md")
+def test_every_sweep_and_figure_of_the_data_files_is_there_and_nothing_run_is_a_list_of_commands(tmp_path: Path):
+    sweeps, page = {path.stem for path in (ROOT / "multirun_sweeps").glob("*.yaml")}, ROOT / "docs/assignments.md"
     for name in COURSES:
         course = course_of(name)
         ids = [question.id for question in course.questions]
         assert len(set(ids)) == len(ids)
+        assert {one["question"] for one in course.published} <= set(ids)
         for question in course.questions:
-            assert set(question.sweeps) <= named
+            assert set(question.sweeps) <= sweeps
             for command in question.commands():
                 assert f"experiment={name}" in command
                 assert ("data.path=MATH_DIR" in command) == (name == "cs336_2025")
                 assert name == "pku_hw3" or f"`{command}" in page.read_text(), command
-        assert {one["question"] for one in course.published} <= set(ids)
+        answer = write_up(name, tmp_path, tmp_path / name, Console())  # a folder that is made
+        assert {one["state"] for one in answer.figures["questions"]} <= {NOT_YET, IN_WORDS}
+    with pytest.raises(ConfigError, match="is no folder"):
+        write_up("cs336_2025", tmp_path / "nowhere", None, Console())
 
 
 def test_what_is_kept_is_small_and_the_same_twice(runs: Path, tmp_path: Path):
@@ -269,7 +229,5 @@ def test_what_is_kept_is_small_and_the_same_twice(runs: Path, tmp_path: Path):
         names = tar.getnames()
         rows = [json.loads(line) for line in tar.extractfile(names[0])]
     assert (len(names), len(rows), rows[0]["train/grad_norm"]) == (16, 11, 0.1235)
-    folder = ROOT / "docs/rehearsal"  # what was kept of the rehearsal stands with what it names
-    named = set(re.findall(rf"{FILES}/([\w.]+)", (folder / MARKDOWN).read_text()))
-    assert named == {path.name for path in (folder / FILES).iterdir()}
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 5e6
+    kept = (ROOT / "docs/rehearsal").rglob("*")
+    assert sum(path.stat().st_size for path in kept if path.is_file()) < 5e6

@@ -19,17 +19,17 @@ pytestmark = [
     pytest.mark.long,
 ]
 AXE = Path(__file__).resolve().parents[1] / ".venv/browser/axe.min.js"
-HOSTILE = (
-    "</pre></script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> \u202e " + "x" * 5000
-)
-WIDTHS = (390, 600, 1280)
+HOSTILE = "</pre></script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> \u202e "
+PLOT = ".plot[data-figure='eval/accuracy']"
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory) -> Path:
     """The report of three rates, four seeds each, with curves and hostile responses."""
     report = report_of()
-    shown = [{"setting": label, "outcome": "wrong", "text": HOSTILE, "where": "a:1"} for label in report.legend]
+    hostile = HOSTILE + "x" * 5000
+    shown = [{"setting": label, "outcome": "wrong", "text": hostile, "where": "a:1"} for label in report.legend]
     report.cases = [Case("What is 3 + 4?", "7", dict.fromkeys((0, 20, 40), shown))]
     target = tmp_path_factory.mktemp("browser") / "report.html"
     target.write_text(page_of(report), encoding="utf-8")
@@ -46,40 +46,27 @@ def browser():
 
 
 @contextmanager
-def opened(browser, file: Path, width: int = 1280, scheme: str = "light", scripts: bool = True) -> Iterator:
-    """The page, all of whose requests, messages and dialogs are kept in `page.odd`."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
-    )
+def opened(browser, file: Path, width: int = 1280, **options) -> Iterator:
+    """The page with every picture drawn, which must have asked for nothing and said nothing in the end."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, **options)
     page, odd = context.new_page(), []
     page.on("console", lambda message: odd.append(f"{message.type}: {message.text[:200]}"))
     page.on("pageerror", lambda error: odd.append(f"error: {str(error)[:200]}"))
     page.on("dialog", lambda dialog: (odd.append("dialog"), dialog.dismiss()))
-    page.on(
-        "request",
-        lambda r: None if r.url.startswith(("data:", "blob:")) or r.url == file.as_uri() else odd.append(r.url),
-    )
+    page.on("request", lambda r: r.url.startswith(("data:", "blob:")) or r.url == file.as_uri() or odd.append(r.url))
     context.route("**/*", lambda route: route.continue_() if route.request.url == file.as_uri() else route.abort())
-    page.add_init_script(
-        "addEventListener('securitypolicyviolation', e => console.error('csp ' + e.violatedDirective))"
-    )
+    policy = "addEventListener('securitypolicyviolation', e => console.error('csp ' + e.violatedDirective))"
+    page.add_init_script(policy)
     page.goto(file.as_uri())
-    page.odd = odd
+    if options.get("java_script_enabled", True):
+        page.wait_for_selector(".plot[data-ready]")
+        for plot in page.query_selector_all(".plot"):
+            plot.scroll_into_view_if_needed()
+            page.wait_for_function("e => e.dataset.ready", arg=plot)
+        page.evaluate("scrollTo(0, 0)")
     yield page
+    assert odd == []
     context.close()
-
-
-def all_drawn(page) -> None:
-    """Bring every picture to the screen, and wait for each."""
-    page.wait_for_selector(".plot[data-ready]")
-    for plot in page.query_selector_all(".plot"):
-        plot.scroll_into_view_if_needed()
-        page.wait_for_function("e => e.dataset.ready", arg=plot)
-    page.evaluate("scrollTo(0, 0)")
-
-
-def sideways(page) -> int:
-    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
 
 
 def axe_violations(page) -> list[str]:
@@ -93,34 +80,18 @@ def axe_violations(page) -> list[str]:
     return [f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:120]}" for v in found]
 
 
-def means(page, colour: int) -> int:
-    """How many mean lines of a colour the first picture has."""
-    lines = f".plot[data-figure='eval/accuracy'] .live path[stroke='var(--s{colour})'][stroke-width='2.3']"
-    return page.locator(lines).count()
-
-
-def test_it_draws_without_a_word_and_without_a_request(browser, page_file):
+def test_it_draws_and_its_legend_axes_keys_zoom_and_theme_work(browser, page_file):
     with opened(browser, page_file) as page:
-        all_drawn(page)
-        assert page.odd == []
         assert page.locator(".plot .live svg").count() >= 6
         assert page.locator("script").count() == page.evaluate("document.scripts.length") <= 4
         assert "<script>alert(1)</script>" in page.locator(".cell pre").first.inner_text()
-
-
-def test_the_legend_axes_keys_zoom_and_theme_work(browser, page_file):
-    with opened(browser, page_file) as page:
-        all_drawn(page)
         first, button = page.locator(".plot[data-curve]").first, page.locator(".legend button[data-setting='1']").first
-        assert means(page, 1) == 1
-        button.click()
-        page.wait_for_function("() => document.querySelectorAll('[aria-pressed=false]').length")
-        page.wait_for_timeout(300)
-        assert (means(page, 1), means(page, 0)) == (0, 1)
-        button.focus()
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(300)
-        assert means(page, 1) == 1
+        lines = [f"{PLOT} .live path[stroke='var(--s{k})'][stroke-width='2.3']" for k in (0, 1)]  # of the means
+        for press, counts in ((button.click, [1, 0]), (lambda: button.press("Enter"), [1, 1])):
+            assert page.locator(lines[1]).count() == 2 - sum(counts)
+            press()
+            page.wait_for_timeout(600)
+            assert [page.locator(line).count() for line in lines] == counts
         for axis in ("tokens", "step"):
             page.locator(f"input.axis[value={axis}]").first.check()
             page.wait_for_function(f"() => document.querySelector('.plot[data-curve]').textContent.includes('{axis}')")
@@ -135,33 +106,26 @@ def test_the_legend_axes_keys_zoom_and_theme_work(browser, page_file):
         page.wait_for_selector(".reset:not([hidden])")
         page.locator(".reset").first.click()
         page.wait_for_selector(".reset", state="hidden")
-        before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        before = page.evaluate(BACKGROUND)
         page.locator("#theme").click()
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-        assert page.odd == []
+        assert page.evaluate(BACKGROUND) != before
 
 
-def test_without_scripts_the_pictures_stand(browser, page_file):
-    with opened(browser, page_file, scripts=False) as page:
+def test_without_scripts_the_pictures_stand_and_it_prints(browser, page_file, tmp_path):
+    with opened(browser, page_file, java_script_enabled=False) as page:
         assert page.locator(".plot svg").count() >= 6
         assert page.locator("h1").inner_text() == "Which learning rate?"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_scrolls_sideways_and_everybody_can_reach_it(width, scheme, browser, page_file):
-    with opened(browser, page_file, width, scheme) as page:
-        all_drawn(page)
-        if width in (390, 1280):
-            assert axe_violations(page) == []
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-        assert sideways(page) <= 0
-        assert page.odd == []
-
-
-def test_it_prints(browser, page_file, tmp_path):
     with opened(browser, page_file) as page:
         page.emulate_media(media="print")
         page.pdf(path=str(tmp_path / "report.pdf"), format="A4")
         assert (tmp_path / "report.pdf").stat().st_size > 50_000
-        assert page.odd == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 600, 1280])
+def test_nothing_scrolls_sideways_and_everybody_can_reach_it(width, scheme, browser, page_file):
+    with opened(browser, page_file, width, color_scheme=scheme) as page:
+        if width != 600:
+            assert axe_violations(page) == []
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -1,6 +1,7 @@
-"""The documents of a report: what the page may run, what stays text, what stands without JavaScript, and Markdown."""
+"""Pictures, page and Markdown of a report: what a page may run, what stays text, what stands without JavaScript."""
 
 import base64
+import csv
 import hashlib
 import json
 import re
@@ -8,12 +9,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
-from report_objects import HOSTILE, report_of, study_of
+from report_objects import HOSTILE, report_of, series_of, study_of, verdicts_of_hand
 
 from rlreason.report import content as palette
-from rlreason.report.content import SIGNS, TEMPLATES, Report, Table
-from rlreason.report.documents import FILES, RUNTIME, as_json, fenced, page_of, text, write_markdown
+from rlreason.report.charts import compiled, rows_of, specification, standalone, write_figures
+from rlreason.report.content import SIGNS, TEMPLATES, Figure, Report, Series, Table, plain_colours
+from rlreason.report.documents import FILES, RUNTIME, as_json, axes_of, data_of, fenced, page_of, text, write_markdown
+from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
+from rlreason.runtime.statistics import mean_interval
+
+X = np.arange(5.0)
+TWELVE = [f"s{k}" for k in range(12)]
 
 
 class Reader(HTMLParser):
@@ -21,40 +29,138 @@ class Reader(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.texts: list[str] = []
+        self.elements, self.scripts, self.texts = [], [], []
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
 
-    def handle_data(self, data: str) -> None:  # inside of script and style all is data
-        inside = self.cdata_elem
-        if inside != "style":
-            (self.scripts if inside == "script" else self.texts).append(data)
+    def handle_data(self, data):  # inside of script and style all is data
+        if self.cdata_elem != "style":
+            (self.scripts if self.cdata_elem == "script" else self.texts).append(data)
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag: str) -> list[dict]:
         return [attributes for name, attributes in self.elements if name == tag]
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
+    """The report of a sweep of twelve runs."""
     return report_of()
 
 
 @pytest.fixture(scope="module")
 def page(report: Report) -> str:
-    """The page of a sweep of twelve runs."""
     return page_of(report)
 
 
-@pytest.fixture(scope="module")
-def found(page: str) -> Reader:
-    return Reader(page)
+def named(figures: list[Figure], name: str) -> Figure:
+    return next(figure for figure in figures if figure.name == name)
 
 
-def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(page: str, found: Reader):
+def mean(*curves: tuple[np.ndarray, np.ndarray], axis: str = "step", **options: bool) -> Series | None:
+    return mean_of([Series({axis: x}, y) for x, y in curves], axis, **options)
+
+
+# ---- curves and pictures ----
+
+
+def test_a_band_is_students_t_over_seeds_where_all_are_and_a_stopped_run_never_moves_the_mean():
+    band = mean(*((X, np.full(5, value)) for value in (0.3, 0.5, 0.4)))
+    for got, wanted in zip((band.y, *band.band), mean_interval([0.3, 0.5, 0.4]), strict=True):
+        assert np.allclose(got, wanted)
+    assert np.isnan(mean((X, X / 10)).band).all()
+    assert mean((np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))).y.tolist() == [5.0, 7.0]  # the last of a step
+    share = mean((X, np.full(5, 0.0)), (X, np.full(5, 1.0)), share=True)
+    assert (share.band[0].min(), share.band[1].max()) == (0.0, 1.0)
+    log = mean((X, np.full(5, 0.01)), (X, np.full(5, 1.0)), log=True)
+    assert np.allclose(log.band[0], log.y / 3)  # above zero
+    whole, stopped = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.9, 0.9, 0.9])
+    band = mean((X, whole), (X[:3], stopped))
+    assert band.x["step"].tolist() == [0, 1, 2]  # not 4: behind step 2 there would be one seed
+    assert np.allclose(band.y, (whole[:3] + stopped) / 2)
+    fast, slow = np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])
+    band = mean((fast, fast * 0.1), (slow, slow * 0.1), axis="tokens")
+    assert (band.x["tokens"][0], band.x["tokens"][-1]) == (2.0, 3.0)
+    assert np.allclose(band.y, band.x["tokens"] * 0.1)  # both lie on one line: interpolated, nowhere beyond
+    assert mean((X, X), (X + 10, X)) is None
+
+
+def test_every_measure_that_was_made_has_a_figure_and_what_a_logarithmic_axis_cannot_hold_is_counted():
+    study = study_of()
+    first = study.runs[0].series
+    first["train/grad_norm"] = series_of(X + 1, np.array([0.0, 1, 2, -1, 3]))
+    figures = figures_of(study)
+    assert (figures[0].name, "3e-5 +" in forest_of(verdicts_of_hand(study)).alt) == ("eval/accuracy", True)
+    last = np.mean([run.series["eval/accuracy"].y[-1] for run in study.settings[1].runs])
+    assert f"3e-5 {last:.1%}" in figures[0].alt
+    live = next(curve for curve in named(figures, "live_groups").curves if curve.seed == 0)
+    assert np.allclose(live.y, 1 - first["reward/frac_reward_zero_std"].y)
+    norms = named(figures, "train/grad_norm")
+    assert ("2 values" in norms.note, norms.log) == (True, True)
+    assert all((curve.y > 0).all() for curve in norms.curves)
+    study.runs[0].planned_steps, study.runs[0].status = 400, "stopped:test"
+    study.runs[1].planned_steps, study.runs[1].status = 400, "running"  # which has no cross
+    assert [row["x"] for row in rows_of(figures_of(study)[0], legend_of(study, []))["stops"]] == [200.0]
+    for run in study.runs:
+        run.series = {"train/grad_norm": series_of(X, np.full(5, 0.3)), "eval/entropy": series_of(X, X)}
+    entropy, norms = figures_of(study)
+    assert (entropy.name, norms.log) == ("entropy", False)  # nothing was sampled; one value has a plain axis
+
+
+def test_pictures_are_valid_plain_and_keep_labels_as_text():
+    altair = pytest.importorskip("altair")
+    study = study_of(("a b", HOSTILE, "group_size=8 learning_rate=3e-5"))
+    verdicts = verdicts_of_hand(study)
+    figures, legend = [*figures_of(study), forest_of(verdicts)], legend_of(study, verdicts)
+    for figure in {(figure.log, bool(figure.curves)): figure for figure in figures}.values():
+        altair.Chart.from_dict(specification(figure, legend), validate=True)
+        titles = [axis.get("title") for axis in compiled(figure, legend)["axes"]]
+        assert ({"signal": "xtitle"} in titles) == bool(figure.curves)
+        svg = standalone(figure, legend)
+        assert (re.search("<script|<b |\u202e", svg), "⟨U+202E⟩" in svg) == (None, True)
+        assert "stroke-dasharray" not in svg.partition("role-legend")[2]  # a dash around a marker gives it no shape
+        light, dark = plain_colours(svg), plain_colours(svg, dark=True)
+        assert (palette.LIGHT["s1"] in light, palette.DARK["s1"] in dark) == (True, True)
+        assert "var(--" not in light + dark
+    assert {"group_size=8", "learning_rate=3e-5"} <= set(re.findall(r">([^<]*)<", svg))  # broken at spaces
+
+
+def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(tmp_path):
+    study = study_of()
+    figures = [named(figures_of(study), "reward/mean"), forest_of(verdicts_of_hand(study))]
+    write_figures(figures, legend_of(study, []), tmp_path)
+    for name in ("reward_mean", "forest"):
+        assert "var(--" not in (tmp_path / f"{name}.svg").read_text()
+        box = re.search(rb"MediaBox \[0 0 (\d+)", (tmp_path / f"{name}.pdf").read_bytes())
+        assert int(box[1]) == pytest.approx(240, abs=2)  # points: a column
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "reward_mean.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    values = [float(row["value"]) for row in rows if row["data"] == "run" and row["setting"] == "1e-4"]
+    assert values == [float(v) for run in study.settings[2].runs for v in run.series["reward/mean"].y]
+    assert [row["low"] != "" for row in rows if row["data"] == "mean"] == [True] * 600
+
+
+def test_page_data_hold_every_run_once_thinned_and_with_few_digits():
+    study = study_of(seeds=4, steps=3000)
+    data = data_of([named(figures_of(study), "reward/mean")], {"reward/mean": {}}, legend_of(study, []))
+    curves = [curve for curve in data["figures"]["reward/mean"]["curves"] if not curve["is_mean"]]
+    for curve, run in zip(curves, study.runs, strict=True):
+        values = run.series["reward/mean"].y
+        assert len(curve["y"]) <= 200
+        assert [curve["y"][0], curve["y"][-1]] == pytest.approx([values[0], values[-1]], rel=1e-3)
+        assert (curve["x"]["step"][-1], curve["x"]["time"][-1]) == (3000, 100)  # minutes
+        assert all(len(f"{value:g}".replace(".", "").lstrip("0").split("e")[0]) <= 4 for value in curve["y"])
+        run.series = {"eval/accuracy": series_of(X, X / 10, tokens=0.0)}
+    assert axes_of(figures_of(study)) == ["step", "time", "updates"]  # without what does not move
+
+
+# ---- the page ----
+
+
+def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(page: str):
+    found = Reader(page)
     assert len(page.encode()) <= 3_000_000
     policy = next(a["content"] for a in found.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -86,7 +192,8 @@ def test_what_others_wrote_stays_text_wherever_it_stands():
     assert json.loads(as_json(data)) == data
 
 
-def test_every_picture_stands_without_javascript_and_a_script_has_rows_for_it(page: str, found: Reader, report: Report):
+def test_pictures_buttons_verdicts_and_tables_are_there_and_stand_without_javascript(page: str, report: Report):
+    found = Reader(page)
     plots = [attributes for attributes in found.all("div") if attributes.get("class") == "plot"]
     assert len(plots) == len(report.figures) + 1 >= 14
     assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 40 for plot in plots)
@@ -95,46 +202,45 @@ def test_every_picture_stands_without_javascript_and_a_script_has_rows_for_it(pa
     assert len(ids) == len(set(ids))
     assert set(re.findall(r"url\(#([\w-]+)\)", page)) <= set(ids)
     data = json.loads(found.scripts[0])
-    assert list(data["figures"]) == [figure.name for figure in report.every_figure]
-    for name, figure in data["figures"].items():
-        named = {of["name"] for of in figure["spec"]["data"] if not of["name"].startswith(("source_", "data_"))}
-        assert named <= {*figure["rows"], *(("means", "seeds", "marks", "stops") if figure["curves"] else ())}, name
     assert data["settings"] == report.legend
-
-
-def test_buttons_verdicts_and_tables_are_there(page: str, found: Reader, report: Report):
+    assert list(data["figures"]) == [figure.name for figure in report.every_figure]
+    for name, figure in data["figures"].items():  # a script has rows for every picture
+        wanted = {of["name"] for of in figure["spec"]["data"] if not of["name"].startswith(("source_", "data_"))}
+        assert wanted <= {*figure["rows"], *(("means", "seeds", "marks", "stops") if figure["curves"] else ())}, name
     buttons = [a for a in found.all("button") if "data-setting" in a]
     assert [a["data-setting"] for a in buttons] == ["0", "1", "2"] * 2
     assert all(a["aria-pressed"] == "true" and a["type"] == "button" for a in buttons)
-    assert 'value="tokens"' in page
     assert all(SIGNS[verdict.word] in page and verdict.sentence in page for verdict in report.verdicts)
     for tag, role in (("table", "table"), ("tr", "row"), ("td", "cell"), ("thead", "rowgroup"), ("tbody", "rowgroup")):
         assert {attributes.get("role") for attributes in found.all(tag)} == {role}  # on phones they are no tables else
     assert all(attributes.get("data-label") is not None for attributes in found.all("td"))
 
 
-def test_many_settings_fold_the_verdicts_of_those_without_a_curve_and_nothing_is_a_page_too():
-    study = study_of([f"s{k}" for k in range(12)], seeds=2, steps=20)
+def test_many_settings_leave_colours_to_the_largest_differences_and_fold_the_others_verdicts():
+    study = study_of(TWELVE, seeds=2, steps=20)
     for run in study.runs:
         run.series = {"eval/accuracy": run.series["eval/accuracy"]}
     report = report_of(study)
+    assert report.legend == ["s0", *TWELVE[5:]]  # the reference; differences grow with the place
+    rows = rows_of(report.figures[0], report.legend)
+    assert {row["setting"] for row in rows["means"]} == {row["setting"] for row in rows["seeds"]} == set(report.legend)
+    assert standalone(report.forest, report.legend).count("var(--rest)") >= 4  # which has all settings
     page = page_of(report)
     assert len([a for a in Reader(page).all("button") if "data-setting" in a]) == 8
     assert "<summary>4 other settings</summary>" in page
     assert all(verdict.sentence in page for verdict in report.verdicts)
     report.figures, report.tables, report.cases, report.details, report.problems = [], [], [], [], []
     report.verdicts, report.forest, report.facts, report.warnings = [], None, [], []
-    assert report.question in page_of(report)
+    assert report.question in page_of(report)  # nothing is a page too
 
 
-def test_the_runtime_is_what_its_hash_and_licences_say():
-    versions = json.loads((RUNTIME.parent / "versions.json").read_text())
-    code = RUNTIME.read_bytes()
+def test_the_runtime_is_what_its_hash_and_licences_say_and_of_the_version_that_drew():
+    versions, code = json.loads((RUNTIME.parent / "versions.json").read_text()), RUNTIME.read_bytes()
+    assert versions["packages"]["vega"] == pytest.importorskip("vl_convert").get_vega_version()
     assert hashlib.sha256(code).hexdigest() == versions["sha256"]
     assert not re.search(rb"</script|<!--", code, re.IGNORECASE)
     licences = (RUNTIME.parent / "LICENSES.txt").read_text()
     assert all(f"{name} {version} (" in licences for name, version in versions["packages"].items())
-    assert set(re.findall(r"\d \(([\w-]+)\)\n", licences)) == {"BSD-3-Clause", "ISC"}
 
 
 def test_markdown_has_the_same_with_pictures_that_exist_and_texts_that_stay_texts(tmp_path: Path):
@@ -143,8 +249,8 @@ def test_markdown_has_the_same_with_pictures_that_exist_and_texts_that_stay_text
     report.tables.append(Table("t", ["a|b", "c"], [["x\ny", "1 | 2"]], frozenset({1}), note="n"))
     write_markdown(report, tmp_path / "report.md")
     written = (tmp_path / "report.md").read_text()
-    assert f"{SIGNS['cannot tell']} cannot tell:** " in written
-    for part in ("## Settings", "## Experiment log", "| a\\|b | c |\n| --- | --: |\n| x<br>y | 1 \\| 2 |\n\nn\n"):
+    table = "| a\\|b | c |\n| --- | --: |\n| x<br>y | 1 \\| 2 |\n\nn\n"
+    for part in (f"{SIGNS['cannot tell']} cannot tell:** ", "## Settings", "## Experiment log", table):
         assert part in written
     pictures = re.findall(rf'(?:src|srcset)="({FILES}/[\w.]+)"', written)
     assert len(pictures) == 10
@@ -152,18 +258,9 @@ def test_markdown_has_the_same_with_pictures_that_exist_and_texts_that_stay_text
     for name in pictures:
         ElementTree.parse(tmp_path / name)
     assert not list(tmp_path.rglob("*.partial"))
-    fence, outside = "", []
-    for line in written.splitlines():
-        if fence:
-            fence = "" if line == fence else fence
-        elif found := re.match(r"(`{3,})text$", line):
-            fence = found[1]
-        elif not line.startswith("<picture"):  # whose alt text is an attribute
-            outside.append(line)
-    assert not fence
+    without_pictures = "\n".join(line for line in written.splitlines() if not line.startswith("<picture"))
+    outside = re.sub(r"^(`{3,})text$.*?^\1$", "", without_pictures, flags=re.M | re.S)
+    assert not re.search(r"^`{3,}|<(script|img src=x)|(?<!\\)\]\(http", outside, re.M)
     assert "\u202e" not in written
-    assert not re.search(r"<(script|img src=x)", "\n".join(outside))
-    assert not re.search(r"(?<!\\)\]\(http", "\n".join(outside))
     assert fenced("``````") == ["```````text", "``````", "```````"]
-    assert text("# no heading\nat all") == "\\# no heading at all"
-    assert text("1. no list") == "1\\. no list"
+    assert [text("# a\nb"), text("1. no list")] == ["\\# a b", "1\\. no list"]

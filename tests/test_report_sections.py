@@ -1,4 +1,4 @@
-"""The sections of a report: tables, pass@k, log, what differs, facts, warnings, and problems side by side."""
+"""What given folders become: settings, seeds, a reference; and a report's tables, log, facts, warnings and cases."""
 
 import json
 from pathlib import Path
@@ -8,24 +8,73 @@ import pytest
 from report_objects import answered
 
 from rlreason.health.monitors import Finding
+from rlreason.records.reader import write_status
+from rlreason.report import sections
 from rlreason.report.content import Series
-from rlreason.report.read import read_study
-from rlreason.report.sections import (
-    LONGEST_RESPONSE,
-    cases_of,
-    facts_of,
-    health_of,
-    health_table,
-    log_of,
-    passes_table,
-    settings_table,
-    warnings_of,
-)
+from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import Answers, GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
-from tests.sweep_folders import answers, sweep
+from tests.sweep_folders import CONFIG, answers, ended, sweep
 
 NONE = "\N{EN DASH}"
+ALL = [0, 1, 2, 3]
+
+
+def loose(folder: Path, settings: str = "", seed: int = 0) -> Path:
+    """A run outside of any sweep."""
+    ended(folder, answers(seed, 0.5), config=f"{CONFIG}seed: {seed}\n{settings}")
+    return folder
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> Path:
+    """A sweep of three learning rates, each better than the one before."""
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2", "3"], lambda value, seed: answers(seed, int(value) / 4), reference={"lr": "2"})
+    return folder
+
+
+def seen(study: Study) -> dict[str, list[int]]:
+    return {one.label: [run.seed for run in one.runs] for one in study.settings}
+
+
+def test_loose_runs_are_told_apart_by_what_differs_between_their_configs_or_else_by_their_folders(tmp_path: Path):
+    settings = "optimizer: {{lr: {}}}\nthreads: {}\n"
+    runs = [loose(tmp_path / f"{lr}{s}", settings.format(lr, s + 1), s) for lr in (1, 2) for s in (1, 0)]
+    study = read_study(runs)
+    assert (seen(study), study.axes) == ({"1": [0, 1], "2": [0, 1]}, ["optimizer.lr"])
+    many = [loose(tmp_path / name, "".join(f"k{k}: {name}\n" for k in range(6))) for name in ("old", "new")]
+    assert [dict(one.key)["run"] for one in read_study(many).settings] == ["old", "new"]
+    twice = [loose(tmp_path / place / "run") for place in ("monday", "tuesday")]
+    assert list(seen(read_study(twice))) == ["monday/run", "tuesday/run"]
+    base = {"seed": 0, "model.path": "a", "save_model": True, "hydra.run.dir": "x"}  # what changes no figure
+    assert differing_keys([base, base | {"seed": 1, "save_model": False, "hydra.run.dir": "y"}]) == []
+    assert differing_keys([base, base | {"model.path": "b"}, {"seed": 3}]) == ["model.path"]
+
+
+def test_a_sweep_has_its_reference_first_and_a_part_of_one_what_was_given_first(rates: Path, tmp_path: Path):
+    assert list(seen(read_study([rates]))) == ["2", "1", "3"]
+    part = read_study([rates / "lr=3", rates / "lr=2"])
+    assert seen(part) == {"3": ALL, "2": ALL}
+    assert part.notes[0].startswith("lr=3 was the best of 3")
+    assert read_study([rates / "lr=1", rates / "lr=2"]).notes == []
+    report = sections.build_report(read_study([rates / "lr=1", rates / "lr=3"]))  # chosen on these same problems
+    assert ("3 was chosen" in report.verdicts[0].sentence, "the best of 3" in report.warnings[-1]) == (True, True)
+    sweep(tmp_path / "t", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "9"})
+    twice = read_study([tmp_path / "t", tmp_path / "t"])
+    assert (seen(twice), twice.reference.label) == ({"1": ALL, "2": ALL}, "1")
+    assert (len(twice.problems), "seed 0" in twice.problems[0]) == (8, True)
+
+
+def test_a_run_without_a_summary_is_what_its_status_says(rates: Path):
+    (rates / "lr=3,seed=0/summary.json").write_text("[]")
+    write_status(rates / "lr=3,seed=0", "finished")
+    study = read_study([rates])
+    assert [(run.status, run.final is None) for run in study.settings[2].runs] == [("finished", False)] * 4
+    assert ["summary.json" in problem for problem in study.problems] == [True]
+
+
+# ---- sections ----
 
 
 def study(chances: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Study:
@@ -39,7 +88,7 @@ def study(chances: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2, 3)) -> S
 
 def test_the_table_of_settings_has_verdict_interval_and_the_biased_best():
     of = study({"1": 0.5, "2": 0.8})
-    table = settings_table(of, verdicts_of(of))
+    table = sections.settings_table(of, verdicts_of(of))
     first, second = (dict(zip(table.head, row, strict=True)) for row in table.rows)
     assert (first["verdict"], first["difference"]) == ("reference", NONE)
     assert second["verdict"].startswith("\N{BLACK UP-POINTING TRIANGLE} better\np")
@@ -48,61 +97,56 @@ def test_the_table_of_settings_has_verdict_interval_and_the_biased_best():
     assert first["best checkpoint"] == "90.0%*\nbest of 3"
     assert (first["seeds"], first["time a run"], first["tokens a run"]) == ("4 of 4", "60 s", "0.20 M")
     of.runs[0].series, of.settings[0].runs = {}, of.runs[:1]
-    assert settings_table(of, []).rows[0][5] == NONE
+    assert sections.settings_table(of, []).rows[0][5] == NONE
 
 
 def test_pass_at_k_needs_samples_and_before_and_after_are_of_the_same_problems():
     """The evaluation before training asks fewer problems: what only the final one asks is no progress."""
     of = study({"1": 0.5})
-    assert passes_table(of) is None
+    assert sections.passes_table(of) is None
     for one in of.runs:
         hard = {f"hard{k}": GradedProblem(1, 4) for k in range(10)}
         one.start = Answers(hard)
         one.final = Answers({**hard, **{f"easy{k}": GradedProblem(4, 4) for k in range(30)}})
-    table = passes_table(of)
+    table = sections.passes_table(of)
     assert list(table.head) == ["setting", "training", "k = 1", "k = 2", "k = 4"]
     assert table.rows[0][1:] == ["before", "25.0%", "50.0%", "100.0%"]
     assert table.rows[1][2:] == table.rows[0][2:]
 
 
-def test_the_table_of_health_counts_problems_and_no_notes():
-    of = study({"1": 0.5}, seeds=(0, 1))
-    note = Finding("no_live_group", "a step was mastered", problem=False, step=3)
-    of.runs[0].findings, of.runs[1].findings = [note], [Finding("truncated", "90% were cut", step=2), note]
-    assert health_of(of) == "something is wrong in 1 of 2 runs"
-    assert [row[1:4] for row in health_table(of).rows] == [["truncated\n90% were cut", "1 of 2\nseed 1", "2"]]
-
-
-def test_log_and_facts_are_of_all_runs():
+def test_log_health_and_facts_are_of_all_runs_and_notes_are_no_problems():
     of = study({"1": 0.5, "2": 0.5})
     diverged, running = of.runs[:2]
+    note = Finding("no_live_group", "a step was mastered", problem=False, step=3)
+    diverged.findings, running.findings = [note], [Finding("truncated", "90% were cut", step=2), note]
+    assert sections.health_of(of) == "something is wrong in 1 of 8 runs"
+    assert [row[1:4] for row in sections.health_table(of).rows] == [["truncated\n90% were cut", "1 of 4\nseed 1", "2"]]
     diverged.status, diverged.reason = "diverged:loss", "step 3: the loss is no number"
     running.status, running.totals, running.accuracy = "running", {"step": 7.0}, None
     of.runs[2].settings["data.overlap"], of.runs[4].protocol = "refuse", {"hash": "aa"}
-    rows = log_of(of).rows
+    rows = sections.log_of(of).rows
     assert [row[2] for row in rows[:3]] == ["diverged", "running", "finished"]
     assert (rows[0][3], rows[1][4]) == (diverged.reason, "7 of 40")
-    facts = dict(facts_of(of))
+    facts = dict(sections.facts_of(of))
     assert facts["Budget"] == "40 steps; 0.20 M tokens a run; 1 run ended early; 1 run still running"
     assert (facts["Protocol"], facts["Training and validation overlap"]) == ("aa", "none: it is refused")
     assert facts["Cost"] == "1.40 M tokens sampled so far; 8 ended, after 8 min"
     running.status, of.runs[5].protocol = "finished", {"hash": "bb"}
-    assert dict(facts_of(of))["Protocol"] == "aa, bb: they differ"
+    assert dict(sections.facts_of(of))["Protocol"] == "aa, bb: they differ"
 
 
-def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path: Path):
-    sweep(tmp_path, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5 + 0.4 * (value == "2"), 40))
-    for place in tmp_path.glob("lr=*"):
+def test_a_few_problems_are_shown_over_training_side_by_side(rates: Path):
+    for place in rates.glob("lr=*"):
         lines = (place / "evals/step_00040.jsonl").read_text().splitlines()
         rows = [json.loads(line) | {"response": "x" * 700, "gold": "7", "format_reward": 1.0} for line in lines]
         for step in (0, 10, 40):
             text = "".join(json.dumps(row | {"step": step}) + "\n" for row in rows)
             (place / f"evals/step_{step:05d}.jsonl").write_text(text)
-    cases = cases_of(read_study([tmp_path]))
+    cases = sections.cases_of(read_study([rates]))
     assert 1 <= len(cases) <= 4
     for shown in (shown for case in cases for shown in case.steps.values()):
-        assert [one["setting"] for one in shown] == ["1", "2"]
-        assert all(one["text"].endswith(f" ... {700 - LONGEST_RESPONSE} more characters") for one in shown)
+        assert {one["setting"] for one in shown} <= {"1", "2", "3"}
+        assert all(one["text"].endswith(f" {700 - sections.LONGEST_RESPONSE} more characters") for one in shown)
         assert all(one["where"].startswith(f"lr={one['setting']},seed=0/evals/step_000") for one in shown)
 
 
@@ -117,7 +161,7 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path: Path):
 )
 def test_what_is_odd_is_said_and_nothing_else(change, says):
     of = study({"1": 0.5, "2": 0.8})
-    assert not any(says in line for line in warnings_of(of))
+    assert not any(says in line for line in sections.warnings_of(of))
     for one in of.runs:
         change(one)
-    assert any(says in line for line in warnings_of(of))
+    assert any(says in line for line in sections.warnings_of(of))

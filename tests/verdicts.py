@@ -22,48 +22,36 @@ RECORD = FOLDER / "verdicts.txt"
 FORMS = (FOLDER / "number_forms.txt").read_text(encoding="utf-8").splitlines()
 COUNTDOWN = "rlreason.grading.verifiers.countdown"
 
-#: (response, formatted, right) for the gold 38.
-R1_ZERO_FORMAT = [
-    ("</think> <answer>38</answer>", 1, 1),
-    ("</think><answer>38</answer>", 0, 0),
-    ("</think>  <answer>38</answer>", 0, 0),
-    ("</think>\n<answer>38</answer>", 0, 0),
-    ("<answer>38</answer>", 0, 0),
-    ("</think> <answer>38", 0, 0),
-    ("</answer> </think> <answer>38", 0, 0),
-    ("</think> <answer>38</answer> done", 1, 0),
-    ("</think> <answer>3</answer>8", 1, 0),
-    ("</think> <answer>38</answer></answer>", 1, 1),
-    ("</think> <answer>1</answer> </think> <answer>38</answer>", 1, 1),
-    ("</think> <answer>38</answer> </think> <answer>1</answer>", 1, 0),
-    ("</think> <answer>37</answer> <answer>38", 1, 0),
-    (r"</think> <answer>it is \boxed{38}</answer>", 1, 1),
-    (r"</think> <answer>\boxed{1} \boxed{38}</answer>", 1, 1),
-    (r"</think> <answer>\boxed{38</answer>", 1, 0),
-    (r"</think> <answer>it is $\boxed 38$.</answer>", 1, 1),
-    (r"</think> <answer>$38$ ;</answer>", 1, 1),
-    (r"</think> <answer>38,,</answer>", 1, 0),
-    (r"</think> <answer>\text{\$}38.00</answer>", 1, 1),
-    (r"</think> <answer>\text{\$}39</answer>", 1, 0),
-    ("</think> <answer></answer>", 1, 0),
-    ("</think> <answer>39</answer>", 1, 0),
-    ("", 0, 0),
-]
-QUESTION_ONLY_FORMAT = [
-    (r"so \boxed{38}", 1, 1),
-    (r"\boxed{1} no, \boxed{38}.", 1, 1),
-    (r"\boxed{38} no, \boxed{1}", 1, 0),
-    (r"\boxed{38} and \boxed{39", 0, 0),
-    (r"\boxed 38", 1, 1),
-    (r"so \boxed38.", 1, 1),
-    (r"\boxed\frac{76}{2}", 1, 1),
-    (r"the \boxed environment", 0, 0),
-    (r"\boxed 3 8", 1, 0),
-    (r"\fbox{38}", 0, 0),
-    (r"\boxed{}", 1, 0),
-    ("38", 0, 0),
-    (r"\boxed{\text{38}}", 1, 1),
-]
+#: (formatted, right) -> responses to the gold 38.
+R1_ZERO = {
+    (1, 1): [
+        "</think> <answer>38</answer>", "</think> <answer>38</answer></answer>", r"</think> <answer>$38$ ;</answer>",
+        "</think> <answer>1</answer> </think> <answer>38</answer>", r"</think> <answer>it is \boxed{38}</answer>",
+        r"</think> <answer>\boxed{1} \boxed{38}</answer>", r"</think> <answer>it is $\boxed 38$.</answer>",
+        r"</think> <answer>\text{\$}38.00</answer>",
+    ],
+    (1, 0): [
+        "</think> <answer>38</answer> done", "</think> <answer>3</answer>8", r"</think> <answer>38,,</answer>",
+        "</think> <answer>38</answer> </think> <answer>1</answer>", "</think> <answer>37</answer> <answer>38",
+        r"</think> <answer>\boxed{38</answer>", r"</think> <answer>\text{\$}39</answer>",
+        "</think> <answer></answer>", "</think> <answer>39</answer>",
+    ],
+    (0, 0): [
+        "</think><answer>38</answer>", "</think>  <answer>38</answer>", "</think>\n<answer>38</answer>", "",
+        "<answer>38</answer>", "</think> <answer>38", "</answer> </think> <answer>38",
+    ],
+}  # fmt: skip
+QUESTION_ONLY = {
+    (1, 1): [
+        r"so \boxed{38}", r"\boxed{1} no, \boxed{38}.", r"\boxed 38", r"so \boxed38.", r"\boxed\frac{76}{2}",
+        r"\boxed{\text{38}}",
+    ],
+    (1, 0): [r"\boxed{38} no, \boxed{1}", r"\boxed 3 8", r"\boxed{}"],
+    (0, 0): [r"\boxed{38} and \boxed{39", r"the \boxed environment", r"\fbox{38}", "38"],
+}  # fmt: skip
+R1_ZERO_FORMAT, QUESTION_ONLY_FORMAT = (
+    [(response, *marks) for marks, responses in of.items() for response in responses] for of in (R1_ZERO, QUESTION_ONLY)
+)
 
 #: (extract, answer, right) for the gold 38.
 EXTRACTED = [
@@ -141,11 +129,7 @@ def all_cases() -> list[Case]:
         *(Case("r1_zero", tagged(answer), "38", (("extract", extract),)) for extract, answer, _ in EXTRACTED),
         *(Case("r1_zero", tagged(answer), gold, tuple(own.items())) for own, answer, gold, _ in TOLERATED),
         # In process: what the symbolic library would spend its time limit on is no right answer either way.
-        *(
-            Case("r1_zero", tagged(answer), gold, (("symbolic", False),))
-            for answer in hostile
-            for gold in ("38", "1/2")
-        ),
+        *(Case("r1_zero", tagged(of), gold, (("symbolic", False),)) for of in hostile for gold in ("38", "1/2")),
         *(Case(f"{COUNTDOWN}:r1_zero", tagged(answer), "3 5 7 -> 22") for answer in EQUATIONS),
     ]
     return list(dict.fromkeys(cases))
@@ -161,10 +145,10 @@ def judge(cases: Sequence[Case], default: Grader) -> Record:
         named = dict(settings)
         symbolic = named.pop("symbolic", True)
         is_default = (reward, settings) == ("r1_zero", ())
-        own = None if is_default else Grader(GradingConfig(**named), reward, symbolic=symbolic)
-        grades = (own or default).grade_batch([case.response for case in group], [case.gold for case in group])
-        if own:
-            own.close()
+        grader = default if is_default else Grader(GradingConfig(**named), reward, symbolic=symbolic)
+        grades = grader.grade_batch([case.response for case in group], [case.gold for case in group])
+        if not is_default:
+            grader.close()
         for case, grade in zip(group, grades, strict=True):
             marks[case.key] = "+" if grade.outcome == "correct" else "-" if grade.format else "0"
     return Record(GRADER_VERSION, marks)
@@ -191,9 +175,7 @@ def complaints(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str
     ]
     if not changed or now.version > recorded.version:
         return []
-    cure = (
-        f"set GRADER_VERSION = {recorded.version + 1} in rlreason/grading/grader.py, then run python tests/verdicts.py"
-    )
+    cure = f"set GRADER_VERSION = {recorded.version + 1} in grading/grader.py, then run python tests/verdicts.py"
     return ["\n".join([f"other verdicts than version {recorded.version}'s: {cure}", *changed])]
 
 
