@@ -238,7 +238,7 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
 def test_notes_are_no_problems_what_a_sound_run_shows_now_and_then_is_a_note_and_thresholds_are_the_runs_own():
     cut = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
     (one,) = monitored(cut, {"monitors": {"truncated": "off"}})  # which is looked at
-    assert (one.rule, "in 2 steps: 1-2" in one.evidence[0]) == ("truncated", True)
+    assert (one.rule, "in 2 steps" in one.evidence[0]) == ("truncated", True)
     assert monitored(cut, {"monitors": {"truncated_above": 0.7}}) == []
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}

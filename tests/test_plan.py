@@ -49,7 +49,7 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert re.match(r"at most about [\d.]+ MB when all have ended: [\d.]+ MB a run$", said["disk"])
+    assert re.match(r"at most about [\d.]+ MiB when all have ended: [\d.]+ MiB a run$", said["disk"])
     assert "about " in said["memory"]
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]

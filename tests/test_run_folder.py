@@ -83,7 +83,6 @@ def test_an_unfinished_run_has_no_summary_and_a_broken_file_is_named(run):
         (None, "has no config.yaml"),
         ("a: [", "holds no settings"),
         ("{}", "prompt.reward"),
-        ("prompt: {reward: r1_zero}\ngrading: {rel_tol: abc}\n", "grading.rel_tol"),
     ],
 )
 def test_settings_that_cannot_be_read_are_one_line(run, text, says, capsys):

@@ -182,7 +182,7 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         ("cells: [loss=gspo]", "sweep/mine.yaml"),
         ("cells: [['loss=gspo,cispo']]", "loss=gspo"),
         ("cells: [[los=gspo]]", "los"),
-        ("embedded: {data: {name: x}}", "data is nested"),
+        ("embedded: {data: {name: x}}", "data="),
         ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
         ("cells: [[seed=a]]", "seed=a"),
         ("chain: [mine]", "is a chain"),
