@@ -35,6 +35,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("losses", ".where(advantages < 0, -math.inf)", ""),
     ("losses", "surrogate.maximum(floor)", "surrogate.minimum(floor)"),
     ("losses", 'lost = lost | stats["dual_clipped"]', "lost = lost"),
+    ("losses", "return -surrogate, {", "return surrogate, {"),
     ("losses", "stat.detach().to(loss.dtype)", "stat.to(loss.dtype)"),
     ("losses", 'masked_mean(log_ratio, response_mask, dim=-1, empty="zero").exp()', "log_ratio.sum(-1).exp()"),
     ("losses", 'masked_mean(log_ratio, response_mask, dim=-1, empty="zero").exp()', 'masked_mean(log_ratio.exp(), response_mask, dim=-1, empty="zero")'),
@@ -80,6 +81,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("terms", "entropy_coef != 0 and torch.is_grad_enabled() and", "entropy_coef != 0 and"),
     # mismatch, overlong, zero variance
     ("terms", "ratio.clamp(max=mismatch_cap)", "ratio.clamp(min=mismatch_cap)"),
+    ("terms", "ratio.clamp(max=mismatch_cap)", "ratio"),
     ("terms", "ratio.masked_fill(ratio > mismatch_cap, 0.0)", "ratio.masked_fill(ratio < mismatch_cap, 0.0)"),
     ("terms", "masked_log_ratio(old_log_probs, engine_log_probs,", "masked_log_ratio(engine_log_probs, old_log_probs,"),
     ("terms", ".detach().exp()", ".exp()"),

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_pairs
-from torch.nn import functional as F
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.rollouts import score_samples
@@ -59,21 +58,10 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(policy, objective)
     samples = make_samples(policy, old=True)
     whole = gradient_of(Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000), samples)
     assert whole.norm() > 0
-    for tokens, size in ((64, None), (40, None), (10_000, 5), (10_000, 1)):
+    for tokens, size in ((40, None), (10_000, 5), (10_000, 1)):
         split = Learner(policy, objective, OptimizationConfig(1e-3, micro_batch_size=size), micro_batch_tokens=tokens)
         assert len(split.micro_batches(samples)) > 1
         torch.testing.assert_close(gradient_of(split, samples), whole, atol=1e-6, rtol=1e-4)
-
-
-def test_ratio_is_one_on_the_first_pass_and_not_on_the_second(policy):
-    samples = make_samples(policy, old=True)
-    learner = Learner(policy, Objective(LossConfig("grpo_clip", cliprange=0.2)), OptimizationConfig(1e-2))
-    first, second = learner.update(samples), learner.update(samples)
-    assert first["train/ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert first["train/clip_fraction"] == 0
-    assert abs(second["train/ratio"] - 1) > 1e-3
-    assert second["train/approx_kl"] > 1e-4
-    assert second["train/clip_fraction"] > 0
 
 
 def test_a_step_and_its_metrics_do_not_depend_on_the_split_nor_on_old_log_probs_equal_to_todays(tokenizer):
@@ -92,14 +80,6 @@ def test_a_step_and_its_metrics_do_not_depend_on_the_split_nor_on_old_log_probs_
     # Adam divides by the gradient's own size, so tiny entries amplify rounding: compare within one step's length.
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], atol=2e-4, rtol=0)
-
-
-def test_the_gap_ignores_tokens_sampled_under_the_ban_on_ending(policy):
-    samples, learner = make_samples(policy), Learner(policy, Objective(), OptimizationConfig(0.0))
-    for s in samples:
-        s.response.log_probs[0] += 1.0  # as if renormalised without the end token
-    assert learner.update(samples, mismatch_from=0)["rollout/mismatch_max"] == pytest.approx(1.0, abs=1e-3)
-    assert learner.update(samples, mismatch_from=1)["rollout/mismatch_max"] < 1e-4
 
 
 def test_the_gradient_is_the_updates_and_leaves_everything_as_it_was(policy):
@@ -234,26 +214,20 @@ def test_kl_in_the_reward_moves_advantages_and_leaves_it_to_rewards_which_groups
 
 
 def test_the_entropy_bonus_raises_entropy(policy):
-    samples = grouped_samples(policy)  # no advantages
-    learner = Learner(policy, Objective(entropy_coef=0.5), OptimizationConfig(1e-3))
-    entropy = [learner.update(samples)["train/entropy"] for _ in range(6)]
+    learner, samples = Learner(policy, Objective(entropy_coef=0.5), OptimizationConfig(1e-3)), grouped_samples(policy)
+    entropy = [learner.update(samples)["train/entropy"] for _ in range(4)]  # without advantages
     assert all(after > before for before, after in itertools.pairwise(entropy))
 
 
-def test_gradients_through_chunks_are_those_of_full_logits_in_float64():
+def test_gradients_through_chunks_are_those_of_full_logits():
     g = torch.Generator().manual_seed(0)
-    exact = [torch.randn(n, 16, generator=g, dtype=torch.float64, requires_grad=True) for n in (37, 50)]
-    labels = torch.randint(50, (37,), generator=g)
-    a, b = torch.randn(2, 37, generator=g, dtype=torch.float64)  # what flows back into log-probs and entropies
-    full = (F.linear(*exact) / 0.7).log_softmax(-1)
-    entropy = -(full.exp() * full).sum(-1)
-    ours = [t.detach().float().requires_grad_() for t in exact]
-    log_probs, chunked_entropy = chunked_log_probs(*ours, labels, 0.7, chunk=8)
-    torch.testing.assert_close(chunked_entropy.double(), entropy, atol=5e-5, rtol=1e-5)
-    expected = torch.autograd.grad((a * full[range(37), labels] + b * entropy).sum(), exact)
-    found = torch.autograd.grad((a.float() * log_probs + b.float() * chunked_entropy).sum(), ours)
-    for f, e in zip(found, expected, strict=True):
-        torch.testing.assert_close(f.double(), e, atol=2e-5, rtol=1e-4)
+    inputs = [torch.randn(n, 16, generator=g).requires_grad_() for n in (37, 50)]
+    labels, (a, b) = torch.randint(50, (37,), generator=g), torch.randn(2, 37, generator=g)
+    full = (inputs[0] @ inputs[1].T / 0.7).log_softmax(-1)
+    expected = torch.autograd.grad((a * full[range(37), labels] - b * (full.exp() * full).sum(-1)).sum(), inputs)
+    log_probs, entropy = chunked_log_probs(*inputs, labels, 0.7, chunk=8)
+    found = torch.autograd.grad((a * log_probs + b * entropy).sum(), inputs)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
@@ -328,14 +302,10 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
     assert 0 < sum(s.has_loss for s in samples) < COUNT
     whole = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000).gradient(samples)
     assert whole.clipped > 0
-    for tokens, size in ((40, None), (10_000, 1), (10_000, 3)):
+    for tokens, size in ((40, None), (10_000, 3)):
         optimization = OptimizationConfig(1e-3, micro_batch_size=size)
-        learner = Learner(policy, objective, optimization, micro_batch_tokens=tokens)
-        assert len(learner.micro_batches([s for s in samples if s.has_loss])) > 1
-        split = learner.gradient(samples)
+        split = Learner(policy, objective, optimization, micro_batch_tokens=tokens).gradient(samples)
         assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
         assert split.clipped == whole.clipped
-        for a, b in zip(split.parameters, whole.parameters, strict=True):
-            close(a, b)
-        for a, b in zip(split.tokens, whole.tokens, strict=True):
-            close(a, b)
+        close(flat(split.parameters), flat(whole.parameters))
+        close(flat(split.tokens), flat(whole.tokens))

@@ -1,18 +1,10 @@
 """Rules between settings, the named objectives, and the card: right formula, right numbers, right relatives."""
 
-import subprocess
-import sys
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-import torch
 
-import rlreason
-from rlreason.objectives.advantages import compute_group_advantages
-from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.card import imitation_card, objective_card
-from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.objective import LengthNormConfig, LossConfig
 from rlreason.objectives.published import NAMED, OF_LOSSES, PUBLISHED, check_objective
 
@@ -20,48 +12,8 @@ GRPO = NAMED["grpo"]
 REINFORCE = NAMED["reinforce"]
 
 
-def test_losses_rules_and_card_are_readable_without_torch():
-    program = "import rlreason.objectives.card, sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(rlreason.__file__).parents[1])
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_every_named_objective_computes_a_finite_gradient(name):
-    o = NAMED[name]
-    policy = torch.full((4, 3), -0.7, dtype=torch.float64, requires_grad=True)
-    rewards, ids = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    mask = torch.ones(4, 3).bool()
-    advantages = compute_group_advantages(rewards, ids, baseline=o.baseline, std_norm=o.std_norm)
-    loss, _ = LOSSES[o.loss.loss_type](advantages[:, None], policy, policy.detach(), mask, **o.loss.numbers())
-    aggregate_loss(loss, mask, o.length_norm.kind, n_sequences=4, n_tokens=12, constant=3).backward()
-    assert policy.grad.isfinite().all()
-    assert (policy.grad[0] < 0).all()  # the only success of its group is pulled up
-    assert policy.grad[2:].any() == (name == "rft")  # equal rewards teach only without a baseline
-
-
-def flat(objective):
-    """The settings of an objective under their own names, those of the groups inside it too."""
-    groups = asdict(objective)
-    numbers = {"cliprange_low": None, "cliprange_high": None, "ratio_cap": None} | objective.loss.numbers()
-    return groups | {"loss": objective.loss.loss_type, "length_norm": groups["length_norm"]["kind"]} | numbers
-
-
-RANGES = {"cliprange_low", "cliprange_high"}
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "axes"),
-    [
-        ("grpo", "grpo_constant", {"length_norm"}), ("grpo_constant", "dr_grpo", {"std_norm"}),
-        ("grpo", "gspo", {"loss", *RANGES}), ("reinforce", "rloo", {"baseline"}),
-        ("grpo", "dapo", {"cliprange_high", "length_norm", "overlong", "zero_variance"}),
-        ("reinforce", "maxrl", {"std_norm"}), ("reinforce", "rft", {"baseline", "loss"}),
-        ("grpo", "cispo", {"loss", "ratio_cap", "length_norm", *RANGES}), ("dr_grpo", "reinforce", {"loss", *RANGES}),
-    ],
-)  # fmt: skip
-def test_named_objectives_differ_in_exactly_the_axes_of_the_papers(name, other, axes):
-    ours, theirs = flat(NAMED[name]), flat(NAMED[other])
-    assert {key for key in ours if ours[key] != theirs[key]} == axes
+def test_every_published_objective_breaks_no_rule():
+    assert len(NAMED) == 10
     assert all(check_objective(published.objective) == [] for published in PUBLISHED)
 
 

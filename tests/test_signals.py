@@ -235,8 +235,6 @@ def updates(folder: Path) -> int:
     return path.read_text().count("train/loss") if path.exists() else 0
 
 
-VLLM = ["rollout=vllm", "rollout.kv_cache_gb=0.5", "rollout.max_rows=32", "model.width=128"]
-LONG = ["sampling.max_tokens=220", "sampling.min_tokens=219"]
 #: Phase -> (settings, what shows that it has begun, from the run folder and what was said).
 PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
     "warm start": (["model.warm_start.steps=100000"], lambda run, said: "teaching a new" in said),
@@ -245,25 +243,18 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: (run / "evals").exists(),
     ),
     "evaluation": (
-        ["eval_problems=4000", "data.n_validation=4000", *LONG], lambda run, said: "records " in said,
+        ["eval_problems=4000", "data.n_validation=4000", "sampling.max_tokens=220", "sampling.min_tokens=219"],
+        lambda run, said: "records " in said,
     ),
-    "vLLM starts": (VLLM, lambda run, said: "starting vLLM" in said),
-    "vLLM samples": (
-        [*VLLM, *LONG, "rollout_batch_size=64", "eval_every=100"], lambda run, said: (run / "evals").exists(),
-    ),
-    "vLLM samples ahead": (
-        [*VLLM, "rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=64"],
-        lambda run, said: updates(run) > 0,
-    ),
-}  # fmt: skip
-STEPS = ("grading", "vLLM samples", "vLLM samples ahead")  # in a step, which is finished first
+    "vLLM starts": (["rollout=vllm", "rollout.kv_cache_gb=0.5"], lambda run, said: "starting vLLM" in said),
+}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_ends_politely(tmp_path, phase, number):
-    """The other phases: tests/test_kills.py."""
+    """Sampling and learning: tests/test_kills.py, tests/test_kills_vllm.py."""
     more, begun = PHASES[phase]
     if phase.startswith("vLLM"):
         pytest.importorskip("vllm")
@@ -280,4 +271,4 @@ def test_every_phase_ends_politely(tmp_path, phase, number):
     place = f" after step {int(rows[-1]['rollout_step'])} of " if learned else ""
     assert status["reason"].startswith(f"by {signal.Signals(number).name}{place}")
     assert (folder / "model/model.safetensors").exists() == bool(learned)
-    assert ("stopping at the end of this step" in process.said) == (phase in STEPS)
+    assert ("stopping at the end of this step" in process.said) == (phase == "grading")
