@@ -81,8 +81,6 @@ def test_batches_cover_every_sample_once_a_pass():
     assert [len(b) for b in batches] == [4, 4, 2] * 2
     assert Counter(id(s) for b in batches for s in b) == {id(s): 2 for s in samples}
     assert [s.group for s in batches[0]] != [s.group for s in batches[3]]
-    assert cut_into_batches(samples, 10, ["a", "b"]) == [samples, samples]
-    assert cut_into_batches([], 4, ["a"]) == []
 
 
 def traces(policy, count: int) -> list[Sample]:
@@ -186,11 +184,11 @@ def test_refilling_stops_at_its_bound_and_when_the_questions_end(rollouts_of, pr
     collected = grpo(rollouts_of(0.0), problems, max_resampling_rounds=3).collect(1)
     assert collected.metrics["rollout/refill_rounds"] == 3
     assert len(collected.samples) == 4 * len(collected.batches[0]) == 4 * 24  # the batch keeps its size
-    alike = [replace(p, question="What is 1 + 1?") for p in problems[:8]]
-    ended = grpo(rollouts_of(0.0), alike, max_resampling_rounds=50).collect(1)
-    assert ended.metrics["rollout/refill_rounds"] == 1
-    assert len({s.group for s in ended.samples}) == 8
-    assert "repeated_questions" in ended.notices
+    ended = grpo(rollouts_of(0.0), [replace(p, question="1 + 1?") for p in problems[:8]], max_resampling_rounds=50)
+    step = ended.collect(1)
+    assert step.metrics["rollout/refill_rounds"] == 1
+    assert len({s.group for s in step.samples}) == 8
+    assert "repeated_questions" in step.notices
 
 
 def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy):
