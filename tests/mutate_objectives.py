@@ -14,9 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,31 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The test files that run on a mutant of a module; `losses` and `aggregation` guard each other.
 TESTS = {
     "advantages": ("advantages", "terms"),
-    "losses": ("losses", "aggregation", "card", "terms"),
+    "losses": ("losses", "aggregation", "rules", "terms"),
     "aggregation": ("aggregation", "losses"),
-    "objective": ("rules", "card"),
-    "published": ("rules", "card"),
-    "card": ("card",),
+    "published": ("rules",),
+    "card": ("rules",),
 }
 #: Stop at the first failure and prepare no report on it: only the exit code is read.
 QUICKLY = ("-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 
 
-class Verdict(NamedTuple):
-    """What became of one mutant."""
-
-    module: str
-    old: str
-    new: str
-    outcome: str  # "killed", "SURVIVED", or what is wrong with the mutation itself
-
-
-def unchanged(text: str) -> str:
-    return text
-
-
-def run_tests(module: str, change: Callable[[str], str] = unchanged) -> pytest.ExitCode:
-    """Run the module's tests on a copy of the package in which `change` was applied to that module."""
+def run_tests(module: str, old: str = "", new: str = "") -> pytest.ExitCode:
+    """Run the module's tests on a copy of the package in which `new` stands for `old` in that module."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         skip = shutil.ignore_patterns("__pycache__")
@@ -62,21 +46,20 @@ def run_tests(module: str, change: Callable[[str], str] = unchanged) -> pytest.E
         for test in (ROOT / "tests").glob("test_objectives*.py"):
             shutil.copy(test, folder / "tests")
         source = folder / "rlreason" / "objectives" / f"{module}.py"
-        source.write_text(change(source.read_text()))
+        source.write_text(source.read_text().replace(old, new) if old else source.read_text())
         files = [f"tests/test_objectives_{part}.py" for part in TESTS.get(module, ("terms",))]
         os.chdir(folder)
         sys.path.insert(0, str(folder))
         return pytest.ExitCode(pytest.main([*QUICKLY, *files]))
 
 
-def judge(mutant: tuple[str, str, str]) -> Verdict:
-    """Apply one mutation and run the tests; only in a process of its own."""
-    module, old, new = mutant
+def judge(mutant: tuple[str, str, str]) -> str:
+    """Say what became of one mutant, or what is wrong with the mutation itself; only in a process of its own."""
+    module, old, _ = mutant
     if (ROOT / "rlreason" / "objectives" / f"{module}.py").read_text().count(old) != 1:
-        return Verdict(*mutant, "DOES NOT FIT")
-    code = run_tests(module, lambda text: text.replace(old, new))
+        return "DOES NOT FIT"
     outcomes = {pytest.ExitCode.TESTS_FAILED: "killed", pytest.ExitCode.OK: "SURVIVED"}
-    return Verdict(*mutant, outcomes.get(code, "DOES NOT RUN"))
+    return outcomes.get(run_tests(*mutant), "DOES NOT RUN")
 
 
 def be_quiet() -> None:
@@ -98,9 +81,9 @@ def main(modules: list[str]) -> int:
                 print(f"{name}: its tests fail without any mutation; repair that first")
                 return 1
         killed = 0
-        for verdict in pool.imap(judge, mutants, chunksize=1):
-            killed += verdict.outcome == "killed"
-            print(f"{verdict.outcome:<12} {verdict.module}: {verdict.old!r} -> {verdict.new!r}", flush=True)
+        for (module, old, new), outcome in zip(mutants, pool.imap(judge, mutants, chunksize=1), strict=True):
+            killed += outcome == "killed"
+            print(f"{outcome:<12} {module}: {old!r} -> {new!r}", flush=True)
     print(f"{killed} of {len(mutants)} mutants killed in {time.monotonic() - started:.0f} s")
     return 0 if killed == len(mutants) else 1
 

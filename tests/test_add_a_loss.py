@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-SIZES = [
-    "model.width=32", "model.warm_start.steps=4", "n_steps=1", "rollout_batch_size=8", "group_size=4",
-    "epochs_per_rollout=2", "eval_problems=2", "eval_every=0", "sampling.max_tokens=8", "data.n_train=256",
-    "data.n_validation=32", "logger=none", "hydra.run.dir=run",
-]  # fmt: skip
+from tests.starts import ROOT, SMALL
 
 
 def block(language: str) -> str:
@@ -24,16 +19,15 @@ def block(language: str) -> str:
     return code
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
+@pytest.fixture
+def project(tmp_path) -> Path:
     """A copy of the project in which the two places are written."""
-    copy = tmp_path_factory.mktemp("project")
     for part in ("rlreason", "conf", "prompts", "multirun_sweeps"):
-        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    with (copy / "rlreason/objectives/losses.py").open("a") as losses:
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "rlreason/objectives/losses.py").open("a") as losses:
         losses.write("\n\n" + block("python"))
-    (copy / "conf/loss/gmpo.yaml").write_text(block("yaml"))
-    return copy
+    (tmp_path / "conf/loss/gmpo.yaml").write_text(block("yaml"))
+    return tmp_path
 
 
 #: Commands one after the other in one process, which imports torch once.
@@ -55,7 +49,7 @@ def test_the_example_is_an_option_like_any_other(project):
     commands = [
         ["--help"],
         ["loss=gmpo", "loss.log_clip_low=-1"],
-        ["loss=gmpo", "loss.log_clip_low=0.3", *SIZES],
+        ["loss=gmpo", "loss.log_clip_low=0.3", *SMALL, "epochs_per_rollout=2", "logger=none", "hydra.run.dir=run"],
         ["inspect", "run", "--gradients"],
     ]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}

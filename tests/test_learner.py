@@ -1,5 +1,8 @@
-"""The optimizer step: how it is cut into micro-batches changes nothing; the ratio is 1 first and then moves."""
+"""The optimizer step: how it is cut changes nothing, the ratio is 1 first and then moves, every term does its own."""
 
+import itertools
+import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,10 +10,14 @@ import torch
 from conftest import random_pairs
 
 from rlreason.config.training import OptimizationConfig
+from rlreason.engines.rollouts import score_samples
+from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
+from rlreason.training.progress import averaged
 from rlreason.types import Grade, Response, Sample
 
 RIGHT = Grade(1.0, 1.0, 1.0, "correct")
@@ -27,9 +34,14 @@ def make_samples(policy, count=12, seed=0, old=False):
     ]
 
 
+def flat(parts):
+    """All numbers of these tensors in a copy."""
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
 def gradient_of(learner, samples):
     """The gradient that one update sees, before clipping."""
-    return torch.cat([part.flatten() for part in learner.gradient(samples).parameters])
+    return flat(learner.gradient(samples).parameters)
 
 
 OBJECTIVES = [
@@ -46,78 +58,42 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(policy, objective)
     samples = make_samples(policy, old=True)
     whole = gradient_of(Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000), samples)
     assert whole.norm() > 0
-    for tokens, size in ((64, None), (40, None), (10_000, 5), (10_000, 1)):
+    for tokens, size in ((40, None), (10_000, 5), (10_000, 1)):
         split = Learner(policy, objective, OptimizationConfig(1e-3, micro_batch_size=size), micro_batch_tokens=tokens)
         assert len(split.micro_batches(samples)) > 1
         torch.testing.assert_close(gradient_of(split, samples), whole, atol=1e-6, rtol=1e-4)
 
 
-def test_ratio_is_one_on_the_first_pass_and_not_on_the_second(policy):
-    samples = make_samples(policy, old=True)
-    learner = Learner(policy, Objective(LossConfig("grpo_clip", cliprange=0.2)), OptimizationConfig(1e-2))
-    first, second = learner.update(samples), learner.update(samples)
-    assert first["train/ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert first["train/clip_fraction"] == 0
-    assert abs(second["train/ratio"] - 1) > 1e-3
-    assert second["train/approx_kl"] > 1e-4
-    assert second["train/clip_fraction"] > 0
-
-
-def test_old_log_probs_equal_to_todays_give_the_same_step_as_none(policy, tokenizer):
-    """On-policy, the ratio's gradient is the policy gradient: with and without fixed old log-probabilities."""
-    parameters = []
-    for loss, old in (("grpo_no_clip", True), ("grpo_no_clip", False), ("reinforce_with_baseline", False)):
-        fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
-        Learner(fresh, Objective(LossConfig(loss)), OptimizationConfig(1e-3)).update(make_samples(fresh, old=old))
-        parameters.append(torch.cat([p.detach().flatten() for p in fresh.model.parameters()]))
-    for other in parameters[1:]:
-        torch.testing.assert_close(other, parameters[0], atol=1e-5, rtol=1e-4)
-
-
-def test_a_step_and_its_metrics_do_not_depend_on_the_split(policy, tokenizer):
+def test_a_step_and_its_metrics_do_not_depend_on_the_split_nor_on_old_log_probs_equal_to_todays(tokenizer):
+    """On-policy, the ratio's gradient is the policy gradient."""
     rows, weights = [], []
-    for size in (None, 2):
+    clip = LossConfig("grpo_no_clip")
+    for size, objective, old in ((None, Objective(), False), (2, Objective(), False), (None, Objective(clip), True)):
         fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
-        learner = Learner(fresh, Objective(), OptimizationConfig(1e-2, max_grad_norm=1e-3, micro_batch_size=size))
-        rows.append(learner.update(make_samples(fresh)))
+        learner = Learner(fresh, objective, OptimizationConfig(1e-2, max_grad_norm=1e-3, micro_batch_size=size))
+        rows.append(learner.update(make_samples(fresh, old=old)))
         assert rows[-1]["train/grad_norm"] > 1e-3  # it was clipped
         assert all(p.grad is None for p in learner.parameters)
-        weights.append(torch.cat([p.detach().flatten() for p in learner.parameters]))
+        weights.append(flat(learner.parameters))
     for name in ("train/loss", "train/entropy", "train/log_prob", "train/grad_norm"):
         assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-4, abs=1e-6), name
     # Adam divides by the gradient's own size, so tiny entries amplify rounding: compare within one step's length.
-    torch.testing.assert_close(*weights, atol=2e-4, rtol=0)
-
-
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone_and_is_counted(policy):
-    samples = make_samples(policy)
-    samples[0] = replace(samples[0], advantage=float("inf"))
-    learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
-    before = [p.detach().clone() for p in learner.parameters]
-    assert learner.update(samples)["train/skipped_updates"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
-
-
-def test_the_gap_ignores_tokens_sampled_under_the_ban_on_ending(policy):
-    samples, learner = make_samples(policy), Learner(policy, Objective(), OptimizationConfig(0.0))
-    for s in samples:
-        s.response.log_probs[0] += 1.0  # as if renormalised without the end token
-    assert learner.update(samples, mismatch_from=0)["rollout/mismatch_max"] == pytest.approx(1.0, abs=1e-3)
-    assert learner.update(samples, mismatch_from=1)["rollout/mismatch_max"] < 1e-4
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], atol=2e-4, rtol=0)
 
 
 def test_the_gradient_is_the_updates_and_leaves_everything_as_it_was(policy):
     samples = make_samples(policy, old=True)
     learner = Learner(policy, Objective(LossConfig("grpo_no_clip")), OptimizationConfig(1e-2))
-    before = [p.detach().clone() for p in learner.parameters]
+    before = flat(learner.parameters)
     found = learner.gradient(samples)
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+    assert torch.equal(flat(learner.parameters), before)
     assert all(p.grad is None for p in learner.parameters)
     assert not learner.optimizer.state
     for s, g in zip(samples, found.tokens, strict=True):  # ratio 1: -A / (length x samples)
         torch.testing.assert_close(g, torch.full_like(g, -s.advantage / (len(g) * len(samples))), atol=1e-6, rtol=1e-4)
     step = learner.update(samples)
-    assert torch.cat([p.flatten() for p in found.parameters]).norm() == pytest.approx(step["train/grad_norm"], rel=1e-5)
+    assert flat(found.parameters).norm() == pytest.approx(step["train/grad_norm"], rel=1e-5)
     assert found.loss == pytest.approx(step["train/loss"], rel=1e-6)
 
 
@@ -137,17 +113,199 @@ def test_samples_without_credit_are_measured_but_cost_no_backward_pass(policy, t
     assert needing == set(range(1, len(samples), 2))
 
 
-def test_a_step_without_any_credit_still_follows_adams_momentum(policy):
+def test_a_step_without_any_credit_follows_adams_momentum_and_one_that_is_not_finite_is_counted(policy):
     samples = make_samples(policy)
     learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
     learner.update(samples)
-    samples = [replace(s, advantage=0.0) for s in samples]
-    before = torch.cat([p.detach().flatten().clone() for p in learner.parameters])
-    metrics = learner.update(samples)
-    after = torch.cat([p.detach().flatten() for p in learner.parameters])
-    assert learner.weights_are_finite()
+    before = flat(learner.parameters)
+    metrics = learner.update([replace(s, advantage=0.0) for s in samples])
+    after = flat(learner.parameters)
     assert metrics["train/grad_norm"] == 0
     assert metrics["train/entropy"] > 0
     assert not torch.equal(before, after)
+    samples[0] = replace(samples[0], advantage=float("inf"))
+    assert learner.update(samples)["train/skipped_updates"] == 1
+    assert torch.equal(flat(learner.parameters), after)
+    assert learner.weights_are_finite()
     learner.parameters[1].data.view(-1)[0] = torch.inf
     assert not learner.weights_are_finite()
+
+
+# The terms: KL, entropy, skipping, masks, weights for the gap between engine and trainer
+
+COUNT, GROUP = 16, 4
+CLIP = {"cliprange_low": 0.2, "cliprange_high": 0.2}
+
+
+@pytest.fixture
+def reference(tokenizer) -> Policy:
+    """Another policy over the same tokens."""
+    return Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=2), tokenizer)
+
+
+def grouped_samples(policy, rewards=None, reference=None, noise=0.0):
+    """Ragged responses in groups of four; the engine's log-probabilities are today's, plus noise."""
+    rng = random.Random(5)
+    pairs = random_pairs(len(policy.tokenizer), COUNT, seed=3)
+    rewards = rewards or [float(rng.random() < 0.5) for _ in pairs]
+    samples = []
+    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 512).log_probs(pairs), strict=True)):
+        engine = [lp + rng.gauss(0, noise) for lp in score]
+        grade = Grade(1.0, rewards[i], rewards[i], "correct" if rewards[i] else "wrong")
+        finish = "length" if len(r) > 15 else "stop"
+        samples.append(Sample(Response(f"p{i // GROUP}", p, r, engine, "", finish), grade, old_log_probs=score))
+    if reference is not None:
+        scores = LogProbScorer(reference, 512).log_probs(pairs)
+        return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
+    return samples
+
+
+def compared(samples, **settings):
+    return with_advantages(samples, Objective(**settings))[0]
+
+
+def gradient(policy, samples, objective):
+    return gradient_of(Learner(policy, objective, OptimizationConfig(1e-3)), samples)
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+DEAD = [1.0, 0.0, 1.0, 0.0] + [1.0] * 4 + [0.0, 0.0, 1.0, 0.0] + [0.0] * 4  # the second and fourth group are equal
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_in_the_loss_adds_its_own_gradient_and_nothing_at_the_reference(policy, reference, estimator):
+    terms = {"kl_placement": "loss", "kl_estimator": estimator}
+    samples = compared(grouped_samples(policy, reference=reference))
+    without = gradient(policy, samples, Objective())
+    low, high = (gradient(policy, samples, Objective(kl_coef=c, **terms)) for c in (0.1, 0.2))
+    assert (low - without).norm() > 0.1 * without.norm()
+    close(high - without, 2 * (low - without))  # linear in the coefficient
+    samples = compared(grouped_samples(policy, reference=policy))
+    at_reference = gradient(policy, samples, Objective(kl_coef=0.5, **terms))
+    torch.testing.assert_close(at_reference, without, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(policy, estimator):
+    """However the engine rounds: dead groups stay dead, and the others get the advantages they get without KL."""
+    samples = score_samples(grouped_samples(policy, DEAD, policy, noise=0.1), LogProbScorer(policy, 512))
+    kl = {"kl_placement": "reward", "kl_estimator": estimator, "kl_coef": 0.5}
+    plain, shaped = (compared(samples, zero_variance="skip", **terms) for terms in ({}, kl))
+    assert [(s.advantage, s.has_loss) for s in shaped] == [(s.advantage, s.has_loss) for s in plain]
+    assert 0 < sum(s.has_loss for s in shaped) < COUNT
+
+
+def test_kl_in_the_reward_moves_advantages_and_leaves_it_to_rewards_which_groups_are_dead(policy, reference):
+    samples = score_samples(grouped_samples(policy, DEAD, reference), LogProbScorer(policy, 512))
+    terms = {"std_norm": "none", "kl_placement": "reward", "kl_estimator": "k1", "kl_coef": 0.1}
+    plain, alive = with_advantages(samples, Objective(std_norm="none"))
+    shaped, signalling = with_advantages(samples, Objective(zero_variance="skip", **terms))
+    kl = [sum(a - b for a, b in zip(s.log_probs, s.reference_log_probs, strict=True)) for s in samples]
+    for i, (one, other) in enumerate(zip(plain, shaped, strict=True)):
+        group = kl[i // GROUP * GROUP :][:GROUP]
+        moved = -0.1 * (kl[i] - sum(group) / GROUP)  # farther from the reference: a lower advantage
+        assert other.advantage - one.advantage == pytest.approx(moved, abs=1e-4)
+    assert any(abs(a.advantage - b.advantage) > 0.1 for a, b in zip(plain, shaped, strict=True))
+    assert all(s.advantage != 0 for s in shaped)
+    assert signalling == alive == {"p0", "p2"} == {s.group for s in shaped if s.has_loss}
+
+
+def test_the_entropy_bonus_raises_entropy(policy):
+    learner, samples = Learner(policy, Objective(entropy_coef=0.5), OptimizationConfig(1e-3)), grouped_samples(policy)
+    entropy = [learner.update(samples)["train/entropy"] for _ in range(4)]  # without advantages
+    assert all(after > before for before, after in itertools.pairwise(entropy))
+
+
+def test_gradients_through_chunks_are_those_of_full_logits():
+    g = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(n, 16, generator=g).requires_grad_() for n in (37, 50)]
+    labels, (a, b) = torch.randint(50, (37,), generator=g), torch.randn(2, 37, generator=g)
+    full = (inputs[0] @ inputs[1].T / 0.7).log_softmax(-1)
+    expected = torch.autograd.grad((a * full[range(37), labels] - b * (full.exp() * full).sum(-1)).sum(), inputs)
+    log_probs, entropy = chunked_log_probs(*inputs, labels, 0.7, chunk=8)
+    found = torch.autograd.grad((a * log_probs + b * entropy).sum(), inputs)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
+def test_what_carries_no_loss_changes_the_divisor_and_nothing_else(policy, norm):
+    """Dead groups that are skipped, and truncated responses that are masked and still count in their group."""
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig(norm, 20.0)), OptimizationConfig(1e-3))
+    whole = compared(grouped_samples(policy, DEAD))
+    tokens = sum(len(s.response.token_ids) for s in whole)
+    for rule, carries in (
+        ({"zero_variance": "skip"}, [i // GROUP in (0, 2) for i in range(COUNT)]),
+        ({"overlong": "mask"}, [not s.response.truncated for s in whole]),
+    ):
+        samples = compared(grouped_samples(policy, DEAD), **rule)
+        assert [s.has_loss for s in samples] == carries
+        assert 0 < sum(carries) < COUNT
+        assert [s.advantage for s in samples] == [s.advantage for s in whole]
+        found = learner.gradient(samples)
+        for s, g in zip(samples, found.tokens, strict=True):
+            assert g.any() == (s.has_loss and s.advantage != 0)
+        silent = [replace(s, advantage=s.advantage * has) for s, has in zip(whole, carries, strict=True)]
+        live = sum(len(s.response.token_ids) for s in samples if s.has_loss)
+        factor = {"constant": 1.0, "masked_mean": COUNT / sum(carries), "token": tokens / live}[norm]
+        expected = gradient_of(learner, silent)  # where their loss is 0, but they are still divided by
+        assert expected.norm() > 0
+        close(flat(found.parameters), factor * expected)
+
+
+def test_a_step_where_nothing_is_kept_is_no_step(policy):
+    learner = Learner(policy, Objective(entropy_coef=0.1), OptimizationConfig(1e-2, weight_decay=0.1))
+    moving = compared(grouped_samples(policy, DEAD))
+    learner.update(moving)  # Adam now remembers a gradient, and would move on its own
+    before = flat(learner.parameters)
+    metrics = learner.update(compared(grouped_samples(policy, [1.0] * COUNT), zero_variance="skip"))
+    assert torch.equal(flat(learner.parameters), before)
+    assert metrics["train/empty_updates"] == 1
+    assert metrics["train/skipped_updates"] == 0
+    assert "train/loss" not in metrics  # a 0 would be weighed with the losses of other updates
+    both = averaged([metrics, learner.update(moving)])
+    assert both["train/loss"] != 0
+    assert both["train/empty_updates"] == 1
+    assert learner.update(moving)["train/empty_updates"] == 0
+    assert not torch.equal(flat(learner.parameters), before)
+
+
+def test_the_gap_to_the_engine_weighs_tokens_up_to_its_cap(policy):
+    plain = gradient(policy, compared(grouped_samples(policy)), Objective(LossConfig("grpo_clip", **CLIP)))
+    for w, mismatch, cap, factor in (
+        (1, "truncate", 2.0, 1.0), (1, "mask", 2.0, 1.0), (4, "truncate", 2.0, 2.0), (4, "truncate", 5.0, 4.0),
+        (4, "mask", 2.0, 0.0), (4, "mask", 5.0, 4.0),
+    ):  # fmt: skip
+        samples = compared(grouped_samples(policy))
+        for s in samples:  # as if the engine had given every token a w-th of the trainer's probability
+            s.response.log_probs[:] = [lp - math.log(w) for lp in s.old_log_probs]
+        objective = Objective(LossConfig("grpo_clip", **CLIP), mismatch=mismatch, mismatch_cap=cap)
+        close(gradient(policy, samples, objective), factor * plain)
+        metrics = Learner(policy, objective, OptimizationConfig(0.0)).update(samples)
+        assert metrics["train/mismatch_ratio"] == pytest.approx(w, rel=1e-4)
+        assert metrics["train/mismatch_capped"] == (w > cap)
+
+
+@pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
+@pytest.mark.parametrize("loss", ["grpo_clip", "gspo", "cispo"])
+def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference, loss, norm):
+    narrow = {"cliprange_low": 0.02, "cliprange_high": 0.02}  # one ratio per response stays near 1
+    numbers = {"ratio_cap": 1.1} if loss == "cispo" else narrow if loss == "gspo" else CLIP
+    terms = {"kl_placement": "loss", "kl_coef": 0.1, "entropy_coef": 0.02, "mismatch": "truncate", "mismatch_cap": 1.1}
+    objective = Objective(LossConfig(loss, **numbers), LengthNormConfig(norm, 20.0), **terms)
+    samples = grouped_samples(policy, DEAD, reference, noise=0.2)
+    rng = random.Random(0)
+    samples = [replace(s, old_log_probs=[lp + rng.gauss(0, 0.2) for lp in s.old_log_probs]) for s in samples]
+    samples = compared(samples, zero_variance="skip", overlong="mask")
+    assert 0 < sum(s.has_loss for s in samples) < COUNT
+    whole = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000).gradient(samples)
+    assert whole.clipped > 0
+    for tokens, size in ((40, None), (10_000, 3)):
+        optimization = OptimizationConfig(1e-3, micro_batch_size=size)
+        split = Learner(policy, objective, optimization, micro_batch_tokens=tokens).gradient(samples)
+        assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
+        assert split.clipped == whole.clipped
+        close(flat(split.parameters), flat(whole.parameters))
+        close(flat(split.tokens), flat(whole.tokens))

@@ -6,14 +6,13 @@ import pytest
 import torch
 from test_objectives_losses import NUMBERS, ragged_case
 
-from rlreason.objectives.advantages import compute_group_advantages, keep_live
 from rlreason.objectives.aggregation import AGGREGATIONS, aggregate_loss, masked_mean, masked_normalize, step_divisors
 from rlreason.objectives.losses import LOSSES
 
 CONSTANT = 13.0
 
 
-def counts(mask, norm="masked_mean"):
+def counts(mask):
     """The divisors of a step that consists of these rows, all of them counted."""
     return {"n_sequences": len(mask), "n_tokens": int(mask.sum()), "constant": CONSTANT}
 
@@ -24,13 +23,6 @@ def loss_and_gradient(name, norm, case, divisors):
     per_token, _ = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
     loss = aggregate_loss(per_token, mask, norm, **divisors)
     return loss.detach(), torch.autograd.grad(loss, policy)[0]
-
-
-def trimmed(case):
-    """The rows without the columns that none of them needs."""
-    mask = case[3]
-    width = int(mask.any(0).nonzero().max()) + 1 if mask.any() else 1
-    return (case[0], *(tensor[:, :width] for tensor in case[1:]))
 
 
 @pytest.mark.parametrize("norm", AGGREGATIONS)
@@ -60,17 +52,17 @@ def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(name, nor
         loss, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(whole_gradient)
         for part in part_of.unique():
             rows = (part_of == part).nonzero().flatten()
-            micro = trimmed(tuple(tensor[rows] for tensor in case))
+            micro = tuple(tensor[rows] for tensor in case)
             share, slope = loss_and_gradient(name, norm, micro, divisors)
             loss += share
-            gradient[rows, : slope.shape[1]] += slope
+            gradient[rows] += slope
         torch.testing.assert_close(loss, whole_loss, rtol=0, atol=1e-10)
         torch.testing.assert_close(gradient, whole_gradient, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("norm", AGGREGATIONS)
 @pytest.mark.parametrize("name", LOSSES)
-def test_columns_of_padding_change_nothing(name, norm):
+def test_columns_of_padding_change_nothing_and_a_step_of_padding_alone_is_a_finite_zero(name, norm):
     for seed in range(10):
         case = ragged_case(seed)
         wide = (case[0], *(torch.nn.functional.pad(tensor, (2, 5)) for tensor in case[1:]))
@@ -80,20 +72,13 @@ def test_columns_of_padding_change_nothing(name, norm):
         torch.testing.assert_close(wide_gradient[:, 2:-5], gradient, rtol=1e-13, atol=1e-13)
         assert not wide_gradient[:, :2].any()
         assert not wide_gradient[:, -5:].any()
-
-
-@pytest.mark.parametrize("norm", AGGREGATIONS)
-@pytest.mark.parametrize("name", LOSSES)
-def test_fully_masked_step_has_a_finite_zero_loss_and_gradient(name, norm):
-    advantages, policy, old, mask = ragged_case(2, rows=3)
-    case = (advantages, policy, old, torch.zeros_like(mask))
-    divisors = {"n_sequences": 0, "n_tokens": 0, "constant": CONSTANT}
-    loss, gradient = loss_and_gradient(name, norm, case, divisors)
+    empty = (*case[:3], torch.zeros_like(case[3]))
+    loss, gradient = loss_and_gradient(name, norm, empty, {"n_sequences": 0, "n_tokens": 0, "constant": CONSTANT})
     assert loss.item() == 0.0
-    assert torch.equal(gradient, torch.zeros_like(gradient))
+    assert not gradient.any()
 
 
-@pytest.mark.parametrize("constant", [None, 0, -3.0])
+@pytest.mark.parametrize("constant", [None, 0])
 def test_constant_norm_asks_for_its_constant(constant):
     values, mask = torch.ones(1, 2), torch.ones(1, 2).bool()
     with pytest.raises(ValueError, match=f"constant={constant}"):
@@ -112,34 +97,9 @@ def test_masked_mean_and_normalize_along_any_dimension(dim):
         assert torch.equal(mean.isnan(), count == 0)
         torch.testing.assert_close(masked_mean(values, mask, dim, empty="zero"), mean.nan_to_num(0.0))
         torch.testing.assert_close(masked_normalize(values, mask, 3.5, dim), total / 3.5)
-        torch.testing.assert_close(masked_mean(values, mask.long(), dim), mean, equal_nan=True)
-
-
-def test_what_is_masked_out_may_be_anything():
-    values = torch.tensor([[1.0, math.nan], [3.0, math.inf]], requires_grad=True)
-    mask = torch.tensor([[True, False], [True, False]])
-    assert masked_mean(values, mask).item() == 2.0
-    masked_normalize(values, mask, 2.0).backward()
-    assert values.grad.tolist() == [[0.5, 0.0], [0.5, 0.0]]
-
-
-@pytest.mark.parametrize(("norm", "growth"), [("constant", 1.0), ("masked_mean", 2.0), ("token", 16 / 7)])
-def test_what_skipping_zero_variance_groups_does_to_the_gradient(norm, growth):
-    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    ids = torch.tensor([0, 0, 1, 1])
-    lengths = torch.tensor([3, 4, 4, 5])
-    mask = torch.arange(5)[None] < lengths[:, None]
-    policy = -torch.rand(4, 5, dtype=torch.float64)
-    advantages = compute_group_advantages(rewards, ids)[:, None]
-    gradients = []
-    for kept in (torch.ones(4).bool(), keep_live(rewards, ids)):
-        n_sequences, n_tokens = step_divisors(lengths, kept, norm)
-        divisors = {"n_sequences": n_sequences, "n_tokens": n_tokens, "constant": CONSTANT}
-        case = tuple(tensor[kept] for tensor in (advantages, policy, policy, mask))
-        gradients.append(loss_and_gradient("grpo_no_clip", norm, case, divisors)[1])
-    assert not gradients[0][2:].any()
-    assert gradients[0][:2].any()
-    torch.testing.assert_close(gradients[1], gradients[0][:2] * growth)
+        dirty = values.masked_fill(~mask, math.nan)  # what is masked out may be anything
+        torch.testing.assert_close(masked_mean(dirty, mask.long(), dim), mean, equal_nan=True)
+        torch.testing.assert_close(masked_normalize(dirty, mask, 3.5, dim), total / 3.5)
 
 
 def test_step_divisors_of_sequences_without_loss():

@@ -1,5 +1,6 @@
 """Per-token losses: against loops over tokens, their gradients by hand, and padding that must not matter."""
 
+import itertools
 import math
 
 import pytest
@@ -64,11 +65,15 @@ def loop_loss(name, advantage, policy, old, mask):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_equals_a_loop_over_tokens_on_300_ragged_cases(name):
+    """With advantages by row or by token; the stats are detached values per token."""
     compared = 0
     for seed in range(300):
         advantages, policy, old, mask = ragged_case(seed)
-        loss, _ = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
+        loss, stats = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
         assert loss.shape == policy.shape
+        assert all((v.shape, v.dtype, v.requires_grad) == (loss.shape, loss.dtype, False) for v in stats.values())
+        by_token, _ = LOSSES[name](advantages.expand_as(policy), policy, old, mask, **NUMBERS[name])
+        assert torch.equal(loss, by_token)
         for row in range(len(mask)):
             inputs = [tensor[row].tolist() for tensor in (policy, old, mask)]
             for t, value in loop_loss(name, advantages[row].item(), *inputs).items():
@@ -77,69 +82,43 @@ def test_equals_a_loop_over_tokens_on_300_ragged_cases(name):
     assert compared > 2000
 
 
-def gradient(name, advantage, policy, old, **numbers):
-    """d loss / d log pi of a single token whose ratio is policy / old."""
-    log_prob = torch.tensor([[math.log(policy)]], dtype=torch.float64, requires_grad=True)
-    old_log_prob = torch.tensor([[math.log(old)]], dtype=torch.float64)
-    advantages = torch.tensor([[advantage]], dtype=torch.float64)
-    loss, stats = LOSSES[name](advantages, log_prob, old_log_prob, torch.ones(1, 1, dtype=torch.bool), **numbers)
-    return torch.autograd.grad(loss.sum(), log_prob)[0].item(), {key: v.item() for key, v in stats.items()}
-
-
-@pytest.mark.parametrize("name", ["grpo_clip", "gspo"])
-@pytest.mark.parametrize("ratio", [0.7, 0.81, 1.0, 1.29, 1.4])
-@pytest.mark.parametrize("advantage", [2.0, -2.0, 0.0])
-def test_sign_table_of_the_clip(name, advantage, ratio):
-    """What is good and likelier already, or bad and rarer already, is left alone; all else is pulled or pushed."""
-    lost = {(2.0, 1.4): "clipped_high", (-2.0, 0.7): "clipped_low"}.get((advantage, ratio))
-    slope, stats = gradient(name, advantage, 0.5 * ratio, 0.5, cliprange_low=0.2, cliprange_high=0.3)
-    assert slope == pytest.approx(0.0 if lost else -advantage * ratio, abs=1e-12)
-    assert stats["clipped"] == (1.0 if lost else 0.0)
-    for side in ("clipped_low", "clipped_high"):
-        assert stats[side] == (1.0 if lost == side else 0.0)
-    assert stats["ratio"] == pytest.approx(ratio)
-
-
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "slope", "dual"),
-    [
-        (-2.0, 2.9, 2.0 * 2.9, 0.0),
-        (-2.0, 3.1, 0.0, 1.0),  # beyond the second bound a bad token stops pushing
-        (-2.0, 0.7, 0.0, 0.0),
-        (2.0, 3.1, 0.0, 0.0),
-        (2.0, 0.5, -2.0 * 0.5, 0.0),
+CLIP = {"cliprange_low": 0.2, "cliprange_high": 0.3}
+DUAL, CAP = CLIP | {"dual_clip": 3.0}, {"ratio_cap": 1.2}
+#: (loss, numbers, advantage, ratio, d loss / d log pi, the stats that are 1)
+SLOPES = [
+    *[
+        (name, CLIP, advantage, ratio, -advantage * ratio * (not lost), lost)
+        for name in ("grpo_clip", "gspo")
+        for advantage, ratio, *lost in (  # good and likelier already, or bad and rarer already: left alone
+            (2.0, 1.4, "clipped", "clipped_high"), (-2.0, 0.7, "clipped", "clipped_low"), (2.0, 0.7), (2.0, 1.29),
+            (-2.0, 0.81), (-2.0, 1.4), (0.0, 1.4), (0.0, 0.7),
+        )
     ],
-)
-def test_dual_clip_bounds_negative_advantages_only(advantage, ratio, slope, dual):
-    numbers = {"cliprange_low": 0.2, "cliprange_high": 0.3, "dual_clip": 3.0}
-    found, stats = gradient("grpo_clip", advantage, 0.25 * ratio, 0.25, **numbers)
-    assert found == pytest.approx(slope, abs=1e-12)
-    assert stats["dual_clipped"] == dual
-    assert stats["clipped"] == (1.0 if slope == 0.0 else 0.0)
+    ("grpo_clip", DUAL, -2.0, 2.9, 2.0 * 2.9, []),
+    ("grpo_clip", DUAL, -2.0, 3.1, 0.0, ["clipped", "dual_clipped"]),  # beyond the bound a bad token stops pushing
+    ("grpo_clip", DUAL, 2.0, 3.1, 0.0, ["clipped", "clipped_high"]),
+    ("grpo_clip", DUAL, 2.0, 0.5, -2.0 * 0.5, []),
+    ("cispo", CAP, -1.5, 1.1, 1.5 * 1.1, []),  # never through the weight
+    ("cispo", CAP, -1.5, 2.5, 1.5 * 1.2, ["clipped"]),  # and above the cap too
+]  # fmt: skip
 
 
-def test_cispo_keeps_the_gradient_above_the_cap_and_never_through_the_weight():
-    for ratio, weight in ((0.5, 0.5), (1.1, 1.1), (2.5, 1.2)):
-        slope, stats = gradient("cispo", -1.5, 0.3 * ratio, 0.3, ratio_cap=1.2)
-        assert slope == pytest.approx(1.5 * weight)
-        assert stats["clipped"] == (1.0 if ratio > 1.2 else 0.0)
-        assert stats["ratio"] == pytest.approx(ratio)
-
-
-def test_gspo_spreads_one_ratio_over_the_response():
-    advantages, policy, old, mask = ragged_case(3, rows=4, empty_rows=False)
-    loss, _ = LOSSES["gspo"](advantages, policy, old, mask, cliprange_low=0.99, cliprange_high=99.0)
-    masked_mean(loss, mask, dim=-1).sum().backward()
-    log_ratio = masked_mean((policy - old).detach(), mask, dim=-1)[:, None]
-    expected = -advantages * log_ratio.exp() * mask / mask.sum(-1, keepdim=True)
-    torch.testing.assert_close(policy.grad, expected)
+@pytest.mark.parametrize(("name", "numbers", "advantage", "ratio", "slope", "lost"), SLOPES)
+def test_slope_and_stats_of_one_token_by_hand(name, numbers, advantage, ratio, slope, lost):
+    log_prob = torch.tensor([[math.log(0.25 * ratio)]], dtype=torch.float64, requires_grad=True)
+    old, mask = torch.tensor([[math.log(0.25)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    advantages = torch.tensor([[advantage]], dtype=torch.float64)
+    loss, stats = LOSSES[name](advantages, log_prob, old, mask, **numbers)
+    assert torch.autograd.grad(loss.sum(), log_prob)[0].item() == pytest.approx(slope, abs=1e-12)
+    assert stats.pop("ratio").item() == pytest.approx(ratio)
+    assert {key for key, value in stats.items() if value.item() == 1.0} == set(lost)
+    assert all(value.item() in (0.0, 1.0) for value in stats.values())
 
 
 @pytest.mark.parametrize("name", WITH_RATIO)
 def test_first_pass_has_ratio_one_and_the_gradient_of_reinforce(name):
     advantages, policy, _, mask = ragged_case(11, rows=5, empty_rows=False)
     loss, stats = LOSSES[name](advantages, policy, policy.detach().clone(), mask, **NUMBERS[name])
-    assert not any(value.requires_grad for value in stats.values())  # they would keep the graph alive
     plain, _ = LOSSES["reinforce_with_baseline"](advantages, policy, None, mask)
     slopes = [torch.autograd.grad(masked_mean(x, mask, dim=-1).sum(), policy)[0] for x in (loss, plain)]
     torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
@@ -148,10 +127,9 @@ def test_first_pass_has_ratio_one_and_the_gradient_of_reinforce(name):
     assert "clipped" not in stats or not stats["clipped"][mask].any()
 
 
-@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 800.0])
 @pytest.mark.parametrize("name", LOSSES)
-def test_padding_reaches_neither_value_nor_gradient(name, garbage):
-    for seed in range(20):
+def test_padding_reaches_neither_value_nor_gradient(name):
+    for seed, garbage in itertools.product(range(20), (math.nan, -math.inf, 800.0)):
         advantages, policy, old, mask = ragged_case(seed)
         dirty = policy.detach().masked_fill(~mask, garbage).requires_grad_()
         dirty_old = old.masked_fill(~mask, -garbage)
@@ -162,16 +140,6 @@ def test_padding_reaches_neither_value_nor_gradient(name, garbage):
         expected = torch.autograd.grad(masked_mean(clean, mask, empty="zero"), policy)[0]
         torch.testing.assert_close(slope, expected, rtol=0, atol=0)
         assert all(value[mask].isfinite().all() for value in stats.values())
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_advantages_may_be_given_per_token_and_stats_are_detached_per_token_values(name):
-    advantages, policy, old, mask = ragged_case(9)
-    by_row, stats = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
-    by_token, _ = LOSSES[name](advantages.expand_as(policy), policy, old, mask, **NUMBERS[name])
-    assert torch.equal(by_row, by_token)
-    for value in stats.values():
-        assert (value.shape, value.dtype, value.requires_grad) == (policy.shape, policy.dtype, False)
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])

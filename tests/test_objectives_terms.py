@@ -10,10 +10,8 @@ import torch
 
 import rlreason.objectives
 from rlreason.objectives.advantages import OVERLONG, ZERO_VARIANCE, soft_overlong_penalty
-from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.terms import (
     KL_ESTIMATORS,
-    MISMATCH_WEIGHTS,
     compute_entropy,
     entropy_bonus,
     gather_log_probs,
@@ -36,48 +34,32 @@ OLD = torch.tensor([0.5, -0.6, 0.4, 0.3, -0.9], dtype=torch.float64).log_softmax
 ALL = torch.ones(1, 5, dtype=torch.bool)
 
 
-def expectation_and_gradient(estimator, sampled_from, old):
-    """E over samples of the estimator and of its gradient, by enumeration: outcome i stands at position i."""
-    theta = THETA.clone().requires_grad_()
-    log_pi = theta.log_softmax(0)
-    old_log_probs = None if old is None else old[None]
-    kl = kl_per_token(log_pi[None], REFERENCE[None], ALL, estimator, old_log_probs)
-    value = (sampled_from.exp().detach() * kl[0]).sum()
-    return value.detach(), torch.autograd.grad(value, theta)[0]
-
-
-def exact(direction):
-    """KL and its gradient from the definition."""
-    theta = THETA.clone().requires_grad_()
-    log_pi = theta.log_softmax(0)
-    if direction == "pi_ref":
-        kl = (log_pi.exp() * (log_pi - REFERENCE)).sum()
-    else:
-        kl = (REFERENCE.exp() * (REFERENCE - log_pi)).sum()
-    return kl.detach(), torch.autograd.grad(kl, theta)[0]
-
-
 @pytest.mark.parametrize("old", [None, OLD])
 def test_expectations_and_gradients_of_the_estimators(old):
-    log_pi = THETA.log_softmax(0)
-    (kl, pi_ref), (_, ref_pi) = exact("pi_ref"), exact("ref_pi")
+    """By enumeration, outcome i at position i: E over samples of each estimator, against KL by its definition."""
+    theta = THETA.clone().requires_grad_()
+    log_pi = theta.log_softmax(0)
+    pi_ref = (log_pi.exp() * (log_pi - REFERENCE)).sum()
+    ref_pi = (REFERENCE.exp() * (REFERENCE - log_pi)).sum()
     half_square = (log_pi.exp() * (log_pi - REFERENCE) ** 2).sum() / 2
-    for estimator, *expected in (("k1", kl, torch.zeros(5).double()), ("k2", half_square, pi_ref), ("k3", kl, ref_pi)):
-        found = expectation_and_gradient(estimator, log_pi if old is None else old, old)
-        torch.testing.assert_close(list(found), expected, rtol=1e-12, atol=1e-14)
-    assert not torch.allclose(pi_ref, ref_pi, rtol=0.1)
+    slopes = [torch.autograd.grad(kl, theta, retain_graph=True)[0] for kl in (pi_ref, ref_pi)]
+    assert not torch.allclose(*slopes, rtol=0.1)
+    sampled_from = (log_pi if old is None else old).exp().detach()
+    for estimator, value, slope in (
+        ("k1", pi_ref, torch.zeros(5).double()), ("k2", half_square, slopes[0]), ("k3", pi_ref, slopes[1]),
+    ):  # fmt: skip
+        kl = kl_per_token(log_pi[None], REFERENCE[None], ALL, estimator, None if old is None else old[None])
+        found = (sampled_from * kl[0]).sum()
+        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-14)
+        gradient = torch.autograd.grad(found, theta, retain_graph=True)[0]
+        torch.testing.assert_close(gradient, slope, rtol=1e-12, atol=1e-14)
 
 
-def test_kl_is_zero_at_the_reference_and_outside_the_response():
-    log_probs = torch.tensor([[-1.0, math.nan, -2.0]])
-    mask = torch.tensor([[True, False, True]])
+def test_kl_is_zero_at_the_reference_and_outside_the_response_and_k3_exact_near_zero():
+    log_probs, mask = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[True, False, True]])
     for estimator in KL_ESTIMATORS:
         assert kl_per_token(log_probs, log_probs, mask, estimator, log_probs).tolist() == [[0.0, 0.0, 0.0]]
-
-
-def test_k3_is_never_negative_and_exact_near_zero():
-    x = torch.linspace(-4, 4, 1001, dtype=torch.float64)
-    assert (KL_ESTIMATORS["k3"](x) >= 0).all()
+    assert (KL_ESTIMATORS["k3"](torch.linspace(-4, 4, 1001, dtype=torch.float64)) >= 0).all()
     small = torch.tensor([1e-7], dtype=torch.float64)
     torch.testing.assert_close(KL_ESTIMATORS["k3"](small), small**2 / 2, rtol=1e-2, atol=0)
 
@@ -89,58 +71,38 @@ def test_kl_in_the_reward_is_a_sum_over_tokens_without_gradient():
     assert not rewards.requires_grad
 
 
-def test_a_step_down_the_entropy_bonus_raises_entropy():
-    logits = torch.tensor([[[2.0, 0.0, -1.0]]], dtype=torch.float64, requires_grad=True)
-    before = compute_entropy(logits)
-    term = entropy_bonus(before, 0.5)
-    assert term.item() == pytest.approx(-0.5 * before.item())
-    term.sum().backward()
-    assert compute_entropy(logits.detach() - 0.1 * logits.grad).item() > before.item()
-
-
-def test_entropy_bonus_without_a_gradient_is_an_error_and_not_a_no_op():
+def test_the_entropy_bonus_is_paid_for_entropy_and_without_a_gradient_an_error():
     entropy = torch.ones(1, 2)
     with pytest.raises(ValueError, match=r"entropy_coef=0\.5"):
         entropy_bonus(entropy, 0.5)
     assert entropy_bonus(entropy, 0.0).tolist() == [[0.0, 0.0]]
+    assert entropy_bonus(entropy.requires_grad_(), 0.5).tolist() == [[-0.5, -0.5]]
     with torch.no_grad():
-        assert entropy_bonus(entropy, 0.5).tolist() == [[-0.5, -0.5]]
+        assert entropy_bonus(torch.ones(1, 2), 0.5).tolist() == [[-0.5, -0.5]]
 
 
 W = torch.tensor([[0.25, 1.0, 1.5, 2.0, 2.5]], dtype=torch.float64)
 
 
-OF_NONE, TRUNCATED_W, MASKED_W = [1.0] * 5, [0.25, 1.0, 1.5, 2.0, 2.0], [0.25, 1.0, 1.5, 2.0, 0.0]
+WEIGHTS = {"none": [1.0] * 5, "truncate": [0.25, 1.0, 1.5, 2.0, 2.0], "mask": [0.25, 1.0, 1.5, 2.0, 0.0]}
 
 
-@pytest.mark.parametrize(("mismatch", "expected"), [("none", OF_NONE), ("truncate", TRUNCATED_W), ("mask", MASKED_W)])
-def test_mismatch_weights_by_hand(mismatch, expected):
+@pytest.mark.parametrize("mismatch", WEIGHTS)
+def test_mismatch_weights_by_hand(mismatch):
     engine = torch.full_like(W, -3.0, requires_grad=True)
     old = (W.log() - 3).requires_grad_()
     cap = None if mismatch == "none" else 2.0 + 1e-12
     weights, stats = mismatch_weights(old, engine, ALL, mismatch, cap)
-    torch.testing.assert_close(weights, torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(weights, torch.tensor([WEIGHTS[mismatch]], dtype=torch.float64))
     torch.testing.assert_close(stats["mismatch_ratio"], W)
     assert stats["mismatch_capped"].tolist() == [[0.0, 0.0, 0.0, 0.0, 0.0 if mismatch == "none" else 1.0]]
+    if cap:
+        with pytest.raises(ValueError, match="mismatch_cap=None"):
+            mismatch_weights(old, engine, ALL, mismatch, None)
     assert not weights.requires_grad
     assert not stats["mismatch_ratio"].requires_grad
-
-
-@pytest.mark.parametrize("mismatch", MISMATCH_WEIGHTS)
-def test_equal_log_probs_leave_the_loss_and_padding_weighs_one(mismatch):
-    log_probs = torch.tensor([[-0.5, -1.5, math.nan]])
-    mask = torch.tensor([[True, True, False]])
-    weights, _ = mismatch_weights(log_probs, log_probs, mask, mismatch, 2.0)
-    assert weights.tolist() == [[1.0, 1.0, 1.0]]
-
-
-def test_weight_times_ratio_is_the_ratio_to_the_engine_and_nothing_is_counted_twice():
-    generator = torch.Generator().manual_seed(0)
-    policy, old, engine = (-torch.rand(3, 5, generator=generator, dtype=torch.float64) for _ in range(3))
-    mask, advantages = torch.ones(3, 5).bool(), torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
-    weights, _ = mismatch_weights(old, engine, mask, "truncate", 1e9)
-    decoupled = weights * LOSSES["grpo_no_clip"](advantages, policy, old, mask)[0]
-    torch.testing.assert_close(decoupled, LOSSES["grpo_no_clip"](advantages, policy, engine, mask)[0])
+    padded, mask = torch.tensor([[-0.5, -1.5, math.nan]]), torch.tensor([[True, True, False]])
+    assert mismatch_weights(padded, padded, mask, mismatch, 2.0)[0].tolist() == [[1.0, 1.0, 1.0]]
 
 
 LENGTHS = torch.tensor([10, 100])
@@ -149,10 +111,11 @@ LIMITS = {"max_length": 100, "cache_length": 20}
 
 
 def test_soft_overlong_penalty_is_dapos_piecewise_formula():
-    for length in range(130):
-        expected = 0.0 if length <= 80 else -1.0 if length > 100 else (80 - length) / 20
-        found = soft_overlong_penalty(torch.tensor([length]), **LIMITS).item()
-        assert found == pytest.approx(expected), length
+    expected = [0.0 if length <= 80 else -1.0 if length > 100 else (80 - length) / 20 for length in range(130)]
+    assert soft_overlong_penalty(torch.arange(130), **LIMITS).tolist() == pytest.approx(expected)
+    for cache_length in (0, 101):
+        with pytest.raises(ValueError, match=f"cache_length={cache_length}"):
+            soft_overlong_penalty(LENGTHS, max_length=100, cache_length=cache_length)
 
 
 @pytest.mark.parametrize(
@@ -167,15 +130,6 @@ def test_overlong_rules(rule, rewards, kept):
     assert found_kept.tolist() == kept
 
 
-def test_a_cache_outside_the_limit_and_a_missing_cap_are_refused():
-    for cache_length in (0, -1, 101):
-        with pytest.raises(ValueError, match=f"cache_length={cache_length}"):
-            soft_overlong_penalty(LENGTHS, max_length=100, cache_length=cache_length)
-    for mismatch in ("truncate", "mask"):
-        with pytest.raises(ValueError, match="mismatch_cap=None"):
-            mismatch_weights(W, W, ALL, mismatch, None)
-
-
 def test_live_groups_are_found_by_id_and_by_any_difference():
     just_above = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     rewards = torch.tensor([1.0, 0.3, -1.0, 1.0, just_above, -1.0, 7.0])
@@ -186,30 +140,23 @@ def test_live_groups_are_found_by_id_and_by_any_difference():
 
 def test_entropy_and_log_probs_equal_loops():
     generator = torch.Generator().manual_seed(1)
-    logits = 3 * torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, 5, (2, 3), generator=generator)
-    entropy, log_probs = compute_entropy(logits), gather_log_probs(logits, labels)
-    for b in range(2):
-        for t in range(3):
-            weights = [math.exp(x) for x in logits[b, t].tolist()]
-            probs = [w / sum(weights) for w in weights]
-            assert entropy[b, t].item() == pytest.approx(-sum(p * math.log(p) for p in probs))
-            assert log_probs[b, t].item() == pytest.approx(math.log(probs[labels[b, t]]))
+    logits = 3 * torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 5, (6,), generator=generator)
+    for row, label, entropy, log_prob in zip(
+        logits.tolist(), labels.tolist(), compute_entropy(logits), gather_log_probs(logits, labels), strict=True
+    ):
+        probs = [math.exp(x) / sum(map(math.exp, row)) for x in row]
+        assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in probs))
+        assert log_prob.item() == pytest.approx(math.log(probs[label]))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_scores_are_float32_for_any_model_dtype(dtype):
-    logits = torch.randn(1, 4, 50, generator=torch.Generator().manual_seed(2)).to(dtype)
+def test_scores_are_float32_for_any_model_dtype_and_survive_extreme_and_forbidden_tokens():
+    logits = torch.randn(1, 4, 50, generator=torch.Generator().manual_seed(2)).bfloat16()
     labels = torch.tensor([[3, 1, 4, 1]])
-    assert compute_entropy(logits).dtype == gather_log_probs(logits, labels).dtype == torch.float32
-    torch.testing.assert_close(compute_entropy(logits), compute_entropy(logits.float()), rtol=0, atol=0)
-    reference = gather_log_probs(logits.float(), labels)
-    torch.testing.assert_close(gather_log_probs(logits, labels), reference, rtol=0, atol=0)
-
-
-def test_entropy_survives_extreme_and_forbidden_tokens():
-    logits = torch.tensor([[0.0, 0.0, -math.inf], [900.0, -900.0, 0.0]], requires_grad=True)
-    entropy = compute_entropy(logits)
-    torch.testing.assert_close(entropy.detach(), torch.tensor([math.log(2), 0.0]))
+    assert torch.equal(compute_entropy(logits), compute_entropy(logits.float()))
+    assert torch.equal(gather_log_probs(logits, labels), gather_log_probs(logits.float(), labels))
+    extreme = torch.tensor([[0.0, 0.0, -math.inf], [900.0, -900.0, 0.0]], requires_grad=True)
+    entropy = compute_entropy(extreme)
+    assert entropy.tolist() == pytest.approx([math.log(2), 0.0])
     entropy.sum().backward()
-    assert logits.grad.isfinite().all()
+    assert extreme.grad.isfinite().all()

