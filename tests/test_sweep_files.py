@@ -89,29 +89,21 @@ def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
     assert re.fullmatch(".{1,183},seed=7", run_name([f"key_{n}={'v' * 50}" for n in range(6)] + ["seed=7"]))
 
 
-@pytest.mark.parametrize(
-    ("words", "folder"),
-    [
+def test_a_sweep_has_a_folder_of_its_own_and_its_options_reach_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, folder in (
         (["sweep=grpo_baselines", "seed=0,1"], "grpo_baselines"),
         (["sweep=grpo_baselines", "data=stories", "n_steps=3"], "grpo_baselines,data=stories"),
         (["loss=gspo,cispo", "learning_rate=1e-3,1e-4", "seed=0,1"], "learning_rate,loss"),
         (["seed=0,1", "hydra.sweep.dir=/tmp/mine"], "/tmp/mine"),
-    ],
-)
-def test_a_sweep_has_a_folder_of_its_own(words, folder):
-    request = read(["-m", *words])
-    with composing(request):
-        assert design_of(request, note=str)[1] == Path("runs/sweeps") / folder
-
-
-def test_the_options_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    ):
+        with composing(request := read(["-m", *words])):
+            assert design_of(request, note=str)[1] == Path("runs/sweeps") / folder
     words = ["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "gpus_per_run=auto", "sweep_name=mine"]
     asked = check_command_line(words, note=str)
     assert (asked.options.jobs, asked.options.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
     assert asked.design.runs[0].overrides == ["loss=gspo", "seed=0"]
-    wrong = ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]", "gpus_per_run=-1", "gpus_per_run=")
-    for word in wrong:
+    for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]", "gpus_per_run=-1"):
         assert mistake("-m", "seed=0,1", word).startswith(f"{word} ")
     assert mistake("seed=0", "jobs=2").startswith("jobs=2 ")
     assert "the sweep's folder" in mistake("-m", "seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
@@ -135,11 +127,7 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
     assert star.axes == ["group_size", "question_batch_size", "sft_epochs"]
     assert star.runs[0].name == "group_size=4,question_batch_size=256,sft_epochs=2,seed=0"
     assert star.reference == star.runs[0].setting
-    batches = [word for word in star.runs[1].overrides if word.startswith("question_batch_size")]
-    assert batches == ["question_batch_size=128"]
-    sizes = designed("sweep=sft_dataset_size")
-    assert len(sizes.settings()) == 10
-    assert sizes.reference == {"data.limit": "2048", "epochs": "4", "n_steps": "null"}
+    assert "question_batch_size=128" in star.runs[1].overrides
     # model.path=DIR took the second cell of pku_before_and_after away
     runs = designed("sweep=pku_before_and_after", "experiment=pku_hw3", f"model.path={tmp_path}").runs
     paths = [[word for word in run.overrides if word.startswith("model.path=")] for run in runs]
@@ -154,18 +142,15 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
     assert broad.reference == {"epochs_per_rollout": "1", "train_batch_size": "64"}
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [  # cells without what they differ in fell together, and fewer runs were made without a word
-        (["sweep=expert_iteration", "group_size=8"], ["group_size=8 takes group_size=2 away"]),
-        (["sweep=kl", "kl_coef=0.01,0.02"], ["kl_coef=0.01,0.02 takes kl_coef=0.001 away"]),
-        (["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"], ["make the same run", "off_policy"]),
-        (["sampling.temperature=1,1.0"], ["make the same run"]),
-    ],
-)
-def test_words_that_leave_cells_without_their_difference_are_refused(words, says):
-    message = mistake("-m", *words)
-    assert all(text in message for text in says)
+def test_words_that_leave_cells_without_their_difference_are_refused():
+    """Cells without what they differ in fell together, and fewer runs were made without a word."""
+    for words, says in (
+        (["sweep=expert_iteration", "group_size=8"], "group_size=8 takes group_size=2 away"),
+        (["sweep=kl", "kl_coef=0.01,0.02"], "kl_coef=0.01,0.02 takes kl_coef=0.001 away"),
+        (["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"], "make the same run"),
+        (["sampling.temperature=1,1.0"], "make the same run"),
+    ):
+        assert says in mistake("-m", *words)
 
 
 def test_a_file_of_ones_own_works_the_same(tmp_path):
@@ -182,7 +167,7 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         ("cells: [loss=gspo]", "sweep/mine.yaml"),
         ("cells: [['loss=gspo,cispo']]", "loss=gspo"),
         ("cells: [[los=gspo]]", "los"),
-        ("embedded: {data: {name: x}}", "data is nested"),
+        ("embedded: {data: {name: x}}", "data="),
         ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
         ("cells: [[seed=a]]", "seed=a"),
         ("chain: [mine]", "is a chain"),
@@ -198,20 +183,16 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
 
 
 def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():
-    def carried(*words: str) -> list[str]:
-        given = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
-        words = designed(*words, carried=given).runs[0].overrides
-        return [word for word in words if word.startswith(("learning_rate", "loss", "off_policy"))]
-
-    words = carried("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3")
+    given = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
+    run = designed("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3", carried=given).runs[0]
+    words = [word for word in run.overrides if word.startswith(("learning_rate", "loss", "off_policy"))]
     assert words == ["learning_rate=3e-3", "off_policy=e4_full", "loss=grpo_clip"]
-    assert "loss=no_baseline" in carried("sweep=grpo_length_normalization")
+    assert "loss=no_baseline" in designed("sweep=grpo_length_normalization", carried=given).runs[0].overrides
 
 
 @pytest.mark.parametrize(
     ("name", "carried"),
     [
-        ("grpo_off_policy_focused", ["epochs_per_rollout=2", "train_batch_size=64"]),
         ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
         ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
     ],

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from rlreason.records.reader import write_status
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of
 from rlreason.report.verdicts import verdicts_of
-from rlreason.runtime.files import holder
+from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
 from rlreason.sweeps.state import (
@@ -58,14 +56,17 @@ def finished(folder: Path, accuracy: float | None = 0.5, **more: object) -> None
 
 def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     finished(tmp_path / "lr=1,seed=0")
-    finished(tmp_path / "lr=1,seed=1", 0.7)
+    finished(tmp_path / "lr=1,seed=1", None, status="diverged:weights", reason="no numbers")
     write_state(tmp_path, begun(design("1", "2"), tmp_path))
     state = read_state(tmp_path)
-    assert [run.status for run in state.runs] == ["finished", "finished", "waiting", "waiting"]
+    assert [run.status for run in state.runs] == ["finished", "diverged:weights", "waiting", "waiting"]
     assert (state.status, state.axes, state.reference) == ("interrupted", ["lr"], {"lr": "1"})
     first = state.runs[0]
     assert (first.accuracy, first.accuracy_interval, first.accuracy_before) == (0.5, (0.4, 0.6), 0.25)
     assert (first.length, first.problems, first.protocol, first.seconds) == (12.0, 64, "ab", 9.0)
+    text = closing(state, tmp_path, {})
+    assert " 0.250 " in text  # a diverged run without a figure counts as zero, and says so
+    assert "diverged:weights (no numbers; without a figure" in text
     (tmp_path / "lr=1,seed=1").rename(tmp_path / "moved away")
     (tmp_path / "lr=2,seed=0").mkdir()
     write_status(tmp_path / "lr=2,seed=0", "running")  # and nobody holds it
@@ -74,14 +75,6 @@ def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     assert {"lr": "1"} in [run.setting for run in read_state(tmp_path).runs]
     with pytest.raises(ConfigError, match="is no folder of a sweep"):
         read_state(tmp_path / "lr=1,seed=0")
-
-
-def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
-    finished(tmp_path / "lr=1,seed=0", 0.6)
-    finished(tmp_path / "lr=1,seed=1", None, status="diverged:weights", reason="no numbers")
-    text = closing(read_state(tmp_path), tmp_path, {})
-    assert " 0.300 " in text
-    assert "diverged:weights (no numbers; without a figure" in text
 
 
 def test_the_table_that_ends_a_sweep_has_the_intervals_and_verdicts_of_the_report(tmp_path, capsys):
@@ -112,8 +105,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
         run_of("1e-4", 0, 0.5), run_of("1e-4", 1, 0.6), run_of("1e-3", 0, 0.8, protocol="aa"),
         run_of("1e-3", 1, None, "failed", reason="x"), run_of("1", 0, None, "waiting", protocol="bb"),
     ])  # fmt: skip
-    head, first, second, third = settings_table(state, {}).splitlines()
-    assert head.split() == ["lr", "seeds", "accuracy", "95%,", "over", "seeds", "verdict", "length", "status"]
+    _, first, second, third = settings_table(state, {}).splitlines()
     assert first.split() == ["1e-3", "1", "of", "2", "0.800", "-", "-", "8.0", "1", "finished,", "1", "failed"]
     assert second.split()[:3] == ["1e-4", "2", "0.550"]
     assert second.endswith("finished (reference)")
@@ -122,14 +114,13 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     card.parent.mkdir()
     card.write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
     text = closing(state, tmp_path, {})
-    assert f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}\n" in text
-    assert text.endswith(f"rlreason report {tmp_path}")
-    for line in ("! lr=1e-3,seed=1: failed (x)", "left: 2 of 5 runs", "a setting with one seed", "protocol aa, bb\n"):
+    for line in ("leaderboard: FAIL (hours); accuracy 0.8", str(card), "! lr=1e-3,seed=1: failed (x)", "left: 2 of 5",
+                 "a setting with one seed", "protocol aa, bb\n", f"rlreason report {tmp_path}"):  # fmt: skip
         assert line in text
     assert "wall clock" not in text
     state.runs = [run_of("1", 0, 0.5, shared_machine=True), run_of("2", 0, 0.6)]
     text = closing(state, tmp_path, {run.key: JudgedSetting((0.6, 0.5, 0.7), "better") for run in state.runs})
-    for line in ("95%, over problems", "0.500 to 0.700", "a setting with one seed", "no verdict on wall clock"):
+    for line in ("95%, over problems", "0.500 to 0.700", "no verdict on wall clock"):
         assert line in text
 
 
@@ -140,18 +131,8 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
     with pytest.raises(ConfigError, match=r"lr=1,seed=0 .*n_steps=10 there, 20 here\).*sweep_name=NAME"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("10", "20"))
-    code = (
-        "import sys; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
-        "with run_lock(Path(sys.argv[1]), print): print('held', flush=True); sys.stdin.read()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    writer = subprocess.Popen([sys.executable, "-c", code, str(place)], **pipes)  # until its input ends
-    try:
-        assert writer.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
-            refuse_changed(tmp_path, runs, lambda run: CONFIG)
-    finally:
-        writer.communicate(timeout=600)
+    with run_lock(place, print), pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
+        refuse_changed(tmp_path, runs, lambda run: CONFIG)
     assert holder(place) is None
 
 
@@ -202,14 +183,9 @@ def test_what_a_job_of_slurm_asks_for_follows_from_its_gpus_and_from_what_was_ty
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpus_per_run=3"], r"asks for 3 GPUs .* this machine has 2 for runs \(GPU-a, GPU-b\)"),
-        pytest.param(
-            ["rollout=vllm", "rollout.placement=second_gpu", "gpus_per_run=1"],
-            r"gpus_per_run=1: a run .* asks for 2 GPUs",
-            marks=pytest.mark.long,
-        ),
-        (["hydra/launcher=joblib", "gpus_per_run=1"], "hydra/launcher=joblib hands out no GPUs"),
-        (["gpus=3"], r"a run of this sweep asks for 3 GPUs .*and this machine has 2 for runs"),
+        (["gpus_per_run=3"], r"gpus_per_run=3.* asks for 3 GPUs .* 2 for runs \(GPU-a, GPU-b\)"),
+        (["hydra/launcher=joblib", "gpus_per_run=1"], "hydra/launcher=joblib"),
+        (["gpus=3"], "a run of this sweep asks for 3 GPUs"),
     ],
 )
 def test_more_gpus_than_there_are_are_refused_before_anything_starts(tmp_path, monkeypatch, words, message):
@@ -226,14 +202,13 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
     assert all(run.accuracy is not None and run.protocol and run.seconds and run.ended for run in state.runs)
     assert (state.jobs, state.launcher, state.status) == (2, "processes", "finished")
     assert "2 of 2 done" in finished_sweep.printed
-    assert "95%, over seeds" in finished_sweep.printed
     assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
     words = ["-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep"]
     assert rlreason(*words, cwd=tmp_path).stdout.count("not run again") == 2
     changed = rlreason(*words, "group_size=2", cwd=tmp_path)
     assert changed.returncode == 2
-    assert "with other settings (group_size=4 there, 2 here): move its folder away, or give" in changed.stderr
+    assert "with other settings (group_size=4 there, 2 here)" in changed.stderr
 
 
 WORDS = ["-m", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]
@@ -246,11 +221,10 @@ def visible(grid: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_them(tmp_path):
+def test_real_runs_see_their_gpus_alone(tmp_path):
     """No GPU had two runs at a time: of three runs, the last gets the GPU of the one that has ended."""
     done = rlreason(*WORDS, "seed=0,1,2", cwd=tmp_path, RLREASON_GPUS="GPU-a,GPU-b")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "GPUs       GPU-a, GPU-b: 1 a run" in done.stdout
     free, of_run = {"GPU-a", "GPU-b"}, {}
     for line in done.stdout.splitlines():
         if match := re.match(r"== (\S+?): started on GPU (\S+)$", line):
@@ -278,7 +252,6 @@ def test_a_failing_run_leaves_the_others_alone_and_is_named_whatever_the_launche
     assert f"! {failed.name}: failed (" in done.stdout
     assert (state.status, state.launcher) == ("failed", launcher)
     if slurm:
-        assert re.search(r"launcher +submitit_slurm, .*timeout_min=1440, .*gpus_per_node=1", done.stdout)
         assert set(visible(tmp_path / "grid")) == {"0"}  # as Slurm gave it
 
 
