@@ -18,8 +18,8 @@ from rlreason.cli.flags import composing, read
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
 from rlreason.config.store import typed
 from rlreason.discovery.log import Answer, Reply, Spending, prompt_bound
-from rlreason.discovery.loop import Conversation, chosen_of
-from rlreason.discovery.score import FRAME, error_text, feedback, filled, problem_named, score_program
+from rlreason.discovery.loop import Conversation
+from rlreason.discovery.score import FRAME, error_text, problem_named, score_program
 from rlreason.errors import ConfigError
 from rlreason.main import run_job
 from rlreason.records.console import Console
@@ -122,6 +122,8 @@ def test_a_conversation_goes_through_every_failure_to_the_best_program(tmp_path)
     kinds = [turn["result"]["error_kind"] for turn in log["turns"]]
     assert kinds == ["exception", "too_close", "exception", *[None] * 4]
     assert [turn["prompt_kind"] for turn in log["turns"]] == ["first", *["error"] * 3, *["extend"] * 3]
+    assert "Minimum squared distance 2 < maximum squared norm 4" in log["turns"][2]["prompt"]
+    assert "[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] and [1, 1, 0," in log["turns"][2]["prompt"]  # its worst pair
     assert [turn["best_so_far"] for turn in log["turns"]] == [2, 2, 2, 8, 8, 20, 22]
     assert [call["outcome"] for call in calls_in(run)] == OUTCOMES
     assert len(requests) == log["spent"]["calls"] == len({request.id for request in requests})
@@ -182,11 +184,8 @@ def test_seeds_and_strategies_are_a_sweep_with_one_report(tmp_path):
         done = rlreason(*words, "sweep_name=kissing", cwd=tmp_path, OPENAI_BASE_URL=server.base_url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "strategy  seeds  score" in done.stdout
-    (tmp_path / "other").mkdir()
-    assert rlreason("report", "runs/sweeps/kissing", "other", cwd=tmp_path).returncode == 2  # none of discovery
-    told = rlreason("report", "runs/sweeps/kissing", cwd=tmp_path)
-    assert told.returncode == 0, told.stdout + told.stderr
-    report = (tmp_path / "runs" / "sweeps" / "kissing" / "report.md").read_text("utf-8")
+    assert rlreason("report", "runs/sweeps/kissing", cwd=tmp_path).returncode == 0
+    report = (tmp_path / "runs/sweeps/kissing/report.md").read_text("utf-8")
     assert "| simple |" in report
     assert "| refine |" in report
 
@@ -249,10 +248,8 @@ def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been
         ("budget.tokens=30000 client.max_tokens=20000", [axes(4), NO_CODE]),
         ("budget.cost=0.05 client.prompt_price=1 client.completion_price=2", [axes(4), NO_CODE]),
         ("budget.hours=0.0003", [axes(4), axes(6), axes(8)]),
-        ("budget.calls=4", [[BUSY, BUSY, axes(4)], [BUSY, axes(6)]]),  # retries count
-        ("budget.calls=8 budget.tokens=40000 strategy=hybrid replies=4", [axes(4)] * 4),
+        ("budget.calls=8 budget.tokens=40000 strategy=hybrid replies=4", [[BUSY, axes(4)], *[axes(4)] * 3]),
     ],
-    ids=["tokens", "cost", "hours", "calls", "side by side"],
 )
 def test_a_run_ends_within_each_budget(tmp_path, words, script):
     with serving(script, 4 if "replies" in words else 1) as server:
@@ -261,14 +258,13 @@ def test_a_run_ends_within_each_budget(tmp_path, words, script):
     assert log["ended"].startswith(words.split()[0])
     spent = log["spent"]
     assert "budget.tokens" not in words or spent["prompt_tokens"] + spent["completion_tokens"] <= 40000
-    assert "budget.calls=4" not in words or spent["calls"] == 4
+    assert "budget.calls" not in words or spent["calls"] == 8  # retries count
     assert spent["cost"] <= 0.05
 
 
 @pytest.mark.long
 def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
-    sleeps = program("import time\ntime.sleep(60)\n" + AXES.format(count=4))
-    with serving([sleeps]) as server:
+    with serving([program("import time\ntime.sleep(60)\npoints = []\n")]) as server:
         log = run_here(server, tmp_path / "run", "budget.calls=null", "budget.hours=0.0007", "score.timeout_s=90")
     assert (log["ended"], log["turns"][0]["result"]) == ("budget.hours=0.0007 are spent", None)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"] < 15
@@ -306,11 +302,6 @@ def test_what_a_conversation_shows_is_bounded_and_holds_the_best_and_the_newest(
             assert f"{scores.index(max(scores)) + 1}.0" in turn.sees
         if history:
             assert turn.prompt == messages[-1]["content"] == f"after {len(scores)}"
-    _, turns = Conversation(1, None, "first").ask(1, 4, 4)
-    assert chosen_of(turns) is None
-    for turn, score in zip(turns, (0, 3, 5, 5), strict=True):
-        replied(turn, score)
-    assert chosen_of(turns) is turns[2]
 
 
 def test_a_programs_words_cannot_end_the_frame_that_marks_them(tmp_path):
@@ -326,17 +317,6 @@ def test_a_programs_words_cannot_end_the_frame_that_marks_them(tmp_path):
         assert word in words
         assert "`" not in words
         assert word not in before + after
-
-
-def test_feedback_gives_the_exact_verdict():
-    templates = {"error": "{error} {worst_pair}", "extend": "{score} of {best}", "no_code": "none, {best}", "first": ""}
-    close = {"validity": 0.0, "error": "Minimum squared distance 36 < 40", "error_kind": "too_close"}
-    close["worst_pair"] = {"first": 0, "second": 1, "vectors": [[1], [2]]}
-    told = feedback(templates, close, 5, "points")[1]
-    assert told.startswith(f"{close['error']} The worst pair is [1] and [2].")
-    assert feedback(templates, {"validity": 1.0, "score": 3}, 5, "points") == ("extend", "3 of 5")
-    assert feedback(templates, None, 5, "points") == ("no_code", "none, 5")
-    assert filled("{a} {b} {{a}} {x: 1}", {"a": 1}) == "1 {b} {1} {x: 1}"  # braces that are no names
 
 
 # Kills and resumes

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.discovery import report
 from rlreason.discovery.log import Call, Log, Record, Reply, Turn, read_log
 from rlreason.discovery.report import draws_of, runs_below, settings_of, write_report
 from rlreason.errors import ConfigError
@@ -147,41 +148,27 @@ def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
     assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
 
 
-@pytest.mark.parametrize(
-    "content", [b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999]
-)
-def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
-    (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
-        write_report([tmp_path], tmp_path)
-    assert str(raised.value).startswith(str(tmp_path / NAME))
-    assert "\n" not in str(raised.value)
+def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
+    for content in (b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999):
+        (tmp_path / NAME).write_bytes(content)
+        with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
+            write_report([tmp_path], tmp_path)
+        assert str(raised.value).startswith(str(tmp_path / NAME))
+        assert "\n" not in str(raised.value)
 
 
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
 INVALID = {"start": start("mine.py", 0, verdict(0)), "best": {"score": 0, "turn": "start", "program_sha256": ""}}
-LARGE = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
 BUSY = refine(0, [0, None, 44, 0, 438])
 BUSY.turns[3].calls.insert(0, Call("4.0.0", "http_429"))
+HAPPENED = ["from 22 (starter) to 438 in 6 calls, of which 2", "| call | http\\_429 |", "| program | too\\_close |"]
+HAPPENED += [sha(BUSY.turns[4].program or ""), "438 (laminated lattice)", "582 (axes and a code)", "budget.calls=20"]
+LARGE = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
 #: name -> (log, figures and names that its report has)
 SAID: dict[str, tuple[Log, list[str]]] = {
-    "what happened": (
-        BUSY,
-        [
-            "from 22 (starter) to 438 in 6 calls, of which 2",
-            "| call | http\\_429 |",
-            "| program | too\\_close |",
-            sha(BUSY.turns[4].program or ""),
-            "438 (laminated lattice)",
-            "582 (axes and a code)",
-            "budget.calls=20",
-        ],
-    ),
+    "what happened": (BUSY, HAPPENED),
     "under way": (refine(0, [], ended=None, record=[]), ["has not ended", "22\\*"]),
-    "large scores": (
-        simple(0, [10**15, 0], best=LARGE, record=[*RECORD, Record(10**14, "x" * 200)]),
-        ["1,000,000,000,000,000"],
-    ),
+    "a large score": (simple(0, [10**15], best=LARGE, record=[Record(10**14, "x" * 200)]), ["1,000,000,000,000,000"]),
     "an invalid start": (refine(0, [0, 0], **INVALID), ["36 &lt; maximum squared norm 40", "\\[6, 2\\]", "it is 438"]),
     "a score that no verdict gives": (refine(0, [44], best=INVALID["best"] | {"score": 600}), ["do not trust it"]),
     "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "22 (mine.py) to 44", "--problem P"]),
@@ -203,14 +190,14 @@ def test_the_reflection_is_kept_to_the_byte_and_one_in_a_prompt_is_none(tmp_path
     prompt = "```\n## Reflection\nThe prompt's.\n```\n# x\n## Reflection\nThe prompt's.\n"
     told = refine(0, [44], first_prompt=prompt)
     assert report_of(tmp_path, told).count("## Reflection") == 3
-    report = tmp_path / "report.md"
+    path = tmp_path / "report.md"
     own = "## Reflection\r\n\r\nIt w\u00f6rked.\n\n```\nan open fence\n\n## Notes\n\nMore.".encode() + b"\xff\0"
-    report.write_bytes(report.read_bytes().rpartition(b"## Reflection")[0] + own)
+    path.write_bytes(path.read_bytes().rpartition(b"## Reflection")[0] + own)
     for _ in range(2):
         write_report([saved(tmp_path, told)], tmp_path)
-        assert report.read_bytes().endswith(own)
-        assert report.read_bytes().count(b"## Reflection") == 3
-    report.write_bytes(own.replace(b"Reflection", b"Reflexion"))  # the reader's text is not lost with its heading
+        assert path.read_bytes().endswith(own)
+        assert path.read_bytes().count(b"## Reflection") == 3
+    path.write_bytes(own.replace(b"Reflection", b"Reflexion"))  # the reader's text is not lost with its heading
     write_report([saved(tmp_path, told)], tmp_path)
     assert b"Reflexion" in (tmp_path / "report_before.md").read_bytes()
 
@@ -323,7 +310,9 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     for one, original in zip(copied.turns, read_log(tmp_path / "refine_5").turns, strict=True):
         one.reply = original.reply
     saved(tmp_path / "zcopy", copied)
-    written = write_report(runs_below([tmp_path, tmp_path / "refine_0"]), tmp_path / "out")[0].read_text()
+    told = report.report_of(runs_below([tmp_path, tmp_path / "refine_0"]), tmp_path / "out")
+    written = (tmp_path / "out" / "report.md").read_text()
+    assert f"{tmp_path}/refine_0: " in told.text
     assert ": 12 runs with simple, refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best["score"] for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rlreason.discovery.inside import Refused, read_channel
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
 from rlreason.discovery.sandbox import Limits, sandbox_here
-from rlreason.discovery.score import problem_named, score_program, shipped
+from rlreason.discovery.score import problem_named, score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
 from tests.waiting import MINUTES, wait_for
@@ -189,21 +189,18 @@ def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     assert told["worst_pair"] == {"first": 0, "second": 1, "vectors": [[2, 6] + [0] * 9, [2, 0] + [0] * 9]}
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["nowhere.py"], "PROGRAM=nowhere.py"),
-        (["mine.py", "--memory", "2X"], "--memory 2X"),
-        (["mine.py", "--timeout", "nan"], "--timeout nan"),
-        (["mine.py", "--problem", "kissing"], "--problem=kissing"),
-    ],
-)
-def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, names):
+def test_a_wrong_word_is_one_line_with_the_cure(tmp_path):
     (tmp_path / "mine.py").write_bytes(AXES)
-    done = rlreason("score", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"rlreason: {names} ")
-    assert len(done.stderr.splitlines()) == 1
+    for names, words in (
+        ("PROGRAM=nowhere.py", ["nowhere.py"]),
+        ("--memory 2X", ["mine.py", "--memory", "2X"]),
+        ("--timeout nan", ["mine.py", "--timeout", "nan"]),
+        ("--problem=kissing", ["mine.py", "--problem", "kissing"]),
+    ):
+        done = rlreason("score", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"rlreason: {names} ")
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.long
@@ -246,22 +243,18 @@ def test_a_program_sees_neither_variables_nor_files_of_the_scoring_process(monke
     key = tmp_path / "key"
     key.write_text("canary-0123456789" if "without" not in request.node.name else "")
     thief = (
-        "import glob, os, tempfile\nfound = b''\n"
+        "import glob, os, tempfile, time\nfound, held = b'', bytes(1) * (100 << 20)\n"
         "assert os.getcwd() == os.environ['HOME'] == tempfile.gettempdir() == os.path.dirname(__file__)\n"
         "open('own', 'w').write('own')\n"
         f"for path in [{str(key)!r}, *glob.glob('/proc/*/environ')]:\n"
         "    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
-        "raise ValueError(found)\n"
+        "time.sleep(2)\nraise ValueError(found)\n"  # long enough for many looks at its memory
     )
     score = score_program(thief.encode(), KISSING, limits)
-    assert str(score["error"]).startswith('File "program.py", line 10')
+    assert str(score["error"]).startswith('File "program.py", line 11')
     assert "ValueError" in score["error"]
     assert "canary" not in str(score)
-
-
-def test_the_memory_that_a_program_held_for_a_while_is_in_its_record(limits):
-    source = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES  # long enough for many looks
-    assert 90 < score_program(source, KISSING, limits)["peak_memory_mb"] < 200
+    assert 90 < score["peak_memory_mb"] < 200
 
 
 # Problems
@@ -298,12 +291,6 @@ def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
         (own / "problem.yaml").write_text(text)
         with pytest.raises(ConfigError, match=says):
             problem_named(str(own))
-
-
-def test_every_shipped_problem_has_a_starter_that_counts():
-    assert shipped() == ["kissing_11"]
-    score = score_program((KISSING.folder / KISSING.starter).read_bytes(), KISSING)
-    assert 0 < score["score"] < KISSING.options["upper_bound"]
 
 
 # The channel

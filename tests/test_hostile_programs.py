@@ -168,39 +168,30 @@ class Scorer:
 
     def left(self) -> list[str]:
         """What is left of a program, after a moment: living processes, and files."""
-        until, found = time.monotonic() + 20, list[str]()
-        while True:
-            children = self.below()
-            living = [child for child in children if child.is_running() and status_of(child) != psutil.STATUS_ZOMBIE]
-            if not living or time.monotonic() > until:
-                break
+        until = time.monotonic() + 20
+        while (living := self.living()) and time.monotonic() < until:
             time.sleep(0.02)
-        found += [f"process {child}" for child in living]
         new = sorted(names_below(self.folder) - self.before - {"program.source"})
         for name in new:
             removed(self.folder / name)
-        return [*found, *new[:20], *marks()]
+        return [*(f"process {child}" for child in living), *new[:20], *marks()]
 
-    def below(self) -> list[psutil.Process]:
-        """All processes below the evaluator's."""
+    def living(self) -> list[psutil.Process]:
+        """All processes below the evaluator's, without dead ones that nobody has asked for."""
+        found = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid).children(recursive=True)
-        return []
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += [child] if child.status() != psutil.STATUS_ZOMBIE else []
+        return found
 
     def close(self) -> None:
         """End the process and all below it."""
-        for child in self.below():
+        for child in self.living():
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         self.process.kill()
         self.process.communicate()
-
-
-def status_of(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.NoSuchProcess:
-        return str(psutil.STATUS_ZOMBIE)
 
 
 def names_below(folder: Path) -> set[str]:

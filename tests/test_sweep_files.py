@@ -11,12 +11,11 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import Request, composing, read
 from rlreason.cli.sweep import designed as design_of
-from rlreason.cli.sweep import file_of, request_of_stage, stage_of
+from rlreason.cli.sweep import file_of, stage_of
 from rlreason.config.leaves import resource_dir
-from rlreason.config.store import register, run_name, sweep_file, typed
+from rlreason.config.store import run_name, typed
 from rlreason.errors import ConfigError
 from rlreason.sweeps.state import RunState, SweepState, write_state
 from tests.sweep_folders import answers, designed, ended
@@ -65,15 +64,6 @@ def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, eve
             cfg = compose("config", run.overrides)
             OmegaConf.resolve(cfg)
             typed(cfg)
-
-
-def test_a_sweep_file_names_no_model_and_no_data_of_its_own():
-    for path in FILES:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-        file = sweep_file(path.stem, lambda name, p=path: OmegaConf.to_container(OmegaConf.load(p.with_stem(name))))
-        if not path.stem.startswith("stage_"):
-            assert not {"data", "model", "scale"} & (file.settings | set(file.chosen) | set(content)), path
-            assert file.chain or file.embedded, path
 
 
 def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
@@ -175,8 +165,6 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
     ):
         assert says in mistake("-m", *own(tmp_path, text + "\n")), text
     assert "n_steps" in mistake("-m", *own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))
-    (tmp_path / "sweep/mine.yaml").write_text("# @package _global_\ncells: [[loss=gspo]]\n")
-    assert "cells" in mistake("-m", "--config-dir", str(tmp_path), "sweep=mine")
 
 
 # What one sweep hands to the next
@@ -190,76 +178,39 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
     assert "loss=no_baseline" in designed("sweep=grpo_length_normalization", carried=given).runs[0].overrides
 
 
-@pytest.mark.parametrize(
-    ("name", "carried"),
-    [
-        ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
-        ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
-    ],
-)
-def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):
-    found = []
-    for words in ([], carried):
-        runs = designed(f"sweep={name}", "seed=0", carried=words).runs
-        with composing(read([])):
-            found.append([repr(composed_run(run.overrides, "config", of_sweep=True).run) for run in runs])
-    assert found[0] == found[1]
-    assert len(set(found[0])) == len(found[0])
-
-
 @pytest.mark.long
 def test_a_chain_has_its_stages_in_folders_below_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    register()
     words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nparams: {seed: '0,1'}\n")
     chain = check_command_line(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
     assert (chain.design, chain.folder) == (None, Path("runs/sweeps/mine"))
-    with composing(chain):
-        stage = stage_of(chain, chain.chain[0], note=str)
-        first, second = stage.design, stage_of(chain, chain.chain[1], note=str, started=False).design
-    assert (stage.folder, {run.seed for run in first.runs}) == (Path("runs/sweeps/mine/grpo_baselines"), {0, 1})
+    first, second = (stage.design for stage in chain.stages)
+    assert (chain.stages[0].folder, {run.seed for run in first.runs}) == (chain.folder / "grpo_baselines", {0, 1})
     assert "n_steps=2" in first.runs[0].overrides
     assert "n_steps=2" not in second.runs[0].overrides  # nothing is trained there
     assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.runs[1].overrides
 
 
-@pytest.mark.long
-def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_before():
-    asked = read(["-m", "sweep=grpo_assignment", "seed=0"])
-    with composing(asked):
-        chain = file_of(asked.overrides).chain
-        asked = replace(asked, chain=tuple(chain), folder=Path("x"))
-        won: dict[str, list[list[str]]] = {}
-        for stage in chain:
-            of_stage = request_of_stage(asked, stage)
-            for winner in itertools.chain.from_iterable(won.values()):
-                for run in design_of(of_stage, note=str, carried=winner)[0].runs:
-                    composed_run(run.overrides, "config", of_sweep=True)
-            if file_of([f"sweep={stage}"]).carries and stage != "grpo_learning_rate":  # it composes with everything
-                runs = design_of(of_stage, note=str)[0].runs
-                won[stage] = [[f"{key}={value}" for key, value in run.setting.items()] for run in runs]
-        assert won
-
-
 def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
     """The chain ran a focused sweep over four settings that nothing had chosen."""
-    stages, runs = ("grpo_off_policy_broad", "grpo_off_policy_focused"), []
-    chances = {(1, 256): 0.5, (1, 16): None, (2, 64): 0.7, (4, 64): 0.6, (1, 128): 0.55, (4, 16): 0.1}  # None: diverged
-    for ((epochs, batch), chance), seed in itertools.product(chances.items(), (0, 1)):
+    broad, focused = stages = ("grpo_off_policy_broad", "grpo_off_policy_focused")
+    chances, runs = {(1, 256): 0.5, (1, 16): None, (2, 64): 0.7, (4, 64): 0.6, (1, 128): 0.55, (4, 16): 0.1}, []
+    for ((epochs, batch), chance), seed in itertools.product(chances.items(), (0, 1)):  # None: diverged
         setting = {"epochs_per_rollout": str(epochs), "train_batch_size": str(batch)}
         name = run_name([*(f"{key}={value}" for key, value in setting.items()), f"seed={seed}"])
-        ended(tmp_path / stages[0] / name, None if chance is None else answers(seed, chance))
+        ended(tmp_path / broad / name, None if chance is None else answers(seed, chance))
         runs.append(RunState(name, [], setting, seed))
     first = runs[0].setting
-    state = SweepState(stages[0], "", list(first), first, "finished", 1, "processes", runs, sweep=stages[0])
-    write_state(tmp_path / stages[0], state)
+    write_state(
+        tmp_path / broad, SweepState(broad, "", list(first), first, "finished", 1, "processes", runs, sweep=broad)
+    )
     asked = replace(read(["-m", "sweep=grpo_assignment", "seed=0,1"]), chain=stages, folder=tmp_path)
     with composing(asked):
         assert {*stages, "grpo_prompt_ablation"} <= set(file_of(asked.overrides).chain)
-        focused = stage_of(asked, stages[1], note=str).design
+        design = stage_of(asked, focused, note=str).design
         by_hand = replace(asked, overrides=[*asked.overrides, "off_policy=on_policy,e1_quarter"])
-        typed_arms = stage_of(by_hand, stages[1], note=str).design
-    found = [(int(one["epochs_per_rollout"]), int(one["train_batch_size"])) for one in focused.settings()]
+        typed_arms = stage_of(by_hand, focused, note=str).design
+    found = [(int(one["epochs_per_rollout"]), int(one["train_batch_size"])) for one in design.settings()]
     assert found == [(1, 256), (2, 64), (4, 64), (1, 128)]
-    assert focused.reference == focused.settings()[0]
+    assert design.reference == design.settings()[0]
     assert [one["off_policy"] for one in typed_arms.settings()] == ["on_policy", "e1_quarter"]

@@ -50,11 +50,9 @@ def unbroken(tmp_path_factory):
     ("end", "words"),
     [
         ("kill the sweep", ["jobs=2"]),
-        ("Ctrl-C", ["jobs=1"]),
         ("Ctrl-C", ["jobs=2"]),
         ("kill a run", ["jobs=2"]),
         ("kill the sweep", ["jobs=2", SUBMITIT]),
-        ("Ctrl-C", ["jobs=2", SUBMITIT]),
         ("SIGTERM", ["jobs=2", JOBLIB]),
     ],
 )
