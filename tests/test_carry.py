@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlreason.cli.check import check_command_line
+from rlreason.cli.sweep import print_table
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
@@ -29,13 +30,7 @@ def rates(folder: Path, of: Answers = by_chance, **more: Any) -> SweepState:
     return sweep(folder, "learning_rate", list(CHANCE), of, **{"reference": LR, **more})
 
 
-def refusal(folder: Path) -> str:
-    with pytest.raises(ConfigError) as caught:
-        carry(folder)
-    return str(caught.value)
-
-
-def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
+def test_the_winner_of_a_sweep_is_carried_with_its_difference_and_stands_in_its_table(tmp_path, capsys):
     rates(tmp_path)
     found = carry(tmp_path)
     assert (found.words, found.kept_default) == (["learning_rate=1e-3"], False)
@@ -45,6 +40,25 @@ def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
     assert "learning_rate=1e-3: better by 0." in found.sentence
     assert "model=tiny data=stories_long" in found.sentence
     assert json.loads(json.dumps(asdict(found)))["difference"]["seeds"] == 4
+    assert len(print_table(tmp_path).runs) == 12
+    words = {tuple(line.split()[:2]): line.split() for line in capsys.readouterr().out.splitlines() if line}
+    mean, low, _, high, word = words["1e-3", "4"][2:7]
+    assert (0 < float(low) < float(mean) < float(high) <= 1, word) == (True, "better")
+    assert "worse" in words["1e-2", "4"]
+
+
+def test_a_diverged_run_counts_as_wrong_on_every_problem_and_the_evaluation_that_ends_a_run_is_not_its_last(tmp_path):
+    state = rates(tmp_path / "ended")
+    for run in state.runs[4:]:  # an evaluation finds accuracy 0 on 100 problems; all 200 are asked after it
+        whole = tmp_path / "ended" / run.name / "evals/step_00040.jsonl"
+        (whole.parent / "step_00005.jsonl").write_text("\n".join(whole.read_text().splitlines()[:100]) + "\n")
+        whole.rename(whole.parent / "step_00005_update_00005.jsonl")
+    assert carry(tmp_path / "ended").words == ["learning_rate=1e-3"]
+    rates(tmp_path / "diverged", lambda v, s: None if (v, s) == ("1e-3", 2) else by_chance(v, s))
+    found = carry(tmp_path / "diverged")
+    assert found.means["learning_rate=1e-3"] == pytest.approx(0.6, abs=0.06)
+    assert found.kept_default
+    assert "learning_rate=1e-3,seed=2 counts as diverged" in found.sentence
 
 
 def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatch):
@@ -53,10 +67,8 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
     words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
     asked = check_command_line([*words, "seed=0,1"], note=str)
     assert "learning_rate=1e-3" in asked.design.runs[0].overrides
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"carry=.*\(learning_rate=1e-3\)"):
         check_command_line([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
-    assert f"local ({tmp_path})" in str(caught.value)
-    assert "(learning_rate=1e-3)" in str(caught.value)
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
@@ -70,33 +82,10 @@ def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
         return [k % 3 == seed % 3 if value == "a" else half == COMPARING for k, half in enumerate(halves)]
 
     sweep(tmp_path / "halves", "loss", ["a", "b"], apart, reference={"loss": "a"})
-    for name, words in (
-        ("s", ["keeps the default loss=a"]),
-        ("best", ["no other setting"]),
-        ("one", ["these two trained models", "seeds would settle"]),
-        ("halves", []),
-    ):
+    for name, word in (("s", "loss=a"), ("best", "no other setting"), ("one", "seeds would settle"), ("halves", "")):
         found = carry(tmp_path / name)
         assert (found.words, found.kept_default) == ([], True), name
-        assert all(word in found.sentence for word in words), name
-
-
-def test_a_diverged_run_counts_as_wrong_on_every_problem(tmp_path):
-    rates(tmp_path, lambda v, s: None if (v, s) == ("1e-3", 2) else by_chance(v, s))
-    found = carry(tmp_path)
-    assert found.means["learning_rate=1e-3"] == pytest.approx(0.6, abs=0.06)
-    assert found.kept_default
-    assert "learning_rate=1e-3,seed=2 counts as diverged" in found.sentence
-
-
-def test_the_final_evaluation_of_a_run_that_an_evaluation_ended_is_the_whole_one(tmp_path):
-    """The evaluation behind step 5 finds accuracy 0 on 100 problems and ends the run; all 200 are asked after it."""
-    state = sweep(tmp_path, "learning_rate", ["1e-4", "1e-2"], by_chance, reference=LR)
-    for run in state.runs[4:]:
-        whole = tmp_path / run.name / "evals/step_00040.jsonl"
-        (whole.parent / "step_00005.jsonl").write_text("\n".join(whole.read_text().splitlines()[:100]) + "\n")
-        whole.rename(whole.parent / "step_00005_update_00005.jsonl")
-    assert carry(tmp_path).kept_default
+        assert word in found.sentence, name
 
 
 def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
@@ -110,62 +99,55 @@ def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
     cooler = {"1e-3": PROTOCOL | {"sampling.temperature": 0.5, "hash": "bb"}}
     rates(tmp_path / "cooler", protocols=cooler)
     for name, says in (
-        ("unfinished", "1 of its 12 runs did not come to their end (learning_rate=1e-3,seed=1: failed"),
-        ("none", "`reference: [key=value]`"),
+        ("unfinished", "1 of its 12 runs .*learning_rate=1e-3,seed=1: failed"),
+        ("none", "reference"),
         ("other", "reference learning_rate=1e-4"),
-        ("problems", "(p199)"),
+        ("problems", "p199"),
         ("cooler", "sampling.temperature: 1.0 and 0.5"),
     ):
-        assert says in refusal(tmp_path / name)
+        with pytest.raises(ConfigError, match=says):
+            carry(tmp_path / name)
     hot = "eval.sampling.temperature"
     sweep(tmp_path / "t", hot, list(CHANCE), by_chance, reference={hot: "1e-4"}, protocols=cooler)
     assert "sampling.temperature on purpose" in carry(tmp_path / "t").sentence
     assert purposes(["eval.prompt.stop", "prompt"]) == ("prompt", "chat.", "reward", "stop")
 
 
-def test_runs_that_the_clock_ended_side_by_side_are_not_compared(tmp_path):
+def test_runs_that_the_clock_ended_side_by_side_are_not_compared_and_earlier_seeds_stay_in_the_state(tmp_path):
     state = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
     for run in state.runs:
         run.shared_machine = True
     write_state(tmp_path, state)
     carry(tmp_path)  # every step was done: nothing depends on the clock
+    other_seeds = designed("learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}")
+    write_state(tmp_path, begun(other_seeds, tmp_path))
+    runs = read_state(tmp_path).runs
+    assert [run.seed for run in runs].count(4) == [run.seed for run in runs].count(0) == 2
+    assert {(run.status, run.shared_machine) for run in runs if run.seed < 4} == {("finished", True)}
+    write_state(tmp_path, state)
     for summary in tmp_path.glob("*/summary.json"):
         by_clock = {"status": "budget", "reason": "budget.hours=1: 0 s are left"}
         summary.write_text(json.dumps(json.loads(summary.read_text()) | by_clock))
-    assert "budget.hours" in refusal(tmp_path)
-
-
-def test_other_seeds_typed_later_leave_those_before_in_the_state(tmp_path):
-    before = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
-    before.runs[0].shared_machine = True
-    write_state(tmp_path, before)
-    grid = designed("learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}")
-    now = begun(grid, tmp_path)
-    assert {run.seed for run in now.runs} == {0, 1, 2, 3, 4, 5}
-    assert next(run for run in now.runs if run.name == before.runs[0].name).shared_machine
-    assert {run.status for run in now.runs if run.seed < 4} == {"finished"}
-    write_state(tmp_path, now)
-    assert len(read_state(tmp_path).runs) == 12
+    with pytest.raises(ConfigError, match=r"budget\.hours"):
+        carry(tmp_path)
 
 
 def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_another(tmp_path, monkeypatch):
     """`carry=grpo_baselines` did not find what `sweep=grpo_baselines experiment=...` had left."""
     monkeypatch.chdir(tmp_path)
-    place = tmp_path / "runs/sweeps"
+    place, tiny, big = tmp_path / "runs/sweeps", ("tiny", "stories_long"), ("big", "math")
     for name in ("grpo_learning_rate,experiment=x", "mine", "typed"):
-        state = sweep(place / name, "learning_rate", ["1e-4", "1e-3"], by_chance, reference=LR)
+        state = sweep(place / name, "learning_rate", ["1e-4"], by_chance, reference=LR)
         state.sweep = "" if name == "typed" else "grpo_learning_rate"
         write_state(place / name, state)
     for run in (place / "mine").glob("*seed=*"):
         (run / "config.yaml").write_text("algorithm: grpo\nmodel: {name: big, path: null}\ndata: {name: math}\n")
-    tiny, big = ("tiny", "stories_long"), ("big", "math")
     assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate,experiment=x"
-    assert sweep_folder("grpo_learning_rate", *big).name == "mine"
     sweep(place / "grpo_learning_rate", "learning_rate", ["1e-4"], by_chance, reference=LR)
     assert sweep_folder("grpo_learning_rate", *big).name == "mine"
     assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate"
     assert sweep_folder("typed").name == "typed"
-    with pytest.raises(ConfigError, match=r"carry=grpo_learning_rat .*\(grpo_learning_rate"):
+    with pytest.raises(ConfigError, match="carry=grpo_learning_rat "):
         sweep_folder("grpo_learning_rat")
 
 
@@ -198,10 +180,7 @@ def test_looking_again_and_again_stops_equal_settings_as_rarely_as_promised():
     keys = [(("lr", str(k)),) for k in range(5)]
     for _ in range(1000):
         hard = rng.random(128)
-        right = {
-            key: {s: (hard + rng.normal(0, 0.2, 128) + rng.normal(0, 0.04) > 0.5) * 1.0 for s in range(6)}
-            for key in keys
-        }
-        looks = ({key: {s: of[s] for s in range(seen)} for key, of in right.items()} for seen in (3, 4, 5))
+        right = [[(hard + rng.normal(0, 0.2, 128) + rng.normal(0, 0.04) > 0.5) * 1.0 for _ in range(6)] for _ in keys]
+        looks = ({key: dict(enumerate(of[:seen])) for key, of in zip(keys, right, strict=True)} for seen in (3, 4, 5))
         wrong += any(losers(look, keys[0], 5, 6) for look in looks)
     assert wrong / 1000 < 0.071

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.discovery import report
 from rlreason.discovery.log import Call, Log, Record, Reply, Turn, read_log
 from rlreason.discovery.report import draws_of, runs_below, settings_of, write_report
 from rlreason.errors import ConfigError
@@ -50,18 +51,12 @@ def turn(number: int, score: int | None, kind: str = "first", sample: int = 0, f
     """A turn of a log: `score` 0 is an invalid set, None a reply without a program; `failed`: calls before its last."""
     program = None if score is None else f"# {number}.{sample}\n{PROGRAM}"
     outcomes = [*failed, "no_code" if score is None else "ok"]
-    return Turn(
-        turn=number,
-        sample=sample,
-        sees=[] if kind == "first" else [f"{number - 1}.0"],
-        prompt="Find many vectors." if kind == "first" else f"Turn {number}: try again.",
-        prompt_kind=kind,
-        calls=[Call(f"{number}.{sample}.{k}", one, 10, 20, "by the server") for k, one in enumerate(outcomes, 1)],
-        reply=Reply(f"Here:\n```python\n{program}```", None, "stop"),
-        program=program,
-        program_sha256=program and sha(program),
-        result=None if score is None else verdict(score),
-    )
+    calls = [Call(f"{number}.{sample}.{k}", one, 10, 20, "by the server") for k, one in enumerate(outcomes, 1)]
+    prompt = "Find many vectors." if kind == "first" else f"Turn {number}: try again."
+    about = {"turn": number, "sample": sample, "prompt": prompt, "prompt_kind": kind, "calls": calls}
+    about |= {"sees": [] if kind == "first" else [f"{number - 1}.0"], "reply": Reply(f"Here:\n{program}", None, "stop")}
+    result = None if score is None else verdict(score)
+    return Turn(**about, program=program, program_sha256=program and sha(program), result=result)
 
 
 def log(strategy: Any, seed: int, turns: list[Turn], **over: Any) -> Log:
@@ -83,13 +78,13 @@ def log(strategy: Any, seed: int, turns: list[Turn], **over: Any) -> Log:
 
 def simple(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
     """A run of `simple`: every turn asks the first prompt."""
-    return log("simple", seed, [turn(k + 1, score) for k, score in enumerate(scores)], **over)
+    return log("simple", seed, [turn(k, score) for k, score in enumerate(scores, 1)], **over)
 
 
 def refine(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
     """A run of `refine`: only its first turn asks the first prompt."""
-    kinds = ["first", *("extend" if score else "no_code" if score is None else "error" for score in scores)]
-    return log("refine", seed, [turn(k + 1, *one) for k, one in enumerate(zip(scores, kinds, strict=False))], **over)
+    turns = [turn(k, score, "first" if k == 1 else "extend") for k, score in enumerate(scores, 1)]
+    return log("refine", seed, turns, **over)
 
 
 def saved(folder: Path, told: Log) -> Path:
@@ -102,31 +97,6 @@ def saved(folder: Path, told: Log) -> Path:
 def report_of(folder: Path, told: Log) -> str:
     """The text of the report of a run with such a log, written into its folder."""
     return write_report([saved(folder, told)], folder)[0].read_text()
-
-
-def outside_fences(written: str) -> str:
-    """The lines of a Markdown text that are not within a fence; none may be left open."""
-    fence, outside = "", []
-    for line in written.splitlines():
-        if fence:
-            fence = "" if line == fence else fence
-        elif found := re.match(r"(`{3,})\w+$", line):
-            fence = found[1]
-        else:
-            outside.append(line)
-    assert not fence
-    return "\n".join(outside)
-
-
-@pytest.fixture
-def drawn() -> None:
-    """Asked for by tests that look at score.png; the others, of the text, are spared half a second for each."""
-
-
-@pytest.fixture(autouse=True)
-def text_alone(request, monkeypatch) -> None:
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr("rlreason.discovery.report.draw", lambda *_: None)
 
 
 # The best of k draws, and the rank test
@@ -178,45 +148,30 @@ def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
     assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
 
 
-@pytest.mark.parametrize(
-    "content", [b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999]
-)
-def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
-    (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
-        write_report([tmp_path], tmp_path)
-    assert str(raised.value).startswith(str(tmp_path / NAME))
-    assert "\n" not in str(raised.value)
+def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
+    for content in (b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999):
+        (tmp_path / NAME).write_bytes(content)
+        with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
+            write_report([tmp_path], tmp_path)
+        assert str(raised.value).startswith(str(tmp_path / NAME))
+        assert "\n" not in str(raised.value)
 
 
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
 INVALID = {"start": start("mine.py", 0, verdict(0)), "best": {"score": 0, "turn": "start", "program_sha256": ""}}
 BUSY = refine(0, [0, None, 44, 0, 438])
 BUSY.turns[3].calls.insert(0, Call("4.0.0", "http_429"))
-#: name -> (log, what its report says)
+HAPPENED = ["from 22 (starter) to 438 in 6 calls, of which 2", "| call | http\\_429 |", "| program | too\\_close |"]
+HAPPENED += [sha(BUSY.turns[4].program or ""), "438 (laminated lattice)", "582 (axes and a code)", "budget.calls=20"]
+LARGE = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
+#: name -> (log, figures and names that its report has)
 SAID: dict[str, tuple[Log, list[str]]] = {
-    "what happened": (
-        BUSY,
-        [
-            "from 22 (starter) to 438 in 6 calls, of which 2 gave a valid set",
-            "came with call 6",
-            "| call | http\\_429 | the endpoint refused it with status 429 | 1 |",
-            "| program | too\\_close | two of its points are too close, or equal | 2 |",
-            f"SHA-256 `{sha(BUSY.turns[4].program or '')}`. In its set the largest squared norm is 4 and the smallest",
-            "reaches 438 (laminated lattice); the next above it is 582 (axes and a code)",
-            "budget.calls=20",
-        ],
-    ),
-    "under way": (
-        refine(0, [], ended=None, record=[]),
-        ["has not ended", "No call", "the program that the run began with", "names no records", "22\\*"],
-    ),
+    "what happened": (BUSY, HAPPENED),
+    "under way": (refine(0, [], ended=None, record=[]), ["has not ended", "22\\*"]),
+    "a large score": (simple(0, [10**15], best=LARGE, record=[Record(10**14, "x" * 200)]), ["1,000,000,000,000,000"]),
     "an invalid start": (refine(0, [0, 0], **INVALID), ["36 &lt; maximum squared norm 40", "\\[6, 2\\]", "it is 438"]),
     "a score that no verdict gives": (refine(0, [44], best=INVALID["best"] | {"score": 600}), ["do not trust it"]),
-    "a private place": (
-        refine(0, [44], **ELSEWHERE),
-        ["# my problem: refine", "22 (mine.py) to 44", "--problem P"],
-    ),
+    "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "22 (mine.py) to 44", "--problem P"]),
 }
 
 
@@ -227,35 +182,48 @@ def test_a_report_says_what_happened_and_what_is_odd_about_a_run(told, said, tmp
     assert "/home/me" not in written
     headings = "Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection"
     assert re.findall("^## (.*)$", written, re.MULTILINE) == list(headings)
-    assert report_of(tmp_path / "b" / "c", told) == written
     assert str(tmp_path) not in written
+    assert (tmp_path / "score.png").stat().st_size > 5000
 
 
 def test_the_reflection_is_kept_to_the_byte_and_one_in_a_prompt_is_none(tmp_path):
     prompt = "```\n## Reflection\nThe prompt's.\n```\n# x\n## Reflection\nThe prompt's.\n"
     told = refine(0, [44], first_prompt=prompt)
     assert report_of(tmp_path, told).count("## Reflection") == 3
-    report = tmp_path / "report.md"
+    path = tmp_path / "report.md"
     own = "## Reflection\r\n\r\nIt w\u00f6rked.\n\n```\nan open fence\n\n## Notes\n\nMore.".encode() + b"\xff\0"
-    report.write_bytes(report.read_bytes().rpartition(b"## Reflection")[0] + own)
+    path.write_bytes(path.read_bytes().rpartition(b"## Reflection")[0] + own)
     for _ in range(2):
         write_report([saved(tmp_path, told)], tmp_path)
-        assert report.read_bytes().endswith(own)
-        assert report.read_bytes().count(b"## Reflection") == 3
-    report.write_bytes(own.replace(b"Reflection", b"Reflexion"))  # the reader's text is not lost with its heading
+        assert path.read_bytes().endswith(own)
+        assert path.read_bytes().count(b"## Reflection") == 3
+    path.write_bytes(own.replace(b"Reflection", b"Reflexion"))  # the reader's text is not lost with its heading
     write_report([saved(tmp_path, told)], tmp_path)
     assert b"Reflexion" in (tmp_path / "report_before.md").read_bytes()
 
 
-def test_texts_of_others_stay_texts(tmp_path, drawn):
+def outside_fences(written: str) -> str:
+    """The lines of a Markdown text that are not within a fence; none may be left open."""
+    fence, outside = "", []
+    for line in written.splitlines():
+        if fence:
+            fence = "" if line == fence else fence
+        elif found := re.match(r"(`{3,})\w+$", line):
+            fence = found[1]
+        else:
+            outside.append(line)
+    assert not fence
+    return "\n".join(outside)
+
+
+def test_texts_of_others_stay_texts(tmp_path):
     over = {"model": HOSTILE, "title": HOSTILE, "unit": HOSTILE, "ended": HOSTILE, "system": HOSTILE}
     over |= {"first_prompt": HOSTILE * 9, "settings": SETTINGS | {HOSTILE: HOSTILE}, "start": start(HOSTILE, 22)}
     for name in ("a", "b"):
         told = refine(ord(name), [0, 44, None, 438], record=[Record(44, HOSTILE, HOSTILE)], **over)
         for one in told.turns:
-            one.prompt = one.prompt_kind = HOSTILE
+            one.prompt = one.prompt_kind = one.calls[0].outcome = HOSTILE
             one.reply = Reply(HOSTILE * (3 if name == "a" else 2))
-            one.calls[0].outcome = HOSTILE
             if one.result:
                 one.result |= {"error_kind": HOSTILE, "error": HOSTILE * 9, "protections": {HOSTILE: HOSTILE}}
         saved(tmp_path / name, told)
@@ -264,8 +232,7 @@ def test_texts_of_others_stay_texts(tmp_path, drawn):
         written = write_report(folders, out)[0].read_text()
         outside = outside_fences(written)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
-        assert not re.search(r"<\w|<!--|</", outside)
-        assert not re.search(r"(?<!\\)\]\(http|https?://|(?<!\\)[@$]|www\.", outside)
+        assert not re.search(r"<\w|<!--|</|(?<!\\)\]\(http|https?://|(?<!\\)[@$]|www\.", outside)
         headings = [line for line in outside.splitlines() if re.match(r"\s{0,3}(#|=+$|-+$|~~~|```)", line)]
         assert len(headings) == 8
         for table in re.findall(r"(?:^\|.*\n)+", outside, re.MULTILINE):
@@ -307,68 +274,54 @@ def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do():
     plenty = [simple(seed, [0, 44, 22, 100, 0, 44 + seed]) for seed in range(5)]
     high = [refine(seed, [0, 44, 220, 300, 438, 500 + seed]) for seed in range(5)]
     low = [refine(seed, [0, 0, 0, 0, 0, 23 + seed]) for seed in range(5)]
-    assert words_of(plenty + high) == {"simple": "itself", "refine": "better"}
-    assert words_of(plenty + low) == {"simple": "itself", "refine": "worse"}
-    assert (
-        words_of(plenty + high[:1]) == words_of(plenty[:1] + high[:2]) == {"simple": "itself", "refine": "cannot tell"}
-    )
-    assert words_of(high) == {"refine": "cannot tell"}
-    assert words_of([log("refine", 0, [])]) == {"refine": "itself"}
-    assert words_of([log("refine", 0, [turn(1, 44, "extend")])]) == {"refine": "no draws"}
+    for logs, word in (
+        (plenty + high, "better"),
+        (plenty + low, "worse"),
+        (plenty + high[:1], "cannot tell"),
+        (plenty[:1] + high[:2], "cannot tell"),
+        (high, "cannot tell"),
+        ([log("refine", 0, [])], "itself"),
+        ([log("refine", 0, [turn(1, 44, "extend")])], "no draws"),
+    ):
+        words = words_of(logs)
+        assert (words["refine"], words.get("simple", "itself")) == (word, "itself")
 
 
 def test_refinement_that_does_nothing_is_rarely_called_better():
     """Runs whose later turns are draws of the same distribution as the first ones: any verdict on them is wrong."""
     rng, wrong = random.Random(0), 0
     for _ in range(60):
-        logs = []
-        for seed in range(4):
-            logs.append(simple(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]))
-            logs.append(refine(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]))
+        drawn = [(make, seed) for seed in range(4) for make in (simple, refine)]
+        logs = [make(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]) for make, seed in drawn]
         wrong += words_of(logs)["refine"] != "cannot tell"
     assert wrong <= 6
 
 
-def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, drawn):
+def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     rng = random.Random(0)
     for seed in range(6):
         climb = sorted(rng.choice([44, 220, 300, 438, 582]) for _ in range(9))
         saved(tmp_path / f"refine_{seed}", refine(seed, [0, None, 0, *climb]))
-        saved(
-            tmp_path / f"simple_{seed}", simple(seed, [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)])
-        )
-    for seed in range(3):
-        many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), sample=k % 4) for k in range(12)]
-        saved(tmp_path / f"best_of_n_{seed}", log("best_of_n", seed, many))
-    written = write_report(runs_below([tmp_path]), tmp_path / "out")[0].read_text()
-    assert ": 15 runs with simple, best\\_of\\_n, refine\n" in written
+        draws = [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)]
+        saved(tmp_path / f"simple_{seed}", simple(seed, draws))
+    saved(tmp_path / "simple_0" / "inner", refine(9, [44]))  # within a run: none of these
+    saved(tmp_path / ".hidden", refine(2, [44]))
+    copied = refine(0, [0, None, 0, *climb])  # of the last one
+    for one, original in zip(copied.turns, read_log(tmp_path / "refine_5").turns, strict=True):
+        one.reply = original.reply
+    saved(tmp_path / "zcopy", copied)
+    told = report.report_of(runs_below([tmp_path, tmp_path / "refine_0"]), tmp_path / "out")
+    written = (tmp_path / "out" / "report.md").read_text()
+    assert f"{tmp_path}/refine_0: " in told.text
+    assert ": 12 runs with simple, refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best["score"] for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
     assert f"| {', '.join(map(str, finals))} |" in row
     assert f"| {min(finals)}-{max(finals)} |" in row
     assert "- **refine:** better than independent draws: after 12 calls 6 seeds have" in written
-    assert "- **best\\_of\\_n:** independent draws itself" in written
-    assert "exact rank test against 9 groups of 12 draws" in written
-
-
-def test_each_run_is_in_the_report_once_and_several_problems_are_refused(tmp_path):
-    for name, told in (("a", refine(0, [44, 438])), ("d", refine(1, [44, 100])), (".hidden", refine(2, [44]))):
-        saved(tmp_path / name, told)
-    copied = refine(0, [44, 438])
-    copied.seed = 7
-    saved(tmp_path / "e", copied)
-    written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path)[0].read_text()
-    assert "| refine | 2 | 438, 100 |" in written
-    assert "So few seeds and draws" in written
-    assert "Not counted as a seed: e (seed 7) repeats a (seed 0)" in written
+    assert "- **simple:** independent draws itself" in written
+    assert "exact rank test against 6 groups of 12 draws" in written
+    assert "zcopy (seed 0) repeats refine\\_5 (seed 5)" in written  # and is no seed
     saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
-        write_report([tmp_path / "a", tmp_path / "b"], tmp_path)
-
-
-def test_the_picture_bears_no_turns_and_scores_of_any_size(tmp_path, drawn):
-    best = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
-    large = simple(0, [10**15, 0], start=start("s", 0), best=best, record=[*RECORD, Record(10**14, "x" * 200)])
-    for k, told in enumerate((refine(0, [], ended=None, record=[]), large)):
-        report_of(tmp_path / str(k), told)
-        assert (tmp_path / str(k) / "score.png").stat().st_size > 5000
+        write_report([tmp_path / "refine_0", tmp_path / "b"], tmp_path)

@@ -1,7 +1,7 @@
 """Programs that try to fool, break or outlive the verifier of discovery: the right verdicts, and nothing left behind.
 
 The programs are the files of hostile_programs/ (text, so that no test runner and no tool ever imports one) and those of
-`generated()`, whose sources are no text or too long. The head of each says what it tries and which verdicts are right:
+`GENERATED`, whose sources are no text or too long. The head of each says what it tries and which verdicts are right:
 
     # tries: one line
     # expect: valid 22 or type           (a valid set of 22 points, or none and this kind of error; invalid: any kind)
@@ -29,11 +29,10 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -51,7 +50,6 @@ KINDS = {
 CHECK_TIMEOUT_S = 60.0
 SLACK_S = 120.0  # beyond a program's own limit: for starting, ending, and a busy machine
 SCORERS = 2
-LONGEST_TEXT = 5000
 #: Characters that steer a terminal, turn the direction of writing, or are read by a model and not by a person.
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufe00-\ufe0f\ufeff"
@@ -60,10 +58,10 @@ UNSEEN = re.compile(
 SECRETS = ("canary-environment-5f1c7a", "canary-file-9b02de", "canary-argument-77aa31")
 LISTENER = "\0rlreason-hostile-listener"  # no name in the file system; network_unix_sockets knows it
 HONEST = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
+ROWS = b"# points\n" + HONEST
 
 
-@dataclass(frozen=True)
-class Hostile:
+class Hostile(NamedTuple):
     """A program, and which verdicts on it are right."""
 
     name: str
@@ -75,14 +73,20 @@ class Hostile:
     alone: str = ""
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """What became of a program: its score, or why there is none, and what it left behind."""
 
     score: dict[str, Any]
     failure: str
     seconds: float
     left: list[str]
+
+    @property
+    def verdict(self) -> str:
+        """In the words of `# expect`."""
+        if self.failure or not self.score:
+            return f"failure: {self.failure}"
+        return f"valid {self.score['num_points']}" if self.score["validity"] == 1.0 else str(self.score["error_kind"])
 
 
 def shipped() -> Iterator[Hostile]:
@@ -94,41 +98,28 @@ def shipped() -> Iterator[Hostile]:
         yield Hostile(path.name.removesuffix(".py.txt"), source, head["expect"], *limits, head.get("alone", ""))
 
 
-def generated() -> list[Hostile]:
-    """Programs whose sources no text file holds: broken, in other encodings, too long, too deep."""
-    rows = b"# points\n" + HONEST
-    return [
-        Hostile("source_empty", b"", "no_points"),
-        Hostile("source_blanks", b"\n\t \n# nothing\n" * 1000, "exception or no_points"),
-        Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
-        Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
-        Hostile("source_only_nul_bytes", b"\x00" * 100_000, "exception or program"),
-        Hostile("source_not_utf8", b"name = 'caf\xe9 \xff\xfe'\n" + HONEST, "exception or program"),
-        Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
-        Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
-        Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
-        Hostile("source_utf_16", HONEST.decode().encode("utf-16"), "exception or program"),
-        Hostile("source_byte_order_mark", b"\xef\xbb\xbf" + HONEST, "valid 22"),
-        Hostile("source_other_ends_of_lines", rows.replace(b"\n", b"\r\n"), "valid 22"),
-        Hostile("source_old_ends_of_lines", rows.replace(b"\n", b"\r"), "valid 22"),
-        Hostile("source_of_five_megabytes", HONEST + b"#" * 5 * 2**20, "program or valid 22 or size"),
-        Hostile("source_random_bytes", hashlib.sha512(b"seed").digest() * 100, "exception or program"),
-        Hostile("source_machine_code", b"\x7fELF" + bytes(range(256)) * 16, "exception or program"),
-        Hostile("source_deep_brackets", b"points = " + b"(" * 50_000 + b")" * 50_000, "exception or exit or memory"),
-        Hostile("source_deep_signs", b"points = " + b"-" * 400_000 + b"1", "exception or exit or memory or type"),
-        Hostile("source_long_sum", b"points = 1" + b"+1" * 300_000, "exception or exit or memory or type"),
-        Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
-        Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
-        Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
-        Hostile("source_json", b'{"num_points": 9999, "validity": 1.0, "error": null}', "no_points or exception"),
-        Hostile("source_pickle", b"cos\nsystem\n(S'echo hostile-mark'\ntR.", "exception or program"),
-        Hostile("source_fenced", b"```python\n" + HONEST + b"```\n", "exception or program"),
-        Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
-        Hostile("source_500_assertions", b"assert 1\n" * 500 + b"raise SystemExit\n", "exit"),
-    ]
-
-
-PROGRAMS = [*shipped(), *generated()]
+#: Programs whose sources no text file holds: broken, in other encodings, too long, too deep.
+GENERATED = [
+    Hostile("source_empty", b"", "no_points"),
+    Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
+    Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
+    Hostile("source_not_utf8", b"name = 'caf\xe9 \xff\xfe'\n" + HONEST, "exception or program"),
+    Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
+    Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
+    Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
+    Hostile("source_utf_16", HONEST.decode().encode("utf-16"), "exception or program"),
+    Hostile("source_byte_order_mark", b"\xef\xbb\xbf" + HONEST, "valid 22"),
+    Hostile("source_other_ends_of_lines", ROWS.replace(b"\n", b"\r\n"), "valid 22"),
+    Hostile("source_old_ends_of_lines", ROWS.replace(b"\n", b"\r"), "valid 22"),
+    Hostile("source_of_five_megabytes", HONEST + b"#" * 5 * 2**20, "program or valid 22 or size"),
+    Hostile("source_deep_brackets", b"points = " + b"(" * 50_000 + b")" * 50_000, "exception or exit or memory"),
+    Hostile("source_deep_signs", b"points = " + b"-" * 400_000 + b"1", "exception or exit or memory or type"),
+    Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
+    Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
+    Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
+    Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
+]
+PROGRAMS = [*shipped(), *GENERATED]
 #: Programs with the sandbox that they are scored in, the empty one being the best that works.
 IN_THE_BEST = [((program, ""),) for program in PROGRAMS]
 IN_OTHERS = [((program, sandbox),) for program in PROGRAMS for sandbox in ("unshare", "limits")]
@@ -151,24 +142,21 @@ class Scorer:
 
     def start(self) -> None:
         own = {"OPENAI_API_KEY": SECRETS[0], "HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, SECRETS[2]],
-            env={**os.environ, **own, "TMPDIR": str(self.folder / "temporary")},
-            cwd=self.folder / "working",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
+        env, pipe = {**os.environ, **own, "TMPDIR": str(self.folder / "temporary")}, subprocess.PIPE
+        command, where = [sys.executable, __file__, SECRETS[2]], self.folder / "working"
+        streams = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, env=env, cwd=where, text=True, start_new_session=True, **streams)
 
     def score(self, program: Hostile, sandbox: str) -> Told:
         """Score a program, wait for the answer within its limit, and look for what is left."""
         source = self.folder / "program.source"
         source.write_bytes(program.source)
-        asked = [str(source), program.timeout_s, program.memory_mb, sandbox]
-        answer, told = self.answer(json.dumps(asked), program.timeout_s + MINUTES), dict[str, Any]()
-        with contextlib.suppress(ValueError, TypeError):
+        asked, answer, told = [str(source), program.timeout_s, program.memory_mb, sandbox], "", dict[str, Any]()
+        with contextlib.suppress(OSError, ValueError, TypeError), selectors.DefaultSelector() as selector:
+            self.process.stdin.write(json.dumps(asked) + "\n")
+            self.process.stdin.flush()
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            answer = self.process.stdout.readline() if selector.select(program.timeout_s + MINUTES) else ""
             told = json.loads(answer)
         left = ["its own source was changed"] if source.read_bytes() != program.source else []
         left += self.left()
@@ -178,47 +166,32 @@ class Scorer:
         failure = told.get("failure", "" if told else "the evaluator ended, stopped or did not answer")
         return Told(told.get("score", {}), failure, told.get("seconds", 0), left)
 
-    def answer(self, line: str, seconds: float) -> str:
-        """The line that the evaluator answers with, empty where there is none in time."""
-        with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            return self.process.stdout.readline() if selector.select(seconds) else ""
-        return ""
-
     def left(self) -> list[str]:
-        """What is left of a program: processes and files."""
-        found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [f"process {child}" for child in living(psutil.Process(self.process.pid))]
+        """What is left of a program, after a moment: living processes, and files."""
+        until = time.monotonic() + 20
+        while (living := self.living()) and time.monotonic() < until:
+            time.sleep(0.02)
         new = sorted(names_below(self.folder) - self.before - {"program.source"})
         for name in new:
             removed(self.folder / name)
-        return [*found, *new[:20], *marks()]
+        return [*(f"process {child}" for child in living), *new[:20], *marks()]
 
-    def close(self) -> None:
-        """End the process and all below it."""
+    def living(self) -> list[psutil.Process]:
+        """All processes below the evaluator's, without dead ones that nobody has asked for."""
+        found = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
+                    found += [child] if child.status() != psutil.STATUS_ZOMBIE else []
+        return found
+
+    def close(self) -> None:
+        """End the process and all below it."""
+        for child in self.living():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         self.process.kill()
         self.process.communicate()
-
-
-def living(process: psutil.Process, patience_s: float = 20) -> list[psutil.Process]:
-    """Processes below one that still live after a moment; dead ones that nobody has asked for do not."""
-    until = time.monotonic() + patience_s
-    while True:
-        found = []
-        for child in process.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    found.append(child)
-        if not found or time.monotonic() > until:
-            return found
-        time.sleep(0.02)
 
 
 def names_below(folder: Path) -> set[str]:
@@ -250,28 +223,14 @@ def removed(path: Path) -> None:
 def shared_memory() -> set[str]:
     """What the system knows of System V segments of 20 MB, sets of 100 semaphores and queues with much in them."""
     found = set()
-    for kind, column, least in (("shm", 3, 20 * 2**20), ("sem", 3, 100), ("msg", 3, 10_000)):
+    for kind, least in (("shm", 20 * 2**20), ("sem", 100), ("msg", 10_000)):
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]:
-                words = line.split()
-                if int(words[column]) >= least:
-                    found.add(f"{kind} {words[1]}")
+            rows = [line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]]
+            found |= {f"{kind} {words[1]}" for words in rows if int(words[3]) >= least}
     return found
 
 
-def verdict(told: Told) -> str:
-    """In the words of `# expect`."""
-    if told.failure or not told.score:
-        return f"failure: {told.failure}"
-    return f"valid {told.score['num_points']}" if told.score["validity"] == 1.0 else str(told.score["error_kind"])
-
-
-def as_expected(program: Hostile, told: Told) -> bool:
-    """Whether the verdict is among those that are right."""
-    words = program.expect.split(" or ")
-    if not {"bwrap", "unshare"} & {*told.score.get("protections", {})}:
-        words.append(program.alone)
-    return verdict(told) in words or ("invalid" in words and verdict(told) in KINDS)
+BEFORE = shared_memory()
 
 
 @pytest.fixture(scope="module")
@@ -281,28 +240,27 @@ def listener() -> Iterator[list[socket.socket]]:
     with contextlib.suppress(OSError):  # another test process has it
         nameless.bind(LISTENER)
         nameless.listen()
-    for server in (tcp, nameless):
-        server.setblocking(False)
     with tcp, nameless:
+        for server in (tcp, nameless):
+            server.setblocking(False)
         yield [tcp, nameless]
 
 
 @pytest.fixture(scope="module")
-def scored(request, tmp_path_factory, listener) -> Iterator[dict[tuple[Hostile, str], Future[list[Told]]]]:
-    """What became of every program in every sandbox that is asked for, two at a time."""
-    items = [item for item in request.session.items if "scored" in _parametrized(item)]
-    asked = [item.callspec.params["case"] for item in items if "case" in item.callspec.params]
-    scorers: SimpleQueue[Scorer] = SimpleQueue()
-    made = [Scorer(tmp_path_factory.mktemp("scorer")) for _ in range(SCORERS)]
+def scored(request, tmp_path_factory, listener):
+    """What became of every program in every sandbox that is asked for, two at a time: a future for each."""
+    cases = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
+    asked = [case for case in cases if isinstance(case, tuple) and isinstance(case[0], Hostile)]
+    made, free = [Scorer(tmp_path_factory.mktemp("scorer")) for _ in range(SCORERS)], SimpleQueue[Scorer]()
     for scorer in made:
-        scorers.put(scorer)
+        free.put(scorer)
 
     def told(program: Hostile, sandbox: str) -> list[Told]:
-        scorer = scorers.get()
+        scorer = free.get()
         try:
             return [scorer.score(program, sandbox) for _ in range(program.runs)]
         finally:
-            scorers.put(scorer)
+            free.put(scorer)
 
     with ThreadPoolExecutor(SCORERS) as pool:
         yield {case: pool.submit(told, *case) for case in asked}
@@ -311,44 +269,36 @@ def scored(request, tmp_path_factory, listener) -> Iterator[dict[tuple[Hostile, 
         scorer.close()
 
 
-def _parametrized(item: pytest.Item) -> list[str]:
-    return item.fixturenames if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
-
-
 @pytest.mark.parametrize(
-    "case",
-    [*some(IN_THE_BEST, 8), *some(IN_OTHERS, 64)],
-    ids=lambda case: "-".join([case[0].name, *case[1:]]).strip("-"),
+    "case", [*some(IN_THE_BEST, 8), *some(IN_OTHERS, 64)], ids=lambda case: f"{case[0].name}-{case[1]}".strip("-")
 )
 def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(case, scored) -> None:
     program, _ = case
     for told in scored[case].result():
         if told.failure.startswith("ConfigError: no program can be held back"):
             pytest.skip(told.failure)
+        score, right = told.score, program.expect.split(" or ")
+        if not {"bwrap", "unshare"} & {*score.get("protections", {})}:
+            right.append(program.alone)
+        right += KINDS if "invalid" in right else []
         assert told.left == []
-        assert as_expected(program, told), f"{verdict(told)} ({told.score.get('error')}), not {program.expect}"
-        checked = CHECK_TIMEOUT_S if told.score["check_seconds"] else 0
-        assert told.seconds < program.timeout_s + checked + SLACK_S
-        check_the_score(program, told.score)
-
-
-def check_the_score(program: Hostile, score: dict[str, Any]) -> None:
-    """What holds for every score: consistent, bounded, fit to be shown, and without secrets."""
-    assert score["problem"] == PROBLEM
-    assert score["program_sha256"] == hashlib.sha256(program.source).hexdigest()
-    if score["validity"] == 1.0:
-        assert score["num_points"] == score["score"] == score["raw_points"] > 0
-        assert (score["error"], score["error_kind"], score["dimension"]) == (None, None, 11)
-    else:
-        assert (score["validity"], score["num_points"], score["score"]) == (0.0, 0, 0)
-        assert score["error"]
-        assert score["error_kind"] in KINDS
-    text = json.dumps(score, ensure_ascii=False)
-    text.encode()
-    assert not any(secret in text or secret[::-1] in text for secret in SECRETS)
-    for name in ("error", "output_tail"):
-        assert len(score[name] or "") <= LONGEST_TEXT
-        assert not UNSEEN.search(score[name] or "")
+        assert told.verdict in right, f"{told.verdict} ({score.get('error')}), not {program.expect}"
+        assert told.seconds < program.timeout_s + (CHECK_TIMEOUT_S if score["check_seconds"] else 0) + SLACK_S
+        # every score is consistent, bounded, fit to be shown, and without secrets
+        assert (score["problem"], score["program_sha256"]) == (PROBLEM, hashlib.sha256(program.source).hexdigest())
+        if score["validity"] == 1.0:
+            assert score["num_points"] == score["score"] == score["raw_points"] > 0
+            assert (score["error"], score["error_kind"], score["dimension"]) == (None, None, 11)
+        else:
+            assert (score["validity"], score["num_points"], score["score"]) == (0.0, 0, 0)
+            assert score["error"]
+            assert score["error_kind"] in KINDS
+        text = json.dumps(score, ensure_ascii=False)
+        text.encode()
+        assert not any(secret in text or secret[::-1] in text for secret in SECRETS)
+        for name in ("error", "output_tail"):
+            assert len(score[name] or "") <= 5000
+            assert not UNSEEN.search(score[name] or "")
 
 
 def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) -> None:
@@ -359,15 +309,10 @@ def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) ->
     for server in listener:
         with pytest.raises((BlockingIOError, OSError)):
             server.accept()
-    sources = [*(ROOT / "rlreason").rglob("*.py"), Path(os.__file__), Path(json.__file__)]
-    assert [str(path) for path in sources if b"hostile-mark" in path.read_bytes()] == []
-    for folder in {*filter(os.path.isdir, sys.path), *sysconfig.get_paths().values()}:
-        for name in ("sitecustomize.py", "usercustomize.py", "numpy.py"):
-            path = Path(folder, name)
-            assert not (path.exists() and b"hostile-mark" in path.read_bytes()), path
-
-
-BEFORE = shared_memory()
+    folders = {*filter(os.path.isdir, sys.path), *sysconfig.get_paths().values()}
+    planted = [Path(folder, f"{name}.py") for folder in folders for name in ("sitecustomize", "usercustomize", "numpy")]
+    sources = [*(ROOT / "rlreason").rglob("*.py"), Path(os.__file__), Path(json.__file__), *planted]
+    assert [str(path) for path in sources if path.exists() and b"hostile-mark" in path.read_bytes()] == []
 
 
 def serve() -> None:

@@ -1,25 +1,20 @@
-"""What a sweep knows of its runs, their launchers and GPUs, what ended before, and the table at its end."""
+"""What a sweep knows of its runs, their launchers and GPUs, what ended before, its table, and what a kill leaves."""
 
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
-import numpy as np
+import psutil
 import pytest
 from conftest import SWEEP_OF_TWO
 
-from rlreason.cli.check import check_command_line
-from rlreason.cli.sweep import print_table
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
-from rlreason.report.read import read_study
-from rlreason.report.sections import accuracy_of
-from rlreason.report.verdicts import verdicts_of
-from rlreason.runtime.files import holder
+from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
 from rlreason.sweeps.state import (
@@ -33,10 +28,11 @@ from rlreason.sweeps.state import (
     write_state,
 )
 from rlreason.sweeps.texts import closing, settings_table
-from tests.fake_slurm import installed
 from tests.starts import SMALL, rlreason
-from tests.sweep_folders import sweep
+from tests.test_signals import Process
+from tests.waiting import wait_for
 
+JOBLIB, SUBMITIT = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
 SUMMARY = {
     "status": "finished", "reason": "", "accuracy_interval": [0.4, 0.6], "accuracy_before": 0.25, "length": 12.0,
@@ -58,14 +54,17 @@ def finished(folder: Path, accuracy: float | None = 0.5, **more: object) -> None
 
 def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     finished(tmp_path / "lr=1,seed=0")
-    finished(tmp_path / "lr=1,seed=1", 0.7)
+    finished(tmp_path / "lr=1,seed=1", None, status="diverged:weights", reason="no numbers")
     write_state(tmp_path, begun(design("1", "2"), tmp_path))
     state = read_state(tmp_path)
-    assert [run.status for run in state.runs] == ["finished", "finished", "waiting", "waiting"]
+    assert [run.status for run in state.runs] == ["finished", "diverged:weights", "waiting", "waiting"]
     assert (state.status, state.axes, state.reference) == ("interrupted", ["lr"], {"lr": "1"})
     first = state.runs[0]
     assert (first.accuracy, first.accuracy_interval, first.accuracy_before) == (0.5, (0.4, 0.6), 0.25)
     assert (first.length, first.problems, first.protocol, first.seconds) == (12.0, 64, "ab", 9.0)
+    text = closing(state, tmp_path, {})
+    assert " 0.250 " in text  # a diverged run without a figure counts as zero, and says so
+    assert "diverged:weights (no numbers; without a figure" in text
     (tmp_path / "lr=1,seed=1").rename(tmp_path / "moved away")
     (tmp_path / "lr=2,seed=0").mkdir()
     write_status(tmp_path / "lr=2,seed=0", "running")  # and nobody holds it
@@ -74,33 +73,6 @@ def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     assert {"lr": "1"} in [run.setting for run in read_state(tmp_path).runs]
     with pytest.raises(ConfigError, match="is no folder of a sweep"):
         read_state(tmp_path / "lr=1,seed=0")
-
-
-def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
-    finished(tmp_path / "lr=1,seed=0", 0.6)
-    finished(tmp_path / "lr=1,seed=1", None, status="diverged:weights", reason="no numbers")
-    text = closing(read_state(tmp_path), tmp_path, {})
-    assert " 0.300 " in text
-    assert "diverged:weights (no numbers; without a figure" in text
-
-
-def test_the_table_that_ends_a_sweep_has_the_intervals_and_verdicts_of_the_report(tmp_path, capsys):
-    """Bug: 0.645 to 1.042, and 0.625 to 0.625 where two seeds tie."""
-    shares = {"1": (0.5, 0.5, 0.5), "2": (0.95, 0.75, 0.8), "4": (0.97, 0.96, 0.97)}
-
-    def right(value: str, seed: int) -> list[bool]:
-        return (np.random.default_rng(seed).permutation(100) < round(100 * shares[value][seed])).tolist()
-
-    sweep(tmp_path / "s", "lr", list(shares), right, seeds=(0, 1, 2), reference={"lr": "1"})
-    assert len(print_table(tmp_path / "s").runs) == 9
-    lines = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()}
-    study = read_study([tmp_path / "s"])
-    words = {v.setting: v.word for v in verdicts_of(study)}
-    for one in study.settings:
-        mean, low, high = accuracy_of(one)
-        assert 0 <= low < mean < high <= 1
-        assert f" {mean:.3f} {low:.3f} to {high:.3f} {words.get(one.label, 'reference')}" in lines[dict(one.key)["lr"]]
-    assert "better" in lines["4"]
 
 
 def run_of(lr: str, seed: int, accuracy: float | None, status: str = "finished", **more) -> RunState:
@@ -112,8 +84,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
         run_of("1e-4", 0, 0.5), run_of("1e-4", 1, 0.6), run_of("1e-3", 0, 0.8, protocol="aa"),
         run_of("1e-3", 1, None, "failed", reason="x"), run_of("1", 0, None, "waiting", protocol="bb"),
     ])  # fmt: skip
-    head, first, second, third = settings_table(state, {}).splitlines()
-    assert head.split() == ["lr", "seeds", "accuracy", "95%,", "over", "seeds", "verdict", "length", "status"]
+    _, first, second, third = settings_table(state, {}).splitlines()
     assert first.split() == ["1e-3", "1", "of", "2", "0.800", "-", "-", "8.0", "1", "finished,", "1", "failed"]
     assert second.split()[:3] == ["1e-4", "2", "0.550"]
     assert second.endswith("finished (reference)")
@@ -122,14 +93,13 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     card.parent.mkdir()
     card.write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
     text = closing(state, tmp_path, {})
-    assert f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}\n" in text
-    assert text.endswith(f"rlreason report {tmp_path}")
-    for line in ("! lr=1e-3,seed=1: failed (x)", "left: 2 of 5 runs", "a setting with one seed", "protocol aa, bb\n"):
+    for line in ("leaderboard: FAIL (hours); accuracy 0.8", str(card), "! lr=1e-3,seed=1: failed (x)", "left: 2 of 5",
+                 "a setting with one seed", "protocol aa, bb\n", f"rlreason report {tmp_path}"):  # fmt: skip
         assert line in text
     assert "wall clock" not in text
     state.runs = [run_of("1", 0, 0.5, shared_machine=True), run_of("2", 0, 0.6)]
     text = closing(state, tmp_path, {run.key: JudgedSetting((0.6, 0.5, 0.7), "better") for run in state.runs})
-    for line in ("95%, over problems", "0.500 to 0.700", "a setting with one seed", "no verdict on wall clock"):
+    for line in ("95%, over problems", "0.500 to 0.700", "no verdict on wall clock"):
         assert line in text
 
 
@@ -140,18 +110,8 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
     with pytest.raises(ConfigError, match=r"lr=1,seed=0 .*n_steps=10 there, 20 here\).*sweep_name=NAME"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("10", "20"))
-    code = (
-        "import sys; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
-        "with run_lock(Path(sys.argv[1]), print): print('held', flush=True); sys.stdin.read()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    writer = subprocess.Popen([sys.executable, "-c", code, str(place)], **pipes)  # until its input ends
-    try:
-        assert writer.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
-            refuse_changed(tmp_path, runs, lambda run: CONFIG)
-    finally:
-        writer.communicate(timeout=600)
+    with run_lock(place, print), pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
+        refuse_changed(tmp_path, runs, lambda run: CONFIG)
     assert holder(place) is None
 
 
@@ -166,22 +126,23 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, comp
     assert machine_gpus({"RLREASON_GPUS": "GPU-a, 3", "CUDA_VISIBLE_DEVICES": ""}) == ["GPU-a", "3"]
     assert machine_gpus({"RLREASON_GPUS": ""}) == machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     nine = [typed(composed())] * 9
-    joblib, local = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
     monkeypatch.setenv("RLREASON_GPUS", "0,1,2,3")
     mine = set_up(nine)
     assert (mine.side_by_side, mine.words[1]) == (4, "hydra.launcher.gpus=['0', '1', '2', '3']")
     assert set_up(nine, jobs=8).side_by_side == 4
     assert [set_up(nine, jobs=jobs, per_run=0).side_by_side for jobs in (None, 8)] == [1, 8]
     assert (set_up(nine, per_run=2).side_by_side, set_up(nine[:1]).side_by_side) == (2, 1)
-    assert set_up(nine, joblib).words == ["hydra.launcher.n_jobs=1"]  # they would all use the first
-    assert "hydra.launcher.gpus_per_node=4" in set_up(nine, local, jobs=2).words
+    assert set_up(nine, JOBLIB).words == ["hydra.launcher.n_jobs=1"]  # they would all use the first
+    assert "hydra.launcher.gpus_per_node=4" in set_up(nine, SUBMITIT, jobs=2).words
     monkeypatch.setenv("RLREASON_GPUS", "")
-    assert set_up(nine * 9, joblib).side_by_side == usable_processors()
-    assert set_up(nine, joblib, "hydra.launcher.n_jobs=3").side_by_side == 3
-    assert set_up(nine, local, "hydra.launcher.timeout_min=5", jobs=2).words == []
+    assert set_up(nine * 9, JOBLIB).side_by_side == usable_processors()
+    assert set_up(nine, JOBLIB, "hydra.launcher.n_jobs=3").side_by_side == 3
+    assert set_up(nine, SUBMITIT, "hydra.launcher.timeout_min=5", jobs=2).words == []
     assert (set_up(nine).side_by_side, set_up(nine, jobs=4).side_by_side) == (1, 4)  # a machine without: as ever
     with pytest.raises(ConfigError, match="this machine has 0 for runs"):
         set_up(nine, per_run=1)
+    with pytest.raises(ConfigError, match="hydra/launcher=joblib"):
+        set_up(nine, JOBLIB, per_run=1)
     absent: list[str] = []
     assert set_up(nine, per_run=1, absent=absent).side_by_side == 1  # a plan for elsewhere
     assert len(absent) == 1
@@ -199,58 +160,29 @@ def test_what_a_job_of_slurm_asks_for_follows_from_its_gpus_and_from_what_was_ty
     assert not given.keys() & {"gpus_per_node", "timeout_min"}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gpus_per_run=3"], r"asks for 3 GPUs .* this machine has 2 for runs \(GPU-a, GPU-b\)"),
-        pytest.param(
-            ["rollout=vllm", "rollout.placement=second_gpu", "gpus_per_run=1"],
-            r"gpus_per_run=1: a run .* asks for 2 GPUs",
-            marks=pytest.mark.long,
-        ),
-        (["hydra/launcher=joblib", "gpus_per_run=1"], "hydra/launcher=joblib hands out no GPUs"),
-        (["gpus=3"], r"a run of this sweep asks for 3 GPUs .*and this machine has 2 for runs"),
-    ],
-)
-def test_more_gpus_than_there_are_are_refused_before_anything_starts(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLREASON_GPUS", "GPU-a,GPU-b")
-    with pytest.raises(ConfigError, match=message):
-        check_command_line(["-m", "seed=0,1", *words, "hydra.sweep.dir=grid"], note=str)
-    assert not (tmp_path / "grid").exists()
-
-
 def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_sweep, tmp_path):
     state = read_state(finished_sweep.folder)
     assert [(run.status, run.shared_machine, run.setting) for run in state.runs] == [("finished", True, {})] * 2
     assert all(run.accuracy is not None and run.protocol and run.seconds and run.ended for run in state.runs)
     assert (state.jobs, state.launcher, state.status) == (2, "processes", "finished")
     assert "2 of 2 done" in finished_sweep.printed
-    assert "95%, over seeds" in finished_sweep.printed
     assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
     words = ["-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep"]
     assert rlreason(*words, cwd=tmp_path).stdout.count("not run again") == 2
     changed = rlreason(*words, "group_size=2", cwd=tmp_path)
     assert changed.returncode == 2
-    assert "with other settings (group_size=4 there, 2 here): move its folder away, or give" in changed.stderr
+    assert "with other settings (group_size=4 there, 2 here)" in changed.stderr
 
 
 WORDS = ["-m", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]
 
 
-def visible(grid: Path) -> list[str]:
-    """What each run saw, as it has written it down."""
-    found = [json.loads(path.read_text())["environment"] for path in sorted(grid.glob("*/provenance.json"))]
-    return [one["CUDA_VISIBLE_DEVICES"] for one in found]
-
-
 @pytest.mark.long
-def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_them(tmp_path):
+def test_real_runs_see_their_gpus_alone(tmp_path):
     """No GPU had two runs at a time: of three runs, the last gets the GPU of the one that has ended."""
     done = rlreason(*WORDS, "seed=0,1,2", cwd=tmp_path, RLREASON_GPUS="GPU-a,GPU-b")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "GPUs       GPU-a, GPU-b: 1 a run" in done.stdout
     free, of_run = {"GPU-a", "GPU-b"}, {}
     for line in done.stdout.splitlines():
         if match := re.match(r"== (\S+?): started on GPU (\S+)$", line):
@@ -259,17 +191,15 @@ def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_th
         elif match := re.match(r"== (\S+): (failed|finished|accuracy|interrupted)", line):
             free.add(of_run[match[1]])
     assert free == {"GPU-a", "GPU-b"}
-    assert visible(tmp_path / "grid") == [of_run[f"seed={seed}"] for seed in range(3)]
-    assert [run.gpus for run in read_state(tmp_path / "grid").runs] == [[gpu] for gpu in visible(tmp_path / "grid")]
+    for run in read_state(tmp_path / "grid").runs:
+        seen = json.loads((tmp_path / "grid" / run.name / "provenance.json").read_text())["environment"]
+        assert [seen["CUDA_VISIBLE_DEVICES"]] == run.gpus == [of_run[run.name]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["processes", "joblib", "submitit_local", "submitit_slurm"])
+@pytest.mark.parametrize("launcher", ["processes", "joblib", "submitit_local"])
 def test_a_failing_run_leaves_the_others_alone_and_is_named_whatever_the_launcher(tmp_path, launcher):
-    slurm = launcher == "submitit_slurm"
-    more = ["gpus_per_run=1", "hydra.launcher.partition=course"] if slurm else ["jobs=2"]
-    words = [*WORDS, f"hydra/launcher={launcher}", *more, "model.freeze=[],[nonesuch]"]
-    done = rlreason(*words, cwd=tmp_path, **installed(tmp_path / "slurm") if slurm else {})
+    done = rlreason(*WORDS, f"hydra/launcher={launcher}", "jobs=2", "model.freeze=[],[nonesuch]", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     state = read_state(tmp_path / "grid")
     assert sorted(run.status for run in state.runs) == ["failed", "finished"]
@@ -277,14 +207,93 @@ def test_a_failing_run_leaves_the_others_alone_and_is_named_whatever_the_launche
     assert "model.freeze: nonesuch" in failed.reason
     assert f"! {failed.name}: failed (" in done.stdout
     assert (state.status, state.launcher) == ("failed", launcher)
-    if slurm:
-        assert re.search(r"launcher +submitit_slurm, .*timeout_min=1440, .*gpus_per_node=1", done.stdout)
-        assert set(visible(tmp_path / "grid")) == {"0"}  # as Slurm gave it
 
 
-def test_what_slurm_refuses_is_said_and_is_a_failure(tmp_path):
-    words = [*WORDS, "hydra/launcher=submitit_slurm", "gpus_per_run=1", "seed=0,1", "hydra.launcher.partition=x"]
-    wrong = rlreason(*words, cwd=tmp_path, **installed(tmp_path / "slurm"))
+def test_a_launcher_that_gives_up_is_a_failure(tmp_path):
+    words = [*WORDS, "hydra/launcher=submitit_slurm", "gpus_per_run=1", "seed=0,1"]
+    wrong = rlreason(*words, cwd=tmp_path, PATH="/usr/bin:/bin")  # where there is no Slurm
     assert wrong.returncode == 1
     assert "submitit_slurm gave up" in wrong.stdout
     assert "Traceback" not in wrong.stderr
+
+
+# A sweep that is killed or stopped: its command finishes it, with the same figures
+
+#: The shipped start model, so that there are right answers, on batches as small as can be.
+SIX_RUNS = [
+    "-m", "rlreason", "-m", "learning_rate=0.0001,0.0003,0.001", "seed=0,1", "n_steps=6",
+    "rollout_batch_size=16", "group_size=4", "eval_problems=16", "eval_every=2", "sampling.max_tokens=48",
+    "checkpoint.every=1", "save_model=false", "threads=1",
+]  # fmt: skip
+FIGURES = ("accuracy", "accuracy_before", "accuracy_interval", "length", "train_step", "tokens/generated")
+
+
+def figures(grid: Path) -> dict[str, dict]:
+    """Run -> its final figures, of those that are done."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(grid.glob("*/summary.json"))}
+    return {name: {key: summary[key] for key in FIGURES} for name, summary in found.items()}
+
+
+def start(place: Path, *words: str, grid: Path = Path("grid")) -> Process:
+    place.mkdir()
+    return Process(place, *SIX_RUNS, f"hydra.sweep.dir={grid}", *words)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The figures of the sweep that nobody disturbed."""
+    process = start(tmp_path_factory.mktemp("unbroken") / "x")
+    assert process.popen.wait(900) == 0, process.said
+    found = figures(process.cwd / "grid")
+    assert len(found) == 6
+    assert len({figure["tokens/generated"] for figure in found.values()}) > 3
+    assert any(figure["accuracy"] for figure in found.values())
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("kill the sweep", ["jobs=2"]),
+        ("Ctrl-C", ["jobs=2"]),
+        ("kill a run", ["jobs=2"]),
+        ("kill the sweep", ["jobs=2", SUBMITIT]),
+        ("SIGTERM", ["jobs=2", JOBLIB]),
+    ],
+)
+def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_path, unbroken, end, words):
+    process = start(tmp_path / "x", *words)
+    grid, popen = process.cwd / "grid", process.popen
+
+    def steps() -> int:
+        return sum(path.read_text().count("reward/mean") for path in grid.glob("*/metrics.jsonl"))
+
+    wait_for(lambda: popen.poll() is not None or steps() >= 9)
+    assert popen.poll() is None, process.said
+    family = psutil.Process(popen.pid).children(recursive=True)
+    if end == "kill the sweep":
+        popen.kill()
+        popen.wait()
+    elif end == "kill a run":
+        os.kill(next(int(path.read_text().split()[0]) for path in grid.glob("*/.lock")), signal.SIGKILL)
+        assert popen.wait(900) == 1, process.said
+        assert "failed (signal SIGKILL)" in process.said
+    else:
+        process.send(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM, group=end == "Ctrl-C")
+        if SUBMITIT in words:  # its own processes print how they were interrupted
+            assert popen.wait(600) == 130, process.said
+        else:
+            process.ends()
+    assert psutil.wait_procs(family, timeout=600)[1] == []
+    if end in ("Ctrl-C", "SIGTERM"):
+        assert read_state(grid).status == "interrupted"
+        statuses = [run.status for run in read_state(grid).runs]
+        assert "interrupted" in statuses or SUBMITIT in words  # which kills its jobs before a step ends
+    done_before = set(figures(grid))
+    assert len(done_before) < 6
+    again = start(process.cwd / "again", *words, grid=grid)
+    assert again.popen.wait(900) == 0, again.said
+    assert again.said.count("not run again") == len(done_before)
+    assert figures(grid) == unbroken
+    assert read_state(grid).status == "finished"
