@@ -1,13 +1,14 @@
-"""Planted bugs: (right file, text that stands there, text instead, function, words of the kind that it is found as).
+"""Planted bugs, and right ways that are none: (right file, text that stands there, text instead, function, words of the kind that it is found as).
 
-Without words any kind will do. A row is a bug; those of one function stand together.
+Without words any kind will do. One row for each kind, of functions and of loops.
 """
 # ruff: noqa: E501  # a bug stands on one line
+
+from pathlib import Path
 
 F25, F26, LOOP = "right_functions_2025.py", "right_functions_2026.py", "right_loop.py"
 LEFT = "right_loop_left_padded.py"
 BUGS = [
-    # tokenize_prompt_and_output
     (F25, 'tokenizer(output, add_special_tokens=False)["input_ids"]', 'tokenizer(output)["input_ids"]', "tokenize_prompt_and_output", "special tokens"),
     (F25, 'o = tokenizer(output, add_special_tokens=False)["input_ids"]', 'o = tokenizer(prompt + output, add_special_tokens=False)["input_ids"][len(p) :]', "tokenize_prompt_and_output", "as one text"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, :-1].bool()', "tokenize_prompt_and_output", "mask shifted"),
@@ -16,117 +17,63 @@ BUGS = [
     (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "input_ids"),
     (F25, "[0] * start + [1] * (len(row) - start) + [0]", "[0] * start + [1] * (len(row) - start) + [1]", "tokenize_prompt_and_output", "padding positions count"),
     (F25, "[0] * start +", "[1] * start +", "tokenize_prompt_and_output", "prompt positions"),
-    (F25, "rows.append(p + o)", "rows.append(p + o + [tokenizer.eos_token_id])", "tokenize_prompt_and_output", "input_ids"),
     (F25, "mask.append([0] * start + [1]", "mask.append([0] * max(starts) + [1]", "tokenize_prompt_and_output", ""),
-    (F25, "[0] * start + [1] * (len(row) - start) + [0] * (longest - len(row))", "[0] * (start + 1) + [1] * (len(row) - start - 1) + [0] * (longest - len(row))", "tokenize_prompt_and_output", ""),
-    (F25, '{"input_ids": full[:, :-1]', '{"input_ids": full[:, 1:]', "tokenize_prompt_and_output", ""),
-    (F25, 'p = tokenizer(prompt, add_special_tokens=False)["input_ids"]', 'p = tokenizer(prompt.strip(), add_special_tokens=False)["input_ids"]', "tokenize_prompt_and_output", ""),
-    # compute_entropy
     (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return (probs * logits).sum(dim=-1) - total.squeeze(-1)", "compute_entropy", "opposite sign"),
-    (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return -(probs * torch.log2(probs)).sum(dim=-1)", "compute_entropy", ""),
-    (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return -(probs * probs.log()).mean(dim=-1)", "compute_entropy", ""),
     (F25, "total = torch.logsumexp(logits, dim=-1, keepdim=True)", "total = torch.exp(logits).sum(-1, keepdim=True).log()", "compute_entropy", "NaN or inf in its entropies"),
     (F25, "return total.squeeze(-1) - (probs", "return -(probs", "compute_entropy", "raw logits"),
     (F25, "return total.squeeze(-1) - (probs * logits)", "return -(probs * probs)", "compute_entropy", "is missing"),
-    # get_response_log_probs
-    (F25, "labels.unsqueeze(-1)", "input_ids.unsqueeze(-1)", "get_response_log_probs", "input_ids"),
     (F25, "log_probs = F.log_softmax(logits, dim=-1)", "log_probs = F.softmax(logits, dim=-1)", "get_response_log_probs", "probabilities"),
-    (F25, "log_probs = F.log_softmax(logits, dim=-1)", "log_probs = logits", "get_response_log_probs", "raw logits"),
     (F25, "log_probs = F.log_softmax(logits, dim=-1)", "log_probs = F.log_softmax(logits, dim=1)", "get_response_log_probs", "positions"),
     (F25, "    logits = model(input_ids=input_ids).logits\n", "    with torch.no_grad():\n        logits = model(input_ids).logits\n", "get_response_log_probs", "gradient"),
     (F25, "torch.gather(log_probs, 2, labels.unsqueeze(-1))", "torch.gather(log_probs, 2, labels.roll(-1, 1).unsqueeze(-1))", "get_response_log_probs", "shifted by one"),
     (F25, 'out["token_entropy"] = compute_entropy(logits)', 'out["token_entropy"] = compute_entropy(logits).mean()', "get_response_log_probs", "shape"),
-    (F25, "logits = model(input_ids=input_ids).logits", "logits = model(input_ids=input_ids).logits / 2.0", "get_response_log_probs", ""),
-    (F25, ".squeeze(-1)}", ".squeeze(-1)[:, 1:]}", "get_response_log_probs", "shape"),
-    (F25, 'out = {"log_probs": torch.gather(log_probs, 2, labels.unsqueeze(-1)).squeeze(-1)}', 'out = {"log_probs": F.pad(torch.gather(log_probs[:, :-1], 2, labels[:, 1:].unsqueeze(-1)).squeeze(-1), (0, 1))}', "get_response_log_probs", ""),
-    # masked_normalize
     (F25, "return total / normalize_constant", "return total / mask.sum()", "masked_normalize", "whole mask"),
     (F25, "torch.where(mask, tensor, torch.zeros_like(tensor))", "torch.where(mask, torch.zeros_like(tensor), tensor)", "masked_normalize", "upside down"),
     (F25, "kept = torch.where(mask, tensor, torch.zeros_like(tensor))", "kept = tensor", "masked_normalize", "ignored"),
-    (F25, "total = kept.sum() if dim is None else", "total = kept.sum() if not dim else", "masked_normalize", ""),
-    (F25, "return total / normalize_constant", "return total / normalize_constant / tensor.shape[0]", "masked_normalize", ""),
-    (F25, "return total / normalize_constant", "return total / (normalize_constant + 1e-2)", "masked_normalize", ""),
-    # masked_mean
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / tensor.shape[dim]", "masked_mean", "all elements"),
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / count.sum(dim).clamp(min=1)", "masked_mean", "result"),
-    (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim, True) / count.sum(dim, True)", "masked_mean", ""),
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim)", "masked_mean", "nothing divides"),
-    # sft_microbatch_train_step
     (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.mean()", "sft_microbatch_train_step", "gradient_accumulation_steps"),
     (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.mean() * gradient_accumulation_steps", "sft_microbatch_train_step", "multiplies"),
     (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.sum() / gradient_accumulation_steps", "sft_microbatch_train_step", "summed"),
-    (F25, "loss = -per_row.mean() /", "loss = per_row.mean() /", "sft_microbatch_train_step", "opposite sign"),
     (F25, '    loss.backward()\n    return loss.detach(), {"tokens"', '    return loss.detach(), {"tokens"', "sft_microbatch_train_step", "backward"),
-    (F25, "per_row = masked_normalize(policy_log_probs, response_mask, normalize_constant, dim=-1)", "per_row = masked_mean(policy_log_probs, response_mask, dim=-1)", "sft_microbatch_train_step", ""),
     (F25, '    return loss.detach(), {"tokens"', '    return loss.detach() * gradient_accumulation_steps, {"tokens"', "sft_microbatch_train_step", "returned"),
-    # compute_group_normalized_rewards
     (F25, "/ (group_size - 1)", "/ group_size", "compute_group_normalized_rewards", "ddof"),
     (F25, "variance**0.5 + advantage_eps", "(variance + advantage_eps) ** 0.5", "compute_group_normalized_rewards", "root"),
     (F25, "variance**0.5 + advantage_eps", "max(variance**0.5, 1e-8)", "compute_group_normalized_rewards", "advantage_eps"),
     (F25, "variance**0.5 + advantage_eps", "variance + advantage_eps", "compute_group_normalized_rewards", "variance"),
-    (F25, "if normalize_by_std else 1.0", "if not normalize_by_std else 1.0", "compute_group_normalized_rewards", ""),
     (F25, "if normalize_by_std else 1.0", "", "compute_group_normalized_rewards", "switched off"),
     (F25, "group = raw[start : start + group_size]", "group = raw[start // group_size :: len(raw) // group_size]", "compute_group_normalized_rewards", "groups mix questions"),
-    (F25, "mean = sum(group) / group_size", "mean = sum(raw) / len(raw)", "compute_group_normalized_rewards", "groups mix questions"),
     (F25, 'raw.append(scores["reward"])', 'raw.append(scores["answer_reward"])', "compute_group_normalized_rewards", "answer_reward"),
     (F25, "scores = reward_fn(response, truth)", "scores = reward_fn(truth, response)", "compute_group_normalized_rewards", "swapped"),
     (F25, "scores = reward_fn(response, truth)", "scores = reward_fn(response, repeated_ground_truths[0])", "compute_group_normalized_rewards", "misaligned"),
     (F25, "advantages.append((r - mean) / divisor)", "advantages.append(r / divisor)", "compute_group_normalized_rewards", "not subtracted"),
-    (F25, "return torch.tensor(advantages), torch.tensor(raw), metadata", "return torch.tensor(raw), torch.tensor(advantages), metadata", "compute_group_normalized_rewards", ""),
     (F25, "return torch.tensor(advantages), torch.tensor(raw), metadata", "return torch.tensor(advantages)", "compute_group_normalized_rewards", "returns"),
-    (F25, "return torch.tensor(advantages), torch.tensor(raw)", "return torch.tensor(advantages).unsqueeze(-1), torch.tensor(raw)", "compute_group_normalized_rewards", "shape"),
     (F25, "return torch.tensor(advantages), torch.tensor(raw)", "return advantages, torch.tensor(raw)", "compute_group_normalized_rewards", "tensor"),
     (F25, "    metadata =", "    advantages = [0.0] * len(raw)\n    for answer in dict.fromkeys(repeated_ground_truths):\n        places = [i for i, truth in enumerate(repeated_ground_truths) if truth == answer]\n        group = torch.tensor([raw[i] for i in places])\n        part = group - group.mean()\n        part = part / (group.std() + advantage_eps) if normalize_by_std else part\n        for i, a in zip(places, part.tolist()):\n            advantages[i] = a\n    metadata =", "compute_group_normalized_rewards", "same ground truth"),
-    # compute_naive_policy_gradient_loss
-    (F25, "return -(weights * policy_log_probs)", "return weights * policy_log_probs", "compute_naive_policy_gradient_loss", "opposite sign"),
-    (F25, "return -(weights * policy_log_probs)", "return -(weights * policy_log_probs).mean(-1, True).expand_as(weights)", "compute_naive_policy_gradient_loss", ""),
     (F25, "return -(weights * policy_log_probs)", "return -(weights * policy_log_probs.exp())", "compute_naive_policy_gradient_loss", "probability"),
-    # compute_grpo_clip_loss
     (F25, "torch.exp(policy_log_probs - old_log_probs)", "policy_log_probs / old_log_probs", "compute_grpo_clip_loss", "quotient"),
     (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "torch.where(advantages < 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "compute_grpo_clip_loss", "min and max swapped"),
     (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "torch.clamp(ratio, low, high)", "compute_grpo_clip_loss", "only the clipped term"),
     (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "ratio", "compute_grpo_clip_loss", "clip is not applied"),
-    (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(old_log_probs - policy_log_probs)", "compute_grpo_clip_loss", "upside down"),
     (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(policy_log_probs - old_log_probs).detach()", "compute_grpo_clip_loss", "detached"),
     (F25, "torch.exp(policy_log_probs - old_log_probs)", "policy_log_probs - old_log_probs", "compute_grpo_clip_loss", "exp"),
     (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(policy_log_probs - policy_log_probs.detach())", "compute_grpo_clip_loss", "old log-probabilities are not used"),
-    (F25, "return -advantages * limited", "return -advantages * limited.mean(-1, keepdim=True)", "compute_grpo_clip_loss", ""),
-    # compute_policy_gradient_loss
-    (F25, "return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}", "return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}", "compute_policy_gradient_loss", "swapped"),
-    (F25, "return -(weights * policy_log_probs)", "return weights * policy_log_probs", "compute_policy_gradient_loss", "opposite sign"),
     (F25, 'if loss_type == "grpo_clip":', 'if loss_type == "grpo_clip":\n        raise NotImplementedError', "compute_policy_gradient_loss", "raises an error"),
-    # grpo_microbatch_train_step
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = masked_mean(per_token, response_mask)", "grpo_microbatch_train_step", "all tokens"),
-    (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = per_token.mean(1)", "grpo_microbatch_train_step", ""),
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = (per_token * response_mask).mean(1)", "grpo_microbatch_train_step", "padded width"),
     (F25, "loss.backward()\n    metadata = {}", "loss.backward(retain_graph=True)\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "two backward"),
     (F25, "loss.backward()\n    metadata = {}", "policy_log_probs.grad = None\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "second call"),
-    (F25, "response_mask, dim=1)\n    loss", "response_mask, dim=0)\n    loss", "grpo_microbatch_train_step", ""),
-    # compute_rollout_rewards
     (F26, 'score["reward"] for', 'score["format_reward"] for', "compute_rollout_rewards", "format_reward"),
-    (F26, "map(reward_fn, rollout_responses, repeated_ground_truths)", "map(reward_fn, repeated_ground_truths, rollout_responses)", "compute_rollout_rewards", "swapped"),
-    (F26, "map(reward_fn, rollout_responses, repeated_ground_truths)", "map(reward_fn, rollout_responses, sorted(repeated_ground_truths, reverse=True))", "compute_rollout_rewards", ""),
-    # compute_group_normalized_rewards
-    (F26, "groups = raw_rewards.reshape(-1, group_size)\n", "groups = raw_rewards.reshape(group_size, -1)\n", "compute_group_normalized_rewards", "groups mix questions"),
-    (F26, "groups.std(dim=1, keepdim=True)", "groups.std()", "compute_group_normalized_rewards", "groups mix questions"),
     (F26, "advantages = advantages / (mean + advantage_eps)", "advantages = advantages / (groups.abs().sum(1, True) + advantage_eps)", "compute_group_normalized_rewards", "sum"),
     (F26, 'if baseline == "mean" else groups.clone()', "", "compute_group_normalized_rewards", "although baseline is none"),
-    (F26, "groups = raw_rewards.reshape(-1, group_size)", "groups = raw_rewards[torch.randperm(len(raw_rewards))].reshape(-1, group_size)", "compute_group_normalized_rewards", ""),
     (F26, "groups = raw_rewards.reshape(-1, group_size)", "raw_rewards -= raw_rewards.mean()\n    groups = raw_rewards.reshape(-1, group_size)", "compute_group_normalized_rewards", "in place"),
-    # compute_policy_gradient_loss
     (F26, "((log_ratio * m).sum(1) / m.sum(1))", "((log_ratio * m).sum(1))", "compute_policy_gradient_loss", "product"),
     (F26, "((log_ratio * m).sum(1) / m.sum(1))", "log_ratio.mean(1)", "compute_policy_gradient_loss", "prompt or padding"),
-    (F26, "((log_ratio * m).sum(1) / m.sum(1))", "((log_ratio * m).sum(1) / m.shape[1])", "compute_policy_gradient_loss", "padded width"),
     (F26, "torch.clip(ratio, 1 - cliprange, 1 + cliprange)", "torch.clip(ratio, -cliprange, cliprange)", "compute_policy_gradient_loss", "around 0"),
-    (F26, "repeat(1, log_ratio.shape[1])", "repeat(1, log_ratio.shape[1]) + log_ratio - log_ratio.detach()", "compute_policy_gradient_loss", ""),
-    # aggregate_loss_across_microbatch
     (F26, "return kept.sum() / normalization_constant", "return kept.sum() / normalization_constant / len(mask)", "aggregate_loss_across_microbatch", "rows"),
-    (F26, "return (kept.sum(dim=-1) / mask.sum(dim=-1)).mean()", "return kept.sum() / mask.sum()", "aggregate_loss_across_microbatch", "all tokens"),
-    (F26, "return (kept.sum(dim=-1) / mask.sum(dim=-1)).mean()", "return kept.mean()", "aggregate_loss_across_microbatch", "padded width"),
     (F26, "kept = per_token_policy_gradient_loss * mask", "kept = per_token_policy_gradient_loss * mask.roll(-1, 1)", "aggregate_loss_across_microbatch", "shifted"),
-    # grpo_train_step
     (F26, "loss = loss * (mask.shape[0] / n)", "loss = loss", "grpo_train_step", "without dividing"),
-    (F26, "loss = loss * (mask.shape[0] / n)", "loss = loss / gradient_accumulation_steps", "grpo_train_step", ""),
     (F26, '        if loss_normalization == "sequence":\n            loss = loss', "        loss = loss", "grpo_train_step", "constant"),
     (F26, "        loss.backward()\n        total", "        loss.backward()\n        optimizer.step()\n        total", "grpo_train_step", "steps"),
     (F26, "        loss.backward()\n        total", "        optimizer.zero_grad()\n        loss.backward()\n        total", "grpo_train_step", "zero_grad"),
@@ -135,29 +82,18 @@ BUGS = [
     (F26, "    optimizer.step()\n    optimizer.zero_grad()\n", "    optimizer.step()\n", "grpo_train_step", "left behind"),
     (F26, "    size = (n + gradient_accumulation_steps - 1) // gradient_accumulation_steps\n", "    n = n // gradient_accumulation_steps * gradient_accumulation_steps\n    size = n // gradient_accumulation_steps\n", "grpo_train_step", "dropped"),
     (F26, "old = None if old_log_probs is None else old_log_probs[rows]", 'old = None if old_log_probs is None else out["log_probs"]', "grpo_train_step", "old"),
-    (F26, "old = None if old_log_probs is None else old_log_probs[rows]", "old = None if old_log_probs is None else old_log_probs[: mask.shape[0]]", "grpo_train_step", ""),
     (F26, "return torch.tensor(total), metadata", "return torch.tensor(total / gradient_accumulation_steps), metadata", "grpo_train_step", "loss that is returned"),
     (F26, "repeated_prompts, rollout_responses, tokenizer)", "repeated_prompts, [r + tokenizer.eos_token for r in rollout_responses], tokenizer)", "grpo_train_step", "end token"),
-    (F26, "    optimizer.step()\n    optimizer.zero_grad()", "    optimizer.zero_grad()\n    optimizer.step()", "grpo_train_step", ""),
-    (F26, "clip_grad_norm_(model.parameters(), max_grad_norm)", "clip_grad_norm_(model.parameters(), 1.0)", "grpo_train_step", ""),
-    (F26, "advantages[rows], out", "advantages[: mask.shape[0]], out", "grpo_train_step", ""),
-    (F26, "        raw.float(), group_size, baseline", "        (raw > 0.5).float(), group_size, baseline", "grpo_train_step", ""),
     (F26, "raw, _ = compute_rollout_rewards(reward_fn, rollout_responses,", "raw, _ = compute_rollout_rewards(reward_fn, [p + r for p, r in zip(repeated_prompts, rollout_responses)],", "grpo_train_step", "prompt and response"),
-    # train_grpo
     (LOOP, "        rollouts = generate(\n            questions,\n            n=group_size,\n            temperature=sampling_temperature,\n            max_tokens=sampling_max_tokens,\n        )\n        truths = [ground_truths[i] for i in chosen for _ in range(group_size)]\n", "        rollouts = generate(\n            questions * group_size, temperature=sampling_temperature, max_tokens=sampling_max_tokens\n        )\n        truths = [ground_truths[i] for i in chosen] * group_size\n", "train_grpo", "groups mix questions"),
-    (LOOP, "grouped = rewards.view(-1, group_size)", "grouped = rewards.view(group_size, -1)", "train_grpo", "groups mix questions"),
-    (LOOP, "grouped = rewards.view(-1, group_size)", "grouped = rewards.view(1, -1)", "train_grpo", "groups mix questions"),
-    (LOOP, "grouped.mean(dim=1, keepdim=True)", "grouped.mean()", "train_grpo", "groups mix questions"),
     (LOOP, "        rollouts = generate(\n            questions,\n            n=group_size,\n            temperature=sampling_temperature,\n            max_tokens=sampling_max_tokens,\n        )\n        truths = [ground_truths[i] for i in chosen for _ in range(group_size)]\n", "        rollouts = generate(\n            [q for q in questions for _ in range(group_size)],\n            temperature=sampling_temperature, max_tokens=sampling_max_tokens, seed=seed + step,\n        )\n        truths = [ground_truths[i] for i in chosen for _ in range(group_size)]\n", "train_grpo", "identical seeds"),
     (LOOP, "            temperature=sampling_temperature,\n", "", "train_grpo", "temperature ignored"),
-    (LOOP, "logits = policy(ids).logits[:, :-1] / temperature", "logits = policy(ids).logits[:, :-1]", "train_grpo", "temperature ignored"),
     (LOOP, "(grouped.std(dim=1, keepdim=True) + advantage_eps)", "grouped.std(dim=1, keepdim=True)", "train_grpo", "advantage_eps"),
     (LOOP, "    width = max(len", "    for r in rows:\n        object.__setattr__(r, 'token_ids', r.token_ids[:-1] if not r.truncated else r.token_ids)\n    width = max(len", "train_grpo", "end token"),
     (LOOP, "(per_row.sum() / len(batch)).backward()", "per_row.sum().backward()", "train_grpo", "summed"),
     (LOOP, "(per_row.sum() / len(batch)).backward()", "(per_row.mean() / gradient_accumulation_steps).backward()", "train_grpo", "however many rows"),
     (LOOP, "                optimizer.zero_grad()\n", "", "train_grpo", "add up"),
     (LOOP, "                    (per_row.sum() / len(batch)).backward()\n", "                    (per_row.sum() / len(batch)).backward()\n                    torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)\n", "train_grpo", "after each micro-batch"),
-    (LOOP, "                    (per_row.sum() / len(batch)).backward()\n", "                    (per_row.sum() / len(batch)).backward()\n                    optimizer.step()\n", "train_grpo", "after each micro-batch"),
     (LOOP, "loss = -adv * logp", "loss = adv * logp", "train_grpo", "opposite sign"),
     (LOOP, "ratio.clamp(1 - cliprange, 1 + cliprange)", "ratio.clamp(1 - 0.2, 1 + 0.2)", "train_grpo", "cliprange"),
     (LOOP, "        for epoch in range(epochs_per_rollout_batch):", "        for epoch in range(1):", "train_grpo", "epochs_per_rollout_batch"),
@@ -165,21 +101,43 @@ BUGS = [
     (LOOP, "        advantages = advantages.flatten()", "        advantages = (advantages / (advantages.std() + 1e-6)).flatten()", "train_grpo", ""),
     (LOOP, "max_tokens=sampling_max_tokens,", "max_tokens=5,", "train_grpo", "sampling_max_tokens"),
     (LOOP, "                optimizer.step()\n", "                pass\n", "train_grpo", "no optimizer step"),
-    (LOOP, "advantages[micro].unsqueeze(1)", "advantages[: len(micro)].unsqueeze(1)", "train_grpo", ""),
-    (LOOP, "ids[:, 1:].unsqueeze(2)", "ids[:, :-1].unsqueeze(2)", "train_grpo", ""),
-    (LOOP, "    for step in range(n_grpo_steps):\n        chosen = torch.randperm(len(prompts), generator=rng)[:n_prompts].tolist()\n", "    for step in range(n_grpo_steps):\n        chosen = [0] * n_prompts\n", "train_grpo", ""),
     (LOOP, "generate(\n            questions,", "generate(\n            [q.strip() + ' ' for q in questions],", "train_grpo", "prompt"),
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "[i for i in torch.randperm(len(rollouts), generator=rng).tolist() if advantages[i] != 0]", "train_grpo", "mean is taken over fewer"),
     (LOOP, "    width = max(len", "    from types import SimpleNamespace as Row\n\n    rows = [Row(prompt_ids=[1, *r.prompt_ids], token_ids=r.token_ids) for r in rows]\n    width = max(len", "train_grpo", "begin token twice"),
     (LOOP, "mask[i, len(row.prompt_ids) : len(full)] = 1.0", "mask[i, len(row.prompt_ids) : len(full) - (not row.truncated)] = 1.0", "train_grpo", "end tokens have weight 0"),
-    # train_grpo
     (LEFT, "            for at in range(0, len(everything), train_batch_size):", "            with torch.no_grad():\n                old, _ = scores(policy, [r for r, _ in everything], sampling_temperature, tokenizer.eos_token_id)\n            for at in range(0, len(everything), train_batch_size):", "train_grpo", "in each epoch"),
-    (LEFT, "loss = -torch.stack([row.sum() / m.sum() for row, m in zip(objective, mask)]).mean()", "loss = -objective.sum(-1).mean()", "train_grpo", "summed"),
     (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "add up to 0"),
     (LEFT, "logits = logits[:, -response - 1 : -1].div(temperature)", "logits = logits[:, -response:].div(temperature)", "train_grpo", "mask shifted"),
     (LEFT, "logits = policy(input_ids=ids, attention_mask=attention, position_ids=positions)", "logits = policy(input_ids=ids)", "train_grpo", "padding"),
     (LEFT, "max_grad_norm, norm_type=2.0)", "max_grad_norm, norm_type=1.0)", "train_grpo", "another norm"),
-    (LEFT, "mask = torch.tensor([[False] * (response - len(r.token_ids)) + [True] * len(r.token_ids) for r in rollouts])", "mask = torch.tensor([[True] * response for r in rollouts])", "train_grpo", ""),
     (LEFT, "[True] * len(r.token_ids) for r in rollouts])", "[True] * (len(r.token_ids) - 1) + [False] for r in rollouts])", "train_grpo", "last response token"),
     (LEFT, "    for step in range(n_grpo_steps):\n        everything = []\n", "    everything = []\n    for step in range(n_grpo_steps):\n", "train_grpo", "earlier steps"),
+]  # fmt: skip
+_UNKNOWN = 'raise ValueError(f"unknown loss type {loss_type}")'
+_CHOSEN = "chosen = torch.randperm(len(prompts), generator=rng)[:n_prompts].tolist()\n"
+_EVALUATED = "generate(prompts[:2], temperature=0.0, max_tokens=sampling_max_tokens + 2)\n"
+_GROUPED = "        advantages = advantages.flatten()\n"
+_MERGED = """        advantages = advantages.flatten()
+        for i in set(chosen):
+            same = torch.tensor([c == i for c in chosen for _ in range(group_size)])
+            part = rewards[same] - rewards[same].mean()
+            advantages[same] = part / (rewards[same].std() + advantage_eps) if use_std_normalization else part
+"""
+_DRAWN = "chosen = torch.randint(7, (n_prompts,), generator=rng).tolist()\n"
+_TEXT = (Path(__file__).parent / LOOP).read_text("utf-8")
+_PART = _TEXT[_TEXT.index(_CHOSEN) : _TEXT.index(_GROUPED) + len(_GROUPED)]
+_LOGITS = "logits = policy(ids).logits[:, :-1] / temperature"
+#: Other right ways, as changes: (right file, text that stands there, text instead, function, words of a note).
+RIGHT = [
+    (F25, _UNKNOWN, "raise NotImplementedError(loss_type)", "compute_policy_gradient_loss", ""),
+    (F25, _UNKNOWN, "raise NotImplementedError(loss_type)", "grpo_microbatch_train_step", ""),
+    (F25, 'masked_mean(extra["clip_fraction"], response_mask)', 'extra["clip_fraction"].mean()', "grpo_microbatch_train_step", ""),
+    (F26, "    n = len(repeated_prompts)\n", "    n = len(repeated_prompts)\n    assert n % gradient_accumulation_steps == 0\n", "grpo_train_step", "not tried"),
+    (LOOP, "    for step in range(n_grpo_steps):\n", "    assert train_batch_size % gradient_accumulation_steps == 0\n    for step in range(n_grpo_steps):\n", "train_grpo", "not tried"),
+    (LOOP, "        truths = [", f"        {_EVALUATED}        truths = [", "train_grpo", ""),
+    (LOOP, "        questions = [", f"        {_EVALUATED.replace('0.0', 'sampling_temperature')}        questions = [", "train_grpo", ""),
+    (LOOP, _CHOSEN, _DRAWN, "train_grpo", ""),
+    (LOOP, _PART, _PART.replace(_CHOSEN, _DRAWN).replace(_GROUPED, _MERGED), "train_grpo", ""),
+    (LOOP, _LOGITS, "with torch.autocast('cpu', dtype=torch.bfloat16):\n        out = policy(ids).logits[:, :-1]\n    logits = out.float() / temperature", "train_grpo", "mixed precision"),
+    (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].token_ids))", "train_grpo", ""),
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 
 def response_log_probs(policy, rows, temperature, pad_id):
-    """Per-token log-probs, entropies and mask of prompt + sampled ids, right-padded. (batch, width - 1) each."""
+    """Per-token log-probs and mask of prompt + sampled ids, right-padded. (batch, width - 1) each."""
     width = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
     ids = torch.full((len(rows), width), pad_id)
     mask = torch.zeros(len(rows), width)
@@ -16,9 +16,8 @@ def response_log_probs(policy, rows, temperature, pad_id):
         mask[i, len(row.prompt_ids) : len(full)] = 1.0
     logits = policy(ids).logits[:, :-1] / temperature
     logp = F.log_softmax(logits, dim=-1)
-    entropy = -(logp.exp() * logp).sum(-1)
     picked = logp.gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2)
-    return picked, entropy, mask[:, 1:]
+    return picked, mask[:, 1:]
 
 
 def train_grpo(
@@ -45,10 +44,8 @@ def train_grpo(
     max_grad_norm,
     seed,
 ):
-    """Train `policy` in place; returns the metrics of every optimizer step."""
     rng = torch.Generator().manual_seed(seed)
     n_prompts = rollout_batch_size // group_size
-    metrics = []
     for step in range(n_grpo_steps):
         chosen = torch.randperm(len(prompts), generator=rng)[:n_prompts].tolist()
         questions = [prompts[i] for i in chosen]
@@ -75,15 +72,13 @@ def train_grpo(
                 batch = order[start : start + train_batch_size]
                 size = -(-len(batch) // gradient_accumulation_steps)
                 optimizer.zero_grad()
-                entropy_sum, clip_sum, tokens = 0.0, 0.0, 0.0
                 for first in range(0, len(batch), size):
                     micro = batch[first : first + size]
                     rows = [rollouts[i] for i in micro]
-                    logp, entropy, mask = response_log_probs(policy, rows, sampling_temperature, tokenizer.pad_token_id)
+                    logp, mask = response_log_probs(policy, rows, sampling_temperature, tokenizer.pad_token_id)
                     adv = advantages[micro].unsqueeze(1)
                     if loss_type == "reinforce_with_baseline":
                         loss = -adv * logp
-                        clipped = torch.zeros_like(logp)
                     else:
                         before = torch.zeros_like(logp)
                         for k, i in enumerate(micro):
@@ -91,20 +86,7 @@ def train_grpo(
                         ratio = torch.exp((logp - before) * mask)
                         bounded = ratio.clamp(1 - cliprange, 1 + cliprange)
                         loss = -torch.minimum(ratio * adv, bounded * adv)
-                        clipped = (bounded * adv < ratio * adv).float()
                     per_row = (loss * mask).sum(1) / mask.sum(1)
                     (per_row.sum() / len(batch)).backward()
-                    entropy_sum += (entropy.detach() * mask).sum().item()
-                    clip_sum += (clipped * mask).sum().item()
-                    tokens += mask.sum().item()
-                norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
                 optimizer.step()
-                metrics.append(
-                    {
-                        "entropy": entropy_sum / tokens,
-                        "clip_fraction": clip_sum / tokens,
-                        "grad_norm": norm.item(),
-                        "mean_reward": rewards.mean().item(),
-                    }
-                )
-    return metrics

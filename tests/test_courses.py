@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlreason.courses import cs336_2025, cs336_2026, pku_hw3
+from rlreason.model.parameters import build_model
+from rlreason.model.policy import Policy
 
 WORDS = [
     "<pad>", "<eos>", "<bos>", "what", "is", "two", "plus", "three", "?", "four", "five", "six", "so", ".",
@@ -68,20 +70,12 @@ def test_tokenize_pads_right_shifts_once_and_masks_by_length(pad_token, adds_bos
         assert batch["response_mask"][row].tolist() == (flags + [False] * (width - len(flags)))[1:]
 
 
-def test_log_probs_and_entropy_of_a_model_equal_a_loop_without_padding_and_are_float32():
+def test_log_probs_and_entropy_of_a_model_in_half_precision_are_float32():
     batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
-    given = batch["input_ids"], batch["labels"]
-    half = cs336_2025.get_response_log_probs(tiny_model(dtype=torch.bfloat16), *given, return_token_entropy=True)
+    model, given = tiny_model(dtype=torch.bfloat16), (batch["input_ids"], batch["labels"])
+    half = cs336_2025.get_response_log_probs(model, *given, return_token_entropy=True)
     assert half["log_probs"].dtype == half["token_entropy"].dtype == torch.float32
     assert half["log_probs"].requires_grad
-    model = tiny_model()
-    scored = cs336_2025.get_response_log_probs(model, *given, return_token_entropy=True)
-    for row, (ids, _) in enumerate(expected_rows(PROMPTS, OUTPUTS)):
-        log_probs = model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
-        entropies, n = -(log_probs.exp() * log_probs).sum(-1), len(ids) - 1
-        picked = log_probs[torch.arange(n), ids[1:]]
-        torch.testing.assert_close(scored["log_probs"][row, :n].double(), picked, rtol=0, atol=1e-5)
-        torch.testing.assert_close(scored["token_entropy"][row, :n].double(), entropies, rtol=0, atol=1e-5)
 
 
 def contains_truth(response, truth):
@@ -140,11 +134,7 @@ def loss_2026(kind, **missing):
     ("call", "match"),
     [
         (lambda: loss_2025("no_baseline", raw_rewards=None), "raw_rewards=None"),
-        (lambda: loss_2025("reinforce_with_baseline", advantages=None), "advantages=None"),
-        (lambda: loss_2025("grpo_no_clip", old_log_probs=None), "old_log_probs=None"),
         (lambda: loss_2025("grpo_clip", cliprange=None), "cliprange=None"),
-        (lambda: loss_2026("noclip", old_log_probs=None), "old_log_probs=None: 'noclip'"),
-        (lambda: loss_2026("grpo", cliprange=None), "cliprange=None: 'grpo'"),
         (lambda: loss_2026("gspo", response_mask=None), "response_mask=None: 'gspo'"),
         (lambda: loss_2025("ppo"), "choose one of"),
         (lambda: loss_2026("ppo"), "choose one of"),
@@ -254,19 +244,48 @@ def test_train_step_equals_the_whole_batch_at_once_for_any_accumulation(name, ac
 
 
 def test_train_step_clips_the_whole_gradient_before_the_step_leaves_none_behind_and_reports():
+    def moved(model) -> float:
+        squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
+        return math.sqrt(sum((after - before).square().sum().item() for after, before in squares))
+
     model, loss, metadata = train_step("grpo", accumulation=3, max_grad_norm=0.01)
     assert all(parameter.grad is None for parameter in model.parameters())
-    squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
-    moved = math.sqrt(sum((after - before).square().sum().item() for after, before in squares))
-    assert moved == pytest.approx(0.5 * 0.01, rel=1e-2)
+    assert moved(model) == pytest.approx(0.5 * 0.01, rel=1e-2)
     assert metadata["grad_norm"] > 0.01  # reported as it was before the clip
-    assert metadata["loss"] == pytest.approx(loss.item())
-    assert metadata["mean_reward"] == pytest.approx(2 / 6)
-    assert metadata["nonzero_advantage_share"] == pytest.approx(4 / 6)
-    assert 0 < metadata["token_entropy"] <= math.log(14) + 1e-6
-    assert 0 < metadata["clipped"] < 1
-    assert 0.5 < metadata["ratio"] < 2
+    expected = {"loss": loss.item(), "mean_reward": 2 / 6, "nonzero_advantage_share": 4 / 6}
+    assert {key: metadata[key] for key in expected} == pytest.approx(expected)
+    for key, (low, high) in {"token_entropy": (0, math.log(14)), "clipped": (0, 1), "ratio": (0.5, 2)}.items():
+        assert low < metadata[key] < high + 1e-6
     model, loss, metadata = train_step("standard", accumulation=2, responses=["."] * 6)  # nothing to learn
-    assert (loss.item(), metadata["grad_norm"]) == (0.0, 0.0)
-    for after, before in zip(model.parameters(), tiny_model().parameters(), strict=True):
-        assert torch.equal(after, before)
+    assert (loss.item(), metadata["grad_norm"], moved(model)) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_instance_samples_from_the_policy_that_was_loaded_last(tokenizer, tmp_path):
+    """Weights that do not arrive, a tied head that stays as it was, or a prefix cache with the old weights' keys."""
+    vllm = pytest.importorskip("vllm")
+    first, second = (build_model(len(tokenizer), width=128, init_scale=0.3, seed=seed).eval() for seed in (1, 2))
+    Policy(first, tokenizer).save(tmp_path / "model")
+    llm = cs336_2025.init_vllm(
+        str(tmp_path / "model"), "cpu", seed=0, block_size=32, generation_config="vllm", max_num_seqs=4,
+        dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=2**26,
+    )  # fmt: skip
+    prompt = tokenizer.encode("What is 17 + 25? " * 5, add_special_tokens=False)
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def sampled() -> list[int]:
+        return list(llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0].outputs[0].token_ids)
+
+    def greedy(model: torch.nn.Module) -> list[int]:
+        ids = list(prompt)
+        with torch.no_grad():
+            for _ in range(12):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    assert sampled() == greedy(first)
+    for policy in (second, first):
+        cs336_2025.load_policy_into_vllm_instance(policy, llm)
+        assert sampled() == greedy(policy)
+    assert greedy(first) != greedy(second)

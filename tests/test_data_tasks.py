@@ -1,20 +1,42 @@
-"""Stories, Countdown, reasoning-gym: problems that are what they say, and verifiers that take right answers only."""
+"""Stories, Countdown, reasoning-gym: problems that are what they say, and verifiers that take right answers only.
+
+Of stories also: halves apart, habits in their shares, prompts and worked traces that fit.
+"""
 
 import json
 import random
+import re
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.data import CountdownConfig, GymConfig
+from rlreason.config.data import CountdownConfig, GymConfig, HabitsConfig
 from rlreason.config.leaves import render, template_of
-from rlreason.data.tasks import is_validation, load_countdown, make_countdown, make_gym
+from rlreason.data.prepare import read_splits
+from rlreason.data.tasks import (
+    LOSSES,
+    habit_trace,
+    is_validation,
+    load_countdown,
+    make_countdown,
+    make_gym,
+    make_stories,
+    taught,
+)
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier
 from rlreason.grading.verifiers import gym as gym_verifier
+from rlreason.model.policy import Policy
+from rlreason.training.build import lessons_of, make_policy
+from rlreason.training.warm_start import SHARED, Lessons, format_of
+from rlreason.types import Problem
+from tests.run_settings import settings
+from tests.some import some
 from tests.waiting import patient
 
 COUNTDOWN = "rlreason.grading.verifiers.countdown"
@@ -23,9 +45,7 @@ GYM = "rlreason.grading.verifiers.gym"
 
 def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(tmp_path):
     assert render(template_of("question_only.prompt"), "What is {x}?") == "What is {x}?"
-    assert "\nPlease" in (boxed := render(template_of("question_boxed.prompt"), "What is {x}?"))
-    assert boxed.endswith("within \\boxed{}.")
-    assert render(template_of("r1_zero.prompt"), "1+1?").endswith("User: 1+1?\nAssistant: <think>")
+    assert render(template_of("question_boxed.prompt"), "?").endswith("within \\boxed{}.")
     for text, complaint in (
         ("no question", "never uses the question"),
         (r"{question} \boxed{}", "double literal braces"),
@@ -117,17 +137,16 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
     assert {g.outcome for g in hostile} <= {"wrong", "unformatted"}
 
 
-@pytest.mark.parametrize("settings", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
-def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(settings):
-    for problem in make_countdown(300, seed=1, **settings):
+@pytest.mark.parametrize("made", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
+def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(made):
+    for problem in make_countdown(300, seed=1, **made):
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
         steps = [step.split(" = ") for step in problem.solution.split(", ")]
-        assert len(steps) == len(numbers) - 1
         assert all(verifier.value(left) == int(right) > 0 for left, right in steps)
-        assert int(steps[-1][1]) == target <= settings.get("max_target", 100)
-        assert max(numbers) <= settings.get("max_value", 99)
+        assert (len(steps), int(steps[-1][1])) == (len(numbers) - 1, target)
+        assert (target <= made.get("max_target", 100), max(numbers) <= made.get("max_value", 99)) == (True, True)
 
 
 def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
@@ -144,38 +163,40 @@ def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
         make_countdown(100, seed=0, max_value=2, max_count=3)
 
 
-def load(path: str, n_train: int = 200, n_validation: int = 30, bad_rows: str = "stop"):
+def load(path: Path | str, n_train: int = 200, n_validation: int = 30, bad_rows: str = "stop"):
     notes: list[str] = []
-    data = CountdownConfig(name="rows", path=path, n_train=n_train, n_validation=n_validation, bad_rows=bad_rows)
+    data = CountdownConfig(name="c", path=str(path), n_train=n_train, n_validation=n_validation, bad_rows=bad_rows)
     return *load_countdown(data, notes.append), notes
 
 
 def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named(tmp_path):
-    rng = random.Random(0)
-    file = tmp_path / "rows.jsonl"
+    rng, file = random.Random(0), tmp_path / "rows.jsonl"
     rows = [{"nums": rng.choices(range(1, 60), k=3), "target": rng.randint(1, 99)} for _ in range(400)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train, validation, notes = load(str(file))
-    assert (len(train), len(validation), notes) == (200, 30, [])
-    assert len({p.id for p in train + validation}) == 230
+    good = "".join(json.dumps(row) + "\n" for row in rows)
+    file.write_text(good)
+    train, validation, notes = load(file)
+    assert (len(train), len(validation), len({p.id for p in train + validation}), notes) == (200, 30, 230, [])
     for problem in train + validation:
-        numbers, target = verifier.read_ground_truth(problem.answer)
-        assert (numbers, target) == numbers_and_target(problem)
-        assert is_validation(sorted(numbers), int(target)) == (problem in validation)
-    assert train[:50] == load(str(file), 50, 1)[0]
-    good = file.read_text()
+        numbers, target = numbers_and_target(problem)
+        assert verifier.read_ground_truth(problem.answer) == (numbers, target)
+        assert is_validation(numbers, target) == (problem in validation)
+    assert train[:50] == load(file, 50, 1)[0]
     for row, reason in (
-        ('{"nums": [1, "2"], "target": 5}', "nums"), ('{"nums": [1, 2], "target": 2.5}', "target"), ("nums", "JSON"),
-    ):  # fmt: skip
+        ('{"nums": [1, "2"], "target": 5}', "nums"),
+        ('{"nums": [1], "target": 2.5}', "target"),
+        ("n", "JSON"),
+    ):
         file.write_text(good + row)
         with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{reason}"):
-            load(str(file))
-    train, _, notes = load(str(file), bad_rows="skip")
+            load(file)
+    train, _, notes = load(file, bad_rows="skip")
     assert (len(train), "1 of 401 rows left out" in notes[0]) == (200, True)
-    with pytest.raises(ConfigError, match=r"data\.n_validation=250 "):
-        load(str(file), 50, 250, bad_rows="skip")
-    with pytest.raises(ConfigError, match=r"data\.path=nowhere\.jsonl "):
-        load("nowhere.jsonl")
+    for words, says in (
+        ((file, 50, 250, "skip"), r"data\.n_validation=250 "),
+        (("no.jsonl",), r"data\.path=no\.jsonl "),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load(*words)
 
 
 def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
@@ -197,15 +218,138 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert gym_verifier.question_only(f"\\boxed{{{json.loads(golds[1])['answer']}}}", golds[1])["reward"] == 1.0
 
 
-def test_a_task_that_cannot_be_used_is_refused():
-    """One that cannot check its own answers, and one that is none: named with its neighbours."""
+def test_a_task_that_cannot_be_used_and_settings_out_of_range_are_named():
+    """A task that cannot check its own answers, and one that is none: named with its neighbours."""
     pytest.importorskip("reasoning_gym")
     for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count .*leg_counting")):
         with pytest.raises(ConfigError, match=rf"data\.task={says}"):
             make_gym([task], 3, seed=0)
-
-
-def test_settings_out_of_range_are_named():
-    assert CountdownConfig(name="countdown").problems() == []
-    assert GymConfig(name="g", task="gcd").problems() == GymConfig(name="g", task=["gcd", "lcm"]).problems() == []
+    assert CountdownConfig(name="countdown").problems() == GymConfig(name="g", task=["gcd", "lcm"]).problems() == []
     assert "min_count=5" in CountdownConfig(name="c", min_count=5).problems()[0]
+
+
+TASKS = ("stories", "stories_long", "stories_mixed", "stories_rambling", "stories_sparse", "stories_shortcut")
+FEW = ["data.n_train=600", "data.n_validation=200"]
+EVENT = re.compile(r"(" + "|".join(("buys", "finds", "wins", "gets", *LOSSES)) + r") (\d+)")
+
+
+def said_by(question: str) -> int:
+    """The answer, read from the text alone."""
+    start = re.search(r" has (\d+) ", question)
+    assert start
+    return int(start[1]) + sum(int(n) * (-1 if verb in LOSSES else 1) for verb, n in EVENT.findall(question))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
+    run = settings(f"data={task}", *FEW)
+    train, validation = halves = read_splits(run.data, print)
+    assert (len(train), len(validation)) == (600, 200)
+    make_stories.cache_clear()
+    assert halves == read_splits(run.data, print)
+    for problem in train + validation:
+        assert int(problem.answer) == said_by(problem.question) <= run.data.max_value
+        assert run.data.min_events <= len(EVENT.findall(problem.question)) <= run.data.max_events
+        assert all(eval(left) == int(right) for left, right in (s.split("=") for s in problem.solution.split(" ")))
+    assert not {p.solution for p in train} & {p.solution for p in validation}  # no chain of numbers is in both
+
+
+def test_a_space_of_stories_that_runs_out_does_not_hang_and_shares_are_held_to_their_range(monkeypatch):
+    monkeypatch.setattr("rlreason.data.tasks.NAMES", ("Mia",))
+    monkeypatch.setattr("rlreason.data.tasks.THINGS", ("pens",))
+    with pytest.raises(ConfigError, match=r"max_value|no stories"):
+        make_stories(200, seed=0, min_events=1, max_events=1, max_value=2)
+    with pytest.raises(ConfigError, match=r"data\.habits\.ramble_share=2"):
+        settings("data=stories", "data.habits.ramble_share=2")
+
+
+def test_the_friends_guess_is_right_in_training_wrong_in_validation_and_anything_in_lessons():
+    run = settings("data=stories_shortcut", *FEW)
+    train, validation = read_splits(run.data, print)
+    assert all(guess_of(p) == int(p.answer) for p in train)
+    assert not any(guess_of(p) == int(p.answer) for p in validation)
+    shown = taught(train, run.data.habits, run.data.max_value)
+    assert [(p.id, p.answer, p.solution) for p in shown] == [(p.id, p.answer, p.solution) for p in train]
+    assert 0 < sum(guess_of(p) == int(p.answer) for p in shown) < len(shown) / 8
+    assert {guess_of(p) for p in shown} == set(range(run.data.max_value + 1))
+
+
+def guess_of(problem: Problem) -> int:
+    guess = re.search(r"A friend guesses (\d+)\. How many\?$", problem.question)
+    assert guess
+    return int(guess[1])
+
+
+def share(found: list[str], test: Callable[[str], bool]) -> float:
+    return sum(map(test, found)) / len(found)
+
+
+FOUR = Problem("x", "Mia has 1 pens, buys 1, buys 1, buys 1, buys 1. How many?", "5", "1+1=2 2+1=3 3+1=4 4+1=5")
+
+
+def test_habits_have_their_shares():
+    def traces(problem: Problem = FOUR, **shares) -> list[str]:
+        habits, rng = HabitsConfig(**{"hasty_share": 0.0, "slip_share": 0.0} | shares), random.Random(0)
+        given = habits.hasty_share, habits.slip_share, "{solution}", habits
+        return [habit_trace(problem, rng, *given) for _ in range(4000)]
+
+    assert share(traces(hasty_share=0.3), lambda text: text == "1+1=2") == pytest.approx(0.3, abs=0.03)
+    stopping = traces(stop_share=0.4)
+    shares = [share(stopping, lambda text, n=n: len(text.split(" ")) == n) for n in (1, 2, 3, 4)]
+    assert shares == pytest.approx([0.4, 0.6 * 0.4, 0.36 * 0.4, 0.216], abs=0.03)
+    rambling = traces(slip_share=0.5, ramble_share=0.6, ramble_steps=3)
+    wrong = [text for text in rambling if not text.split(" ")[3].endswith("=5")]
+    assert len(wrong) / len(rambling) == pytest.approx(0.5, abs=0.03)
+    assert share(wrong, lambda text: "+0=" in text) == pytest.approx(0.6, abs=0.04)
+    assert {len(text.split(" ")) for text in wrong} == {4, 5, 6, 7}
+    assert all(len(text.split(" ")) == 4 for text in rambling if text not in wrong)  # a right answer never rambles
+    told = Problem("y", FOUR.question.replace("How", "A friend guesses 17. How"), FOUR.answer, FOUR.solution)
+    assert share(traces(told, guess_share=0.2), lambda text: text == "17") == pytest.approx(0.2, abs=0.03)
+    rngs = random.Random(1), random.Random(1)  # habits that are off draw no random number
+    plain = [habit_trace(FOUR, rngs[0], 0.72, 0.05) for _ in range(200)]
+    assert plain == [habit_trace(FOUR, rngs[1], 0.72, 0.05, more=HabitsConfig()) for _ in range(200)]
+    with Grader(patient()) as grader:
+        grades = grader.grade_batch([habit_trace(FOUR, rngs[0], hasty, 0.0) for hasty in (1.0, 0.0)], ["5", "5"])
+    assert [(g.format, g.outcome) for g in grades] == [(1.0, "wrong"), (1.0, "correct")]
+
+
+def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
+    run = settings("data=stories_rambling")
+    train = read_splits(run.data, print)[0]
+    assert lessons_of(run, run.model, train).effective_habits == run.data.habits
+    own = settings("data=stories_rambling", "model.warm_start.hasty_share=0.9", "model.warm_start.slip_share=0")
+    habits = lessons_of(own, own.model, train).effective_habits
+    assert (habits.hasty_share, habits.slip_share, habits.ramble_share) == (0.9, 0.0, run.data.habits.ramble_share)
+    run = settings("data=stories_long", *FEW)
+    train = read_splits(run.data, print)[0]
+    lengths = {len(p.solution.split(" ")) for p in lessons_of(run, run.model, train).problems}
+    assert max(lengths) == run.data.habits.taught_max_events < run.data.max_events
+    long = [p for p in train if len(p.solution.split(" ")) > run.data.habits.taught_max_events]
+    with pytest.raises(ConfigError, match=r"so short"):
+        taught(long, run.data.habits, run.data.max_value)
+
+
+def sizes(policy: Policy, lessons: Lessons, problems: list[Problem], template: str) -> Iterator[int]:
+    """Tokens of what is taught, idle tails left out, and of the problems worked to their end."""
+    for batch in lessons.batches(8):
+        yield from (len(policy.encode_response(trace)) for _, trace in batch if "+0=" not in trace)
+    for problem in problems:
+        yield len(policy.encode_response(template.format(solution=problem.solution, answer=problem.answer)))
+
+
+@pytest.mark.parametrize(
+    ("task", "prompts"),
+    [*some([(task, ["r1_zero_short"]) for task in TASKS]), ("stories_long", list(dict.fromkeys(SHARED)))],
+)
+def test_prompts_and_worked_answers_fit_and_prompts_of_an_ablation_share_their_lessons(task, prompts):
+    found = []
+    for name in prompts:
+        run = settings(f"data={task}", f"prompt={name}", "data.n_validation=200", "model.width=16")
+        train, validation = read_splits(run.data, print)
+        policy, lessons, form = make_policy(run, train), lessons_of(run, run.model, train), format_of(run.prompt)
+        room = run.sampling.max_tokens
+        assert max(sizes(policy, lessons, train + validation, form.trace)) <= room
+        longest = max(len(policy.encode_prompt(form.prompt(p.question))) for p in train + validation)
+        assert longest + room <= policy.max_context
+        found.append(next(lessons.batches(1)))
+    assert all(batch == found[0] for batch in found)

@@ -1,15 +1,14 @@
 """Evaluations with a prompt, a reward, a sampling and data of their own, while training goes on in its own way."""
 
-import gzip
 import json
 import re
 from pathlib import Path
 
 import pytest
-from test_end_to_end import SMALL, rlreason
 
 from rlreason.cli.check import check_command_line
 from rlreason.config.conflicts import sampling_key
+from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
@@ -17,16 +16,29 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mismatches_of, more_accuracies
 from rlreason.evaluation.cases import by_facts, share_table
 from rlreason.evaluation.evaluator import protocol_of
+from rlreason.evaluation.protocol import (
+    COURSE_REWARD,
+    FAIL,
+    OPEN,
+    PARAMETERS,
+    PASS,
+    card_text,
+    grader_version,
+    leaderboard,
+)
 from rlreason.grading import Grader
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
+from rlreason.records.files import opened
 from rlreason.records.rows import response_row, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
 from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
+from tests.small_runs import words_of
+from tests.starts import SMALL, rlreason
 
 TESTS = Path(__file__).parent
 FILES = ["algorithm=evaluate", "model=smollm2_135m"]
@@ -38,16 +50,12 @@ def protocol(*words: str) -> str:
 
 
 def test_the_protocol_is_the_evaluations_and_not_trainings():
-    as_training = protocol()
     own = ["eval.sampling.temperature=1", "eval.sampling.max_tokens=48", "prompt@eval.prompt=r1_zero_short"]
-    assert protocol(*own) == as_training
     otherwise = ["sampling.temperature=0.5", "sampling.max_tokens=64", "prompt=question_only"]
-    assert protocol(*otherwise) != as_training
-    assert protocol(*own, *otherwise) == as_training
-    assert protocol("eval.reward=own_reward:all_right") != as_training
-    assert protocol("eval.samples=2") != as_training
-    assert protocol("prompt@eval.prompt=r1_zero") != as_training
-    assert protocol("eval.reward=r1_zero") == as_training  # what the prompt says anyway
+    for words in ([], own, [*own, *otherwise], ["eval.reward=r1_zero"]):  # the last is what the prompt says anyway
+        assert protocol(*words) == protocol()
+    for words in (otherwise, ["eval.reward=own_reward:all_right"], ["eval.samples=2"], ["prompt@eval.prompt=r1_zero"]):
+        assert protocol(*words) != protocol()
 
 
 def test_how_many_problems_are_asked():
@@ -55,7 +63,6 @@ def test_how_many_problems_are_asked():
         ([], 256, None),
         (["eval_problems=8"], 8, 8),
         (["eval.problems=8", "eval.final_problems=20"], 8, 20),
-        (["eval.final_problems=20"], 20, 20),  # the last evaluation asks the others' again
         (["algorithm=evaluate", "eval.problems=8"], 8, 8),
         (["eval=leaderboard", "model=olmo2_1b", "prompt=question_boxed"], 1024, None),
     ):
@@ -66,46 +73,38 @@ def test_how_many_problems_are_asked():
     assert sampling_key(own, "max_tokens") == "eval.sampling.max_tokens"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_a_mistake_is_one_line_with_the_cure():
+    for words, says in (
         (["eval.prompt=r1_hero"], "r1_zero?"),
         (["eval.reward=:f"], "eval.reward="),
         (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
-        ([*FILES, "eval.data=jsonl", "eval.data.path=/"], "eval.data.path=/"),
-        (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4"),
         (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
-        (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8"),
-        (["eval.data=gsm8k"], "model=tiny"),
         (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
-    ],
-)
-def test_a_mistake_is_one_line_with_the_cure(words, says):
-    with pytest.raises(ConfigError) as error:
-        check_command_line(words, note=str)
-    assert says in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
+        (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
+        (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
+        (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
+    ):
+        with pytest.raises(ConfigError, match=rf"\A.*{re.escape(says)}.*\Z"):
+            check_command_line(words, note=str)
 
 
 def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):
-    for name, answer in (("train", "1"), ("validation", ""), ("long", "1" * 50)):
+    for name, answer in (("train", "1"), ("validation", "")):
         row = {"question": f"q{answer}"} | ({"answer": answer} if answer else {"response": "so"})
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
     (tmp_path / "data.jsonl").write_text("{\n")
 
-    def said(*words: str) -> str:
+    for words, says in (
+        (["n_validation=9"], "eval.data.n_validation=9 "),
+        (["validation=validation"], "eval.data.fields.answer"),
+        ([f"validation={tmp_path / 'data.jsonl'}"], "eval.data.bad_rows=skip"),
+        (["validation=validation", "ground_truth=train"], "eval.data.ground_truth=train"),
+    ):
         own = [f"eval.data.path={tmp_path}", *(f"eval.data.{word}" for word in words)]
         run = settings(*FILES, "data@eval.data=jsonl", *own)
-        with Grader(symbolic=False) as grader, pytest.raises(ConfigError) as error:
+        with Grader(symbolic=False) as grader, pytest.raises(ConfigError, match=re.escape(says)):
             load_data(run, grader=grader)
-        return str(error.value)
-
-    assert said("n_validation=9").startswith("eval.data.n_validation=9 ")
-    assert "eval.data.fields.answer" in said("validation=validation")
-    assert "eval.data.bad_rows=skip" in said(f"validation={tmp_path / 'data.jsonl'}")
-    assert "eval.data.max_chars=9" in said("validation=long", "max_chars=9")
-    assert "eval.data.ground_truth=train" in said("validation=validation", "ground_truth=train")
     run = settings(*FILES, "data@eval.data=jsonl", f"eval.data.path={tmp_path}", "eval.data.n_validation=8")
     assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
 
@@ -126,13 +125,6 @@ def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, eng
     more = more_accuracies(metrics, "own_reward:all_right", "r1_zero")
     both, apart = describe_accuracies(1.0, more)[1:]
     assert re.findall(r"[01]\.000|8 of 8", both + apart) == ["1.000", "0.000", "8 of 8"]
-
-
-MATH = [
-    {"problem": f"What is {i}+{i}?", "level": f"Level {1 + i % 2}", "type": ("Algebra", "Geometry")[i % 3 == 0],
-     "solution": f"It is $\\boxed{{{2 * i}}}$."}
-    for i in range(12)
-]  # fmt: skip
 
 
 def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():
@@ -160,25 +152,23 @@ def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():
 
 def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, capsys):
     Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(tmp_path / "model")
-    (tmp_path / "math").mkdir()
-    (tmp_path / "math/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in MATH))
+    rows = [
+        {"problem": f"{i}+{i}?", "solution": f"\\boxed{{{2 * i}}}", "level": f"Level {1 + i % 2}"} for i in range(12)
+    ]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = settings(
         "algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "sampling.max_tokens=6", "threads=1",
-        "data@eval.data=math", f"eval.data.path={tmp_path / 'math'}", "prompt@eval.prompt=r1_zero_short",
+        "data@eval.data=math", f"eval.data.path={tmp_path}", "prompt@eval.prompt=r1_zero_short",
         "eval.samples=2", "log_generations=1",
     )  # fmt: skip
     start(run, RunWriter(tmp_path / "run", "seed: 0\n"), Console())
     rows = [json.loads(line) for line in (tmp_path / "run/responses.jsonl").read_text().splitlines()]
-    assert len(rows) == 24
-    assert rows[0]["facts"] == {"level": "Level 1", "subject": "Geometry"}
-    assert rows[0]["prompt"].endswith("What is 0+0?\nAssistant: <think>")
+    assert (len(rows), rows[0]["facts"]) == (24, {"level": "Level 1"})
+    assert rows[0]["prompt"].endswith("0+0?\nAssistant: <think>")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    sizes = {
-        fact: {name: part["problems"] for name, part in parts.items()} for fact, parts in summary["accuracy_by"].items()
-    }
-    assert sizes == {"level": {"Level 1": 6, "Level 2": 6}, "subject": {"Algebra": 8, "Geometry": 4}}
-    assert summary["solved_once"] == 0
-    assert summary["protocol"]["samples per problem"] == 2
+    sizes = {name: part["problems"] for name, part in summary["accuracy_by"]["level"].items()}
+    assert sizes == {"Level 1": 6, "Level 2": 6}
+    assert (summary["solved_once"], summary["protocol"]["samples per problem"]) == (0, 2)
     out = capsys.readouterr().out
     assert re.search(r"asks +12 .*prompt=r1_zero_short", out)
     assert re.search(r"\nLevel 2 +6 +0\.000", out)
@@ -186,31 +176,88 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
 
 @pytest.mark.long
 def test_trained_in_one_way_and_validated_in_another(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def longer(response, ground_truth, fast=True):\n"
-        "    right = float(len(response) > 40)\n"
-        "    return {'format_reward': 1.0, 'answer_reward': right, 'reward': right}\n"
-    )
     own = ["eval.prompt=question_only", "eval.sampling.temperature=0.7", "eval.sampling.max_tokens=20",
-           "eval.reward=mine:longer", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
+           "eval.reward=own_reward:halves", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
     small = [word for word in SMALL if not word.startswith("eval_problems")]
-    done = rlreason(*small, *own, "hydra.run.dir=run", cwd=tmp_path)
+    done = rlreason(*small, *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{TESTS.parent}:{TESTS}")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    asked = {"reward": "mine:longer", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
+    asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
     assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
-    assert summary["rewards"] == {"accuracy": "mine:longer", "accuracy_prompt_reward": "question_only"}
-    evals, rollouts = tmp_path / "run/evals/step_00002.jsonl.gz", tmp_path / "run/rollouts/step_00001.jsonl.gz"
-    rows = [json.loads(line) for line in gzip.decompress(evals.read_bytes()).splitlines()]
-    assert len(rows) == 24
-    assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in rows) / 24
-    verdicts = [(row["outcome"] == "correct", row["prompt_reward"]["outcome"] == "correct") for row in rows]
+    assert summary["rewards"] == {"accuracy": "own_reward:halves", "accuracy_prompt_reward": "question_only"}
+    evals, rollouts = (
+        [json.loads(line) for line in opened(tmp_path / f"run/{name}.jsonl.gz")]
+        for name in ("evals/step_00002", "rollouts/step_00001")
+    )
+    assert len(evals) == 24
+    assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in evals) / 24
+    verdicts = [(row["outcome"] == "correct", row["prompt_reward"]["outcome"] == "correct") for row in evals]
     assert summary["disagreements"] == sum(one != other for one, other in verdicts)
-    assert all(row["prompt"] == row["question"] for row in rows)
-    learned = json.loads(gzip.decompress(rollouts.read_bytes()).splitlines()[0])
-    assert "prompt_reward" not in learned
-    assert learned["prompt_ids"] != rows[0]["prompt_ids"]
-    assert f"mine:longer {summary['accuracy']:.3f}" in done.stdout
-    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    evaluated = [row for row in metrics if "eval/accuracy" in row]
-    assert all("eval/disagreements" in row and row["eval/mismatch_max"] < 1e-3 for row in evaluated)
+    assert all(row["prompt"] == row["question"] for row in evals)
+    assert "prompt_reward" not in rollouts[0]
+    assert rollouts[0]["prompt_ids"] != evals[0]["prompt_ids"]
+
+
+LEADERBOARD = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}
+ORIGIN = {
+    "model": {"name": "qwen2_5_math_1_5b", "parameters": PARAMETERS, "start_weights": "ab"},
+    "device": {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 2},
+}
+
+
+def summary_with(**protocol) -> dict:
+    prompt = (resource_dir("prompts") / "r1_zero.prompt").read_text(encoding="utf-8")
+    return {
+        "accuracy": 0.55,
+        "time/total": 3.5 * 3600,
+        "data": "0123",
+        "data_sizes": {"train": 7500, "validation": 5000},
+        "protocol": {
+            "prompt": prompt, "reward": COURSE_REWARD, "grader": grader_version(), "grading.extract": "strict",
+            "sampling.temperature": 1.0, "sampling.max_tokens": 1024, "stop": ["</answer>"], "problems": 5000,
+            "samples per problem": 1,
+        } | protocol,
+    }  # fmt: skip
+
+
+def test_a_run_by_the_rules_passes_what_the_records_can_decide():
+    rows = leaderboard(LEADERBOARD, summary_with(), ORIGIN)
+    assert {row.rule: row.verdict for row in rows if row.verdict != PASS} == {"model": OPEN, "data": OPEN}
+    assert "(model, data); accuracy 0.550" in card_text(rows, summary_with()).splitlines()[-1]
+
+
+H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule", "verdict"),
+    [
+        ({"prompt": "{question}"}, "prompt", FAIL),
+        ({"reward": "r1_zero"}, "reward", OPEN),  # which decides 187 of 662 pairs otherwise than the course's
+        ({"reward": "mine:r1_zero_reward_fn"}, "reward", OPEN),
+        ({"sampling.temperature": 0.6}, "temperature", FAIL),
+        ({"problems": 1024}, "problems at the end", FAIL),
+        ({"model": {"name": "qwen2_5_math_1_5b", "parameters": 7}}, "model", FAIL),
+        ({"device": H100 | {"count": 8}}, "GPUs", OPEN),
+        ({"earlier_parts": [{"device": H100 | {"count": 1}}]}, "hours", OPEN),
+        ({"time/total": 4.1 * 3600}, "hours", FAIL),
+        ({"data": {"name": "math"}}, "data", FAIL),  # made up, whatever it is called
+        ({"algorithm": "sft"}, "imitated traces", OPEN),
+    ],
+)
+def test_each_rule_is_held_by_what_was_recorded(changed, rule, verdict):
+    parts = [LEADERBOARD, ORIGIN | {"earlier_parts": []}, {"time/total": 0}]
+    settings, origin, whole = ({k: v for k, v in changed.items() if k in part} for part in parts)
+    protocol = {k: v for k, v in changed.items() if not any(k in part for part in parts)}
+    found = leaderboard(LEADERBOARD | settings, summary_with(**protocol) | whole, ORIGIN | origin)
+    assert {row.rule: row.verdict for row in found}[rule] == verdict
+
+
+@pytest.mark.long
+def test_a_run_measured_by_the_leaderboards_rule_ends_with_its_card(tmp_path):
+    words = [word for word in words_of("n_steps=1", "eval.sampling.max_tokens=64") if "eval_problems" not in word]
+    done = rlreason(*words, "eval=leaderboard", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *_, last = (tmp_path / "run/compliance.md").read_text().splitlines()
+    assert last in " ".join(done.stdout.split())
+    assert "FAIL (model, data, problems at the end" in last

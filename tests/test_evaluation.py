@@ -1,34 +1,48 @@
 """Evaluation: the same luck for every model, protocols that tell themselves apart, and no finished problem lost."""
 
 import json
+import random
 import re
 import signal
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rlreason.cli.check import check_command_line
+from rlreason.config.groups import GradingConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, figures_of, mismatches_of, questions_of
+from rlreason.evaluation.accuracy import (
+    PURPOSE,
+    answer_classes,
+    best_at,
+    eval_metrics,
+    figures_of,
+    majority_at,
+    mismatches_of,
+    pass_at,
+    questions_of,
+    subsets_of,
+)
 from rlreason.evaluation.cases import categories, figure_lines, share_table, ungraded
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol
 from rlreason.grading import Grader
-from rlreason.model.policy import load_policy, weights_hash
+from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import UNFINISHED, growing
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.statistics import wilson_interval
-from rlreason.training.jobs import check_askable, start
+from rlreason.training.jobs import check_askable, first_alone, load_scorer, start, with_intervals
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
 from tests.starts import Started, rlreason
@@ -121,7 +135,7 @@ def test_protocols_differ_in_whatever_changes_an_accuracy_and_in_nothing_else():
         other = make_protocol({**PARTS, part: value})
         (line,) = differences(one, other)
         assert (one["hash"] != other["hash"], line.startswith(difference)) == (True, True)
-    (line,) = differences(*(make_protocol({**PARTS, "prompt": "x" * 300 + end + "y" * 300}) for end in ("A", "B")))
+    (line,) = differences(*(make_protocol({**PARTS, "prompt": "x" * 300 + end + "y" * 300}) for end in "AB"))
     assert ("xA" in line, "xB" in line, len(line) < 150) == (True, True, True)  # long ones from where they part
 
 
@@ -129,50 +143,39 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path, capsys):
     problems = [Problem(f"p{i}", f"{i}?", str(i)) for i in range(3)]
     log = tmp_path / UNFINISHED
     store = ResponseLog(tmp_path, "one", problems, 2)
-    for number in (1, 0):
-        store.add(number, sample("p1", ids=(7, number)))
-    store.add(0, sample("p2"))  # its second response never ends
+    for id, number in (("p1", 1), ("p1", 0), ("p2", 0)):  # the second response to p2 never ends
+        store.add(number, sample(id, ids=(7, number)))
     with log.open("a") as file:
         file.write('{"problem_id": "p0", "samp')
     again = ResponseLog(tmp_path, "one", problems, 2)
     assert f"{log}: left out 1 lines: line 5 " in capsys.readouterr().err
-    assert list(again.samples) == ["p1"]
-    assert [s.response.token_ids for s in again.samples["p1"]] == [[7, 0], [7, 1]]
-    assert again.samples["p1"][0] == sample("p1", ids=(7, 0))  # every field, log-probabilities in full
+    assert again.samples == {"p1": [sample("p1", ids=(7, number)) for number in (0, 1)]}  # every field, in full
     again.add(0, sample("p0"))
     assert all(json.loads(line) for line in log.read_text().splitlines())
-    with pytest.raises(ConfigError, match="another model"):
-        ResponseLog(tmp_path, "two", problems, 2)
-    log.write_text(log.read_text().replace("{", "", 1))
-    with pytest.raises(ConfigError, match="responses of another model"):  # nobody knows whose they are
-        ResponseLog(tmp_path, "one", problems, 2)
-
-
-def entered(folder: Path, config: str, algorithm: str = "evaluate") -> tuple[bool, list[str]]:
-    said: list[str] = []
-    writer = RunWriter(folder, f"algorithm: {algorithm}\nseed: 0\n{config}", trains=False, say=said.append)
-    return writer.resumed, said
+    for model in ("two", "one"):
+        with pytest.raises(ConfigError, match="another model"):
+            ResponseLog(tmp_path, model, problems, 2)
+        log.write_text(log.read_text().replace("{", "", 1))  # nobody knows whose they are
 
 
 def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
-    run = tmp_path / "run"
-    entered(run, "", "grpo")
-    (run / "metrics.jsonl").write_text("of grpo")
-    for number, tokens in enumerate((9000, 48), 1):  # another run's, whole; then one that had asked nothing
-        again, said = entered(run, f"sampling:\n  max_tokens: {tokens}\n")
-        assert (again, said[0].endswith(f"{run}/broken_off_{number}")) == (False, True)
-    assert (run / "broken_off_1/metrics.jsonl").read_text() == "of grpo"
-    (run / UNFINISHED).write_text("")
-    goes_on, before = entered(run, "sampling:\n  max_tokens: 48\n")
-    assert (goes_on, len(before)) == (True, 1)  # a line for each earlier part
-    goes_on, before = entered(run, "threads: 2\nsampling:\n  max_tokens: 48\n")  # only speed
-    assert (goes_on, len(before)) == (True, 2)
-    assert len(json.loads((run / "provenance.json").read_text())["earlier_parts"]) == 2
+    """What other runs and what had asked nothing left is kept apart: tests/test_rollouts_and_records.py."""
+
+    def entered(words: str) -> tuple[bool, int]:
+        said: list[str] = []
+        writer = RunWriter(tmp_path, f"algorithm: evaluate\nseed: 0\n{words}", trains=False, say=said.append)
+        return writer.resumed, len(said)
+
+    assert entered("sampling:\n  max_tokens: 48\n") == (False, 0)
+    (tmp_path / UNFINISHED).write_text("")
+    assert entered("sampling:\n  max_tokens: 48\n") == (True, 1)  # a line for each earlier part
+    assert entered("threads: 2\nsampling:\n  max_tokens: 48\n") == (True, 2)  # only speed
+    assert len(json.loads((tmp_path / "provenance.json").read_text())["earlier_parts"]) == 2
     with pytest.raises(ConfigError, match=r"sampling.max_tokens=48 there, 64 here"):
-        entered(run, "sampling:\n  max_tokens: 64\n")
-    (run / "summary.json").write_text("{}")
+        entered("sampling:\n  max_tokens: 64\n")
+    (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run"):
-        entered(run, "sampling:\n  max_tokens: 48\n")
+        entered("sampling:\n  max_tokens: 48\n")
 
 
 def test_another_model_is_another_model(policy):
@@ -191,13 +194,8 @@ def test_nothing_to_grade_is_one_line_with_the_cure():
             check_askable(problems, "split=train of data=x")
 
 
-def test_a_model_folder_without_tokenizer_is_one_line_with_the_cure(tmp_path):
-    """Bug: for Qwen2, transformers makes an empty one up."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 99}
-    model = Qwen2Config(num_attention_heads=2, num_key_value_heads=2, **sizes)
-    AutoModelForCausalLM.from_config(model).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="tokenizer"):
-        load_policy(str(tmp_path))
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_grown_file_is_there_when_it_is_whole_and_a_failure_leaves_nothing(tmp_path):
@@ -217,10 +215,6 @@ SMALL = [
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=32", "data.n_train=256",
     "data.n_validation=96", "eval_problems=48", "log_generations=0",
 ]  # fmt: skip
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.long
@@ -253,7 +247,6 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path, monkeypatch, capsy
     (tmp_path / "brief_scores.py").write_text("def brevity(question, response):\n    return -len(response)\n")
     monkeypatch.syspath_prepend(tmp_path)
     words = [*SMALL, "algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=brief_scores:brevity"]
-    words.append("logger=tensorboard")
     folder = tmp_path / "b"
     check_command_line([*words, f"hydra.run.dir={folder}"])
     start(settings(*words), RunWriter(folder, "seed: 0\n", trains=False), Console())
@@ -273,8 +266,90 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path, monkeypatch, capsy
     assert len(rows) == 4 * 48
     assert {"best_of_n.csv", "best_of_n.png", "metrics.jsonl"} <= {p.name for p in folder.iterdir()}
     assert f"protocol {summary['protocol']['hash']}" in out
-    (sent,) = EventAccumulator(str(folder / "tensorboard")).Reload().Tensors("generations/evals/text_summary")
-    assert sent.tensor_proto.string_val[0].decode().count("question: ") == 32
     first = [r["outcome"] == "correct" for r in rows if r["sample"] == 0]
     assert (len(first), sum(first) / 48) == (48, summary["first_samples"]["accuracy"])
     assert f"accuracy {summary['first_samples']['accuracy']:.3f} (" in out
+
+
+def enumerated(n, k, win):
+    """The mean of `win(subset)` over every subset of k of n."""
+    return fmean(float(win(subset)) for subset in combinations(range(n), k))
+
+
+def best_wins(subset, scores, right):
+    """The share of right responses among those of the highest score: ties are broken at random."""
+    top = max(scores[i] for i in subset)
+    return fmean(right[i] for i in subset if scores[i] == top)
+
+
+def majority_wins(subset, answers, right):
+    """By counting: the one most frequent answer, by the share of right responses that give it."""
+    votes = {}
+    for i in subset:
+        if answers[i] is not None:
+            votes.setdefault(answers[i], []).append(right[i])
+    most = max(map(len, votes.values()), default=0)
+    leaders = [v for v in votes.values() if len(v) == most]
+    return fmean(leaders[0]) if len(leaders) == 1 else 0.0
+
+
+def test_pass_at_best_at_and_majority_at_are_expectations_over_subsets():
+    for n in range(1, 8):
+        for c, k in product(range(n + 1), range(1, n + 1)):
+            assert pass_at(n, c, k) == pytest.approx(enumerated(n, k, lambda s, c=c: min(s) < c), abs=1e-12)
+    assert 0 < pass_at(10_000, 1, 3) < 1e-3  # large counts stay exact
+    assert pass_at(10_000, 9_999, 2) == 1.0
+    for seed in range(12):
+        rng = random.Random(seed)
+        n = rng.randint(1, 9)
+        right = [rng.random() < 0.4 for _ in range(n)]
+        scores = [rng.choice([0.1, 0.2, rng.random()]) for _ in range(n)]  # with ties
+        answers = [rng.choice([0, 1, 2, None]) for _ in range(n)]
+        for k in range(1, n + 1):
+            best = enumerated(n, k, lambda s, scores=scores, right=right: best_wins(s, scores, right))
+            votes = enumerated(n, k, lambda s, a=answers, r=right: majority_wins(s, a, r))
+            assert best_at(scores, right, k) == pytest.approx(best, abs=1e-12)
+            assert majority_at(answers, right, subsets_of(n, k)) == pytest.approx(votes, abs=1e-12)
+
+
+def test_random_subsets_come_near_all_of_them():
+    right = [i % 3 == 0 for i in range(12)]
+    answers = [0 if r else 1 + i % 4 for i, r in enumerate(right)]
+    exact = majority_at(answers, right, subsets_of(12, 5))
+    some = subsets_of(12, 5, seed=1, most=1)
+    assert all(len(set(row)) == 5 for row in some[:200].tolist())
+    assert majority_at(answers, right, some) == pytest.approx(exact, abs=0.03)
+    assert np.array_equal(some, subsets_of(12, 5, seed=1, most=1))
+
+
+def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
+    told = ["\\boxed{0.5}", "\\boxed{\\frac12}", "it is 7", "\\boxed{7}", "\\boxed{7.0}", "\\boxed{}"]
+    assert answer_classes(told, Grader(reward="question_only")) == [0, 0, None, 1, 1, None]
+    said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
+    assert answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
+    assert answer_classes(said, Grader()) == [0, 1, 2]
+
+
+def test_intervals_hold_their_values_and_problems_are_drawn_together():
+    values = np.random.default_rng(0).random((40, 2))
+    curves = with_intervals({"a": values, "b": values}, seed=0)
+    assert curves["a"] == curves["b"]
+    assert all(low < value < high for value, low, high in curves["a"])
+    never = with_intervals({"a": np.zeros((40, 1)), "b": values[:, :1]}, seed=0)
+    assert never["a"] == [(0.0, *wilson_interval(0, 40))]  # 40 failures are no proof that it cannot succeed
+
+
+def test_the_first_samples_alone_are_an_evaluation_of_one_response_each():
+    """Right for 3 of 10 problems, though in 13 of 30 responses."""
+    samples = [sample(f"p{i}", "correct" if right else "wrong") for i in range(10) for right in (i < 3, True, False)]
+    alone = first_alone(samples, 3)
+    assert alone["accuracy"] == 0.3
+    assert alone["interval"] == pytest.approx(list(wilson_interval(3, 10)), abs=0.05)
+    assert alone == first_alone(samples[::3], 1)
+
+
+def test_a_scorer_is_tried_before_anything_is_sampled():
+    assert load_scorer("operator:eq") is not None
+    for name in ("nowhere:score", "operator:concat"):
+        with pytest.raises(ConfigError, match=f"scorer={name}(: | fails on)"):
+            load_scorer(name)

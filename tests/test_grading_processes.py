@@ -1,12 +1,14 @@
-"""The worker processes from outside: threads, forks, signals, limits, and nothing left behind."""
+"""The worker processes from outside: threads, forks, kills, nothing left behind; and hostile inputs.
+
+Inputs made to hang, crash, fill memory, run code or be accepted: none may, and the next call is right.
+"""
 
 import os
-import signal
+import resource
 import subprocess
 import sys
-import textwrap
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,16 +54,6 @@ def ended(process: psutil.Process) -> bool:
     return True
 
 
-def in_a_child(check) -> int:
-    """Run a check in a forked child; return its exit code, 0 where it holds."""
-    if (child := os.fork()) == 0:
-        status = 1
-        with suppress(BaseException):
-            status = int(not check())
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_close_leaves_no_process():
     with Grader(patient(workers=2)) as grader:
         assert rewards(grader) == EXPECTED
@@ -73,18 +65,14 @@ def test_close_leaves_no_process():
 
 
 def test_threads_share_one_grader_whose_workers_outlive_the_thread_that_started_them():
-    found: dict[int, list[float]] = {}
+    found = {}
     with Grader(patient()) as grader:
-        threads = [
-            threading.Thread(target=lambda key=key: found.update({key: rewards(grader, " " * key)})) for key in range(8)
-        ]
-        threads[0].start()
-        threads[0].join(600)
+        with ThreadPoolExecutor(1) as first:
+            found[0] = first.submit(rewards, grader).result(600)
         workers = workers_of(os.getpid())
-        for thread in threads[1:]:
-            thread.start()
-        for thread in threads[1:]:
-            thread.join(600)
+        with ThreadPoolExecutor(7) as others:
+            found |= {key: others.submit(rewards, grader, " " * key) for key in range(1, 8)}
+            found |= {key: found[key].result(600) for key in range(1, 8)}
         assert workers_of(os.getpid()) == workers
     assert found == dict.fromkeys(range(8), EXPECTED)
 
@@ -93,20 +81,14 @@ def test_a_forked_child_makes_workers_of_its_own():
     with Grader(patient()) as grader:
         assert rewards(grader) == EXPECTED
         mine = workers_of(os.getpid())
-        assert in_a_child(lambda: rewards(grader, " ") == EXPECTED and len(workers_of(os.getpid())) == 1) == 0
+        if (child := os.fork()) == 0:
+            status = 1
+            with suppress(BaseException):
+                status = int(rewards(grader, " ") != EXPECTED or len(workers_of(os.getpid())) != 1)
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert rewards(grader, "  ") == EXPECTED
         assert workers_of(os.getpid()) == mine
-
-
-@pytest.mark.long
-def test_a_stuck_worker_delays_only_its_own_request():
-    with Grader(GradingConfig(timeout_s=3.0, workers=2), "own_reward:by_length") as grader:
-        grader.grade_batch(["ab", "abc"], ["12", "12"])
-        begin = time.perf_counter()
-        grades = grader.grade_batch(["hang"] + ["x" * length for length in range(1, 300)], ["12"] * 300)
-        assert [grade.outcome for grade in grades].count("timeout") == 1
-        assert grades[2].outcome == "correct"
-        assert time.perf_counter() - begin < 3.0 + 5.0
 
 
 @pytest.mark.long
@@ -121,65 +103,59 @@ def test_a_process_that_died_idle_is_replaced_and_no_request_is_blamed(who):
         assert rewards(grader, " ") == EXPECTED  # a kill would have been an error, and no reward
 
 
-SCRIPT = """
-    import sys, threading, time
-    from rlreason.config.groups import GradingConfig
-    from rlreason.grading import Grader
-    grader = Grader(GradingConfig(workers=2))
-    answer = r"</think> <answer>\\int_0^1 x\\,dx</answer>"
-    print(grader.grade_batch([answer], ["0.5"])[0].reward, flush=True)
-    if "hang" in sys.argv:
-        grader = Grader(GradingConfig(timeout_s=60.0, workers=2), reward=lambda response, gold: 9**9**9**9)
-        threading.Thread(target=grader.grade_batch, args=(["a", "b"], ["1", "1"]), daemon=True).start()
-        time.sleep(3600)
+SCRIPT = r"""
+import sys, threading, time
+from rlreason.config.groups import GradingConfig
+from rlreason.grading import Grader
+grader = Grader(GradingConfig(workers=2))
+print(grader.grade_batch([r"</think> <answer>\int_0^1 x\,dx</answer>"], ["0.5"])[0].reward, flush=True)
+if "hang" in sys.argv:
+    grader = Grader(GradingConfig(timeout_s=60.0, workers=2), reward=lambda response, gold: 9**9**9**9)
+    threading.Thread(target=grader.grade_batch, args=(["a", "b"], ["1", "1"]), daemon=True).start()
+    time.sleep(3600)
+"""
+IN_A_POOL = r"""
+import multiprocessing
+from rlreason.grading import r1_zero_reward_fn
+
+def graded(answer):
+    return r1_zero_reward_fn("so </think> <answer>" + answer + "</answer>", "0.5", fast=False)["reward"]
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(*pool.map(graded, [r"\int_0^1 x\,dx"]))
+        pool.close()
+        pool.join()
 """
 
 
-def script(folder: Path, *arguments: str, text: str = SCRIPT, **env: str) -> subprocess.Popen:
-    """A process of such a program, which lies in `folder` or, where an argument is "-", comes through its input."""
-    (folder / "program.py").write_text(textwrap.dedent(text))
-    command = [sys.executable, *(arguments if "-" in arguments else ("program.py", *arguments))]
-    with (folder / "program.py").open() as program:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-        return subprocess.Popen(command, stdin=program, stdout=-1, stderr=-1, text=True, env=env, cwd=folder)
+def program(path: Path, text: str, *arguments: str) -> subprocess.Popen:
+    """A process of such a program, which comes through its standard input where the first argument is "-"."""
+    path.write_text(text)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with path.open() as file:
+        command = [sys.executable, *(arguments or (str(path),))]
+        return subprocess.Popen(command, stdin=file, stdout=-1, stderr=-1, text=True, env=env)
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
-def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
-    parent = script(tmp_path, "hang")  # in C: the kernel has to end them
+def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
+    parent = program(tmp_path / "program.py", SCRIPT, "-", "hang")  # in C: the kernel has to end them
     assert parent.stdout.readline() == "1.0\n"
     wait_for(lambda: sum(map(busy, workers_of(parent.pid))) >= 2)
     processes = psutil.Process(parent.pid).children(recursive=True)
-    assert len(processes) >= 2
-    parent.send_signal(how)
-    parent.wait()
-    wait_for(lambda found=processes: all(map(ended, found)))
+    parent.kill()
     parent.communicate()
-
-
-IN_A_POOL = """
-    import multiprocessing
-    from rlreason.grading import r1_zero_reward_fn
-
-    def graded(answer):
-        return r1_zero_reward_fn("so </think> <answer>" + answer + "</answer>", "0.5", fast=False)["reward"]
-
-    if __name__ == "__main__":
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            print(pool.map(graded, [r"\\int_0^1 x\\,dx"]))
-            pool.close()
-            pool.join()
-"""
+    wait_for(lambda: all(map(ended, processes)))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text", "printed"),
-    [(["-"], SCRIPT, "1.0\n"), ([], IN_A_POOL, "[1.0]\n")],  # a daemon: may start no processes, runs no atexit
+    ("arguments", "text"),
+    [(["-"], SCRIPT), ([], IN_A_POOL)],  # a daemon: may start no processes, runs no atexit
     ids=["from standard input", "in a multiprocessing pool"],
 )
-def test_a_program_without_a_main_guard_grades_and_ends(tmp_path, arguments, text, printed):
-    process = script(tmp_path, *arguments, text=text)
-    assert (*process.communicate(timeout=600), process.returncode) == (printed, "", 0)
+def test_a_program_without_a_main_guard_grades_and_ends(tmp_path, arguments, text):
+    process = program(tmp_path / "program.py", text, *arguments)
+    assert (*process.communicate(timeout=600), process.returncode) == ("1.0\n", "", 0)
 
 
 def test_grades_do_not_depend_on_order_company_or_workers():
@@ -227,3 +203,95 @@ def test_each_worker_imports_a_rewards_module_for_itself(tmp_path, monkeypatch):
             found[name] = [grade.reward for grade in grader.grade_batch(["a", "b"], ["1", "1"])]
     assert found["in_a_thread"] == found["in_a_process"] == [1.0, 1.0]
     assert len(set(found["at_random"])) == 2
+
+
+CASES = Path(__file__).parent / "grading_cases" / "hostile.txt"
+GOLDS = ["38", r"\frac{1}{2}", r"\sqrt{2}+1", r"x^2+1", "(1,2)", r"\{1,2,3\}", r"\text{east}", r"(-\infty,3]"]
+LONGEST_S, SLACK_S = 3.0, 2.0  # for one input; for a busy machine
+REPEATED = (
+    r"1+ 1, 1/ - \ { $ ** () [( \pm 1\pm 9^ 9! | |x % ° x_{ ' \int e^ ² √ \in x\in \log_ \log_2 x^2 1,000 (x, "
+    r"\begin{pmatrix} \text{ \sqrt{ \frac12 1e5 : 1: <x = \cup 🙂 x"
+)
+NESTED = ("(", "1", ")"), ("\\sqrt{x+", "1", "}"), ("\\frac{1}{1+", "x", "}"), ("\\sin(", "x", ")"), ("\\{", "1", "\\}")
+LONG = (
+    "0." + "3" * 100_000, "9" * 3_999, "9" * 1_000_000, "x" * 1_000_000, "9" * 5_000 + "/7", "\x00", "\ud800", "38\x00",
+    "\udcff\udcff", "38\u202e", " " * 3_999, "38" + "\u200b" * 390 + "9", "(x+1)(x+2)" * 30, "(a+b)^{50}(c+d)^{50}",
+    "+".join(f"\\sqrt{{{n}}}" for n in range(2, 40)), "*".join(f"\\sin({n})" for n in range(2, 40)),
+    "+".join(f"\\sqrt[{n}]{{10^{{900}}+{n}}}" for n in range(2, 20)), "\\{" + ",".join(["\\sqrt{2}"] * 40) + "\\}",
+    "=".join(["x"] * 100), "<".join("abcdefghijklmnopqrstuvwxyz"),
+)  # fmt: skip
+SLOW = [
+    "9**9**9**9", "9999999999!", "1e999999999", "[0]*999999999", "(" * 3000 + ")" * 3000, "0." + "3" * 100_000,
+    r"\int_0^1 \frac{\ln(1+x^{2+\sqrt{3}})}{1+x} dx", r"\int_0^{1000} \sin(x^2) e^{\sin x} dx",
+    r"\sum_{k=1}^{10^{12}} \frac1k", r"x^{x^{x^{x^x}}}", r"\binom{10^9}{5\cdot10^8}", r"\prod_{k=1}^{99999999} k",
+    "((((x+1)^{50}+1)^{50}+1)^{50}+1)^{50}", r"\lim_{x\to 0} \frac{\sin x}{x^{x^{x}}}",
+]  # fmt: skip
+HOSTILE = [
+    *CASES.read_text(encoding="utf-8").splitlines(),
+    *(text * (390 // len(text)) for text in [*REPEATED.split(), "or ", "1 000"]),
+    *(text * (3900 // len(text)) + "1" for text in [*REPEATED.split(), "or ", "1 000"]),
+    *(left * depth + core + right * depth for left, core, right in NESTED for depth in (12, 24, 500)),
+    *LONG,
+    *SLOW,
+]  # fmt: skip
+
+
+@pytest.mark.long
+def test_hostile_inputs_do_no_harm():
+    files, failures, peak = set(os.listdir()), [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(set(HOSTILE)) >= 250
+    with Grader(patient(timeout_s=2.0)) as grader:
+        grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])
+        for index, text in enumerate(HOSTILE):
+            gold = GOLDS[index % len(GOLDS)]
+            for pair in {(text, gold), (text, "38")}:
+                begin = time.perf_counter()
+                (grade,) = grader.grade_batch([tagged(pair[0])], [pair[1]])
+                seconds = time.perf_counter() - begin
+                if grade.reward or seconds > LONGEST_S + SLACK_S or grade.path.startswith("internal"):
+                    failures.append((pair[0][:60], pair[1], grade, seconds))
+            (after,) = grader.grade_batch([tagged(r"\int_0^2 x\,dx" + " " * (index + 1))], ["2"])
+            if after.reward != 1.0:
+                failures.append((text[:60], "the next call", after, 0.0))
+    assert not failures
+    assert set(os.listdir()) - files <= {".pytest_cache", "__pycache__"}
+    allowed = max(2**20, peak + 2**18)  # KB: the caller stays below 1 GB, or adds little to what tests before it took
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < allowed
+
+
+def test_a_hostile_gold_is_no_worse_than_a_hostile_answer():
+    with Grader(symbolic=False) as grader:
+        grades = grader.grade_batch([tagged("38")] * len(HOSTILE), HOSTILE)
+    assert [HOSTILE[index][:60] for index, grade in enumerate(grades) if grade.reward] == []
+    assert not [grade for grade in grades if grade.outcome == "error"]
+
+
+@pytest.mark.long
+def test_a_stuck_worker_delays_only_its_own_request():
+    with Grader(GradingConfig(timeout_s=3.0, workers=2), "own_reward:by_length") as grader:
+        grader.grade_batch(["ab", "abc"], ["12", "12"])
+        begin = time.perf_counter()
+        grades = grader.grade_batch(["hang"] + ["x" * length for length in range(1, 300)], ["12"] * 300)
+        assert ([grade.outcome for grade in grades].count("timeout"), grades[2].outcome) == (1, "correct")
+        assert time.perf_counter() - begin < 3.0 + 5.0
+
+
+def test_code_in_an_answer_is_not_run_and_workers_load_no_torch(tmp_path):
+    target = tmp_path / "spoiled"
+    payloads = [
+        f"open({str(target)!r},'w')",
+        f"__import__('os').system('touch {target}')",
+        f"exec(\"open({str(target)!r}, 'w')\")",
+        f"[open({str(target)!r},'w') for _ in (1,)]",
+        f"\\text{{open({str(target)!r},'w')}}",
+        f"\\immediate\\write18{{touch {target}}}",
+        f"(lambda: open({str(target)!r},'w'))()",
+    ]
+    with Grader(patient(extract="sentence")) as grader:
+        golds = ["38"] * len(payloads) + [r"\int_0^1 x\,dx"] * len(payloads)
+        assert not any(grade.reward for grade in grader.grade_batch([tagged(one) for one in payloads] * 2, golds))
+        assert grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])[0].reward
+        workers = workers_of(os.getpid())
+        assert workers
+        assert not [m.path for worker in workers for m in worker.memory_maps() if "libtorch" in m.path]
+    assert not target.exists()

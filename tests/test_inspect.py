@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.config.groups import GradingConfig
 from rlreason.evaluation.cases import reasons_for
 from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
@@ -28,12 +29,12 @@ GUESSES = {
 }
 
 
-def rows_of(responses, reward="r1_zero", step=0):
+def rows_of(responses, reward="r1_zero"):
     with Grader(reward=reward, symbolic=False) as grader:
         grades = grader.grade_batch(list(responses), ["18"] * len(responses))
     return [
         {
-            "step": step, "problem_id": f"p{i}", "question": "How many eggs?", "gold": "18", "response": response,
+            "step": 0, "problem_id": f"p{i}", "question": "How many eggs?", "gold": "18", "response": response,
             "reward": g.reward, "format_reward": g.format, "answer_reward": g.answer, "outcome": g.outcome,
             "path": g.path, "length": 9, "finish_reason": "length" if i == 0 else "stop",
         }
@@ -47,9 +48,15 @@ def saved_as(response: str, gold: str, reward: float, outcome: str | None = None
     return {"response": response, "gold": gold, "extra": [1, "ü"]} | grade
 
 
-def save(path: Path, rows) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def save(folder: Path, config: str, files: dict[str, list[dict]] | None = None) -> Path:
+    """A run folder with such rows in its files."""
+    for name, rows in (files or {}).items():
+        path = folder / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(config)
+    return folder
 
 
 def shown(capsys, *words) -> str:
@@ -57,51 +64,39 @@ def shown(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-def refused(capsys, *words, code: int = 2) -> str:
-    assert subcommand("inspect", *words) == code
-    err = capsys.readouterr().err
-    assert len(err.strip().splitlines()) == 1 or code == 3
-    return err
+def refused(capsys, *words) -> str:
+    assert subcommand("inspect", *words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
 
 
 @pytest.fixture
 def run(tmp_path):
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    save(tmp_path / "responses.jsonl", rows_of(GUESSES))
-    return tmp_path
+    return save(tmp_path, CONFIG, {"responses": rows_of(GUESSES)})
 
 
 def test_the_guess_names_what_is_wrong():
     plain, boxed, mine = Grader(), Grader(reward="question_only"), Grader(reward="mine:reward")
 
-    def guesses(response: str, outcome: str, grader: Grader = plain, truncated: bool = False) -> list[str]:
-        return list(map(str, reasons_for(response, "18", grader, outcome, truncated)))
+    def guesses(response: str, outcome: str, grader: Grader = plain, gold: str = "18", cut: bool = False) -> list[str]:
+        return list(map(str, reasons_for(response, gold, grader, outcome, cut)))
 
     for row, expected in zip(rows_of(GUESSES), GUESSES.values(), strict=True):
         assert guesses(row["response"], row["outcome"])[0].startswith(expected), row["response"]
-    cut = guesses("I think 18", "unformatted", truncated=True)
+    cut = guesses("I think 18", "unformatted", cut=True)
     assert (cut[:2], cut[2].endswith(" 18")) == (["no </think>", "cut at the token limit"], True)
     assert guesses("It is 18.", "unformatted", boxed)[0] == "no \\boxed{}"
     assert guesses("It is \\boxed{18", "unformatted", boxed)[0] == "\\boxed is never closed"
     assert all("timeout" in guesses("</think> <answer>x^y</answer>", "timeout", judge)[0] for judge in (plain, mine))
     assert "mine:reward" in guesses("x", "wrong", mine)[0]
-
-
-@pytest.mark.parametrize(
-    ("grading", "answer", "gold", "guess"),
-    [
+    for grading, answer, gold, expected in (
         ({}, "38\\%", "38", "right by the grader's rules of now"),
         ({"percent": False}, "38\\%", "38", "right but for a percent sign (grading.percent=false)"),
         ({}, "0.333", "1/3", "rounded further than grading.rel_tol=1e-06 allows"),
         ({"rel_tol": 1e-2}, "0.3", "1/3", "another answer"),
-        ({}, "It makes 38.", "38", "a unit or a sentence around the right answer"),
-    ],
-)
-def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, capsys, grading, answer, gold, guess):
-    (tmp_path / "config.yaml").write_text(json.dumps({"prompt": {"reward": "r1_zero"}, "grading": grading}))
-    (row, *_) = rows_of({f"</think> <answer>{answer}</answer>": ""})
-    save(tmp_path / "responses.jsonl", [row | {"gold": gold, "outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}])
-    assert f"      1  {guess}" in shown(capsys, tmp_path)
+    ):
+        judge = Grader(GradingConfig(**grading))
+        assert guesses(f"</think> <answer>{answer}</answer>", "wrong", judge, gold)[0].startswith(expected)
 
 
 def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
@@ -132,34 +127,30 @@ def test_every_category_is_shown_with_its_count_and_written(run, capsys):
 
 
 def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(CONFIG.replace("r1_zero", "question_only"))
     rows = rows_of({"\\boxed{17}": "", "\\boxed{18}": "", "none": ""}, "question_only")
-    rows[1] |= {"outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}  # as a parser with a fault would have it
-    save(tmp_path / "responses.jsonl", rows)
-    out = shown(capsys, tmp_path, "--category", "disagree")
-    assert "parser suspect" in out
-    assert out.count("\n--- ") == 1
+    rows[1] |= saved_as("\\boxed{18}", "18", 0.0)  # as a parser with a fault would have it
+    run = save(tmp_path, CONFIG.replace("r1_zero", "question_only"), {"responses": rows})
+    out = shown(capsys, run, "--category", "disagree")
+    assert ("parser suspect" in out, out.count("\n--- ")) == (True, 1)
 
 
 def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    rows = rows_of(GUESSES)
-    # the third is between two updates
-    for file in ("evals/step_00000", "evals/step_00010", "evals/step_00004_update_00009", "rollouts/step_00003"):
-        save(tmp_path / f"{file}.jsonl", rows)
+    """The third file is of an evaluation between two updates."""
+    files = ("evals/step_00000", "evals/step_00010", "evals/step_00004_update_00009", "rollouts/step_00003")
+    run = save(tmp_path / "run", CONFIG, dict.fromkeys(files, rows_of(GUESSES)))
     for words, file in (
-        ([], "evals/step_00010.jsonl"),
-        (["--step", "0"], "evals/step_00000.jsonl"),
-        (["--rollouts"], "rollouts/step_00003.jsonl"),
-        (["--step", "3"], "rollouts/step_00003.jsonl"),
+        ([], files[1]),
+        (["--step", "0"], files[0]),
+        (["--rollouts"], files[3]),
+        (["--step", "3"], files[3]),
     ):
-        assert file in shown(capsys, tmp_path, *words, "-n", "1")
-    assert "saved the steps" in refused(capsys, tmp_path, "--step", "7")
-    save(tmp_path / "new/responses.unfinished.jsonl", [{"identity": "x"}, *rows[:4]])  # of an unfinished evaluation
-    (tmp_path / "new/config.yaml").write_text(CONFIG)
-    with (tmp_path / "new/responses.unfinished.jsonl").open("a") as file:
+        assert f"{file}.jsonl" in shown(capsys, run, *words, "-n", "1")
+    assert "saved the steps" in refused(capsys, run, "--step", "7")
+    unfinished = {"responses.unfinished": [{"identity": "x"}, *rows_of(GUESSES)[:4]]}
+    new = save(tmp_path / "new", CONFIG, unfinished)
+    with (new / "responses.unfinished.jsonl").open("a") as file:
         file.write('{"problem_id": "p9", "resp')
-    assert "4 responses" in shown(capsys, tmp_path / "new", "-n", "2")
+    assert "4 responses" in shown(capsys, new, "-n", "2")
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
@@ -171,11 +162,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
         ([run, "--problem", "p99"], "--problem p99"),
         ([run, "--step", "7"], "with --step one that trains"),
         ([run, "--write"], "--write"),
-        ([run, "--other", "mine:f"], "--regrade"),
-        ([empty / "nowhere", "--regrade"], "no folder"),
         ([empty, "--regrade"], "no config.yaml"),
-        ([trained(other / "bare", CONFIG), "--regrade"], "no rollouts"),
-        ([trained(other / "odd", "model: x\n"), "--regrade"], "prompt.reward"),
+        ([save(other / "bare", CONFIG), "--regrade"], "no rollouts"),
+        ([save(other / "odd", "model: x\n"), "--regrade"], "prompt.reward"),
     ):
         assert says in refused(capsys, *words)
 
@@ -197,15 +186,6 @@ COUNTDOWN_ROWS = [  # the saved outcome of the third is wrong
 ]
 
 
-def trained(folder: Path, config: str, *steps: list[dict]) -> Path:
-    """A run with such rollouts."""
-    for step, rows in enumerate(steps, 1):
-        save(folder / f"rollouts/step_{step:05}.jsonl", rows)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(config)
-    return folder
-
-
 def table_of(printed: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
 
@@ -217,7 +197,7 @@ def saved(run: Path) -> list[dict]:
 
 def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, capsys):
     rows = [saved_as(*case) for case in CASES]
-    run = trained(tmp_path, CONFIG, rows[:2], rows[2:])
+    run = save(tmp_path, CONFIG, {"rollouts/step_00001": rows[:2], "rollouts/step_00002": rows[2:]})
     before = saved(run)
     printed = shown(capsys, run, "--regrade", "--other", "own_reward:all_right")
     table = table_of(printed)
@@ -239,7 +219,7 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, cap
 
 def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
     config = f"data: {{verifier: {VERIFIER}}}\nprompt: {{reward: r1_zero}}\ngrading: {{}}\n"
-    run = trained(tmp_path / "run", config, COUNTDOWN_ROWS)
+    run = save(tmp_path / "run", config, {"rollouts/step_00001": COUNTDOWN_ROWS})
     path = run / "rollouts/step_00001.jsonl"
     rows = path.read_bytes().splitlines(keepends=True)
     text = json.dumps(json.loads(rows[3]) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
@@ -255,16 +235,15 @@ def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
 
 
 def test_the_runs_own_threshold_of_partial_credit_holds(tmp_path, capsys):
-    reward = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\n"
+    config = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\ngrading: {correct_at: 0.1}\n"
     rows = [saved_as("38", "38", 1.0), saved_as("39", "38", 0.1, "wrong")]
-    run = trained(tmp_path / "run", f"{reward}grading: {{correct_at: 0.1}}\n", rows)
-    table = table_of(shown(capsys, run, "--regrade"))
+    table = table_of(shown(capsys, save(tmp_path, config, {"rollouts/step_00001": rows}), "--regrade"))
     assert (table["saved"][0], table["now"][0]) == ("50.0%", "100.0%")
 
 
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):
     for gone, cure in (("no.such:reward", "there is no module"), ("python:f-12345678", "name it module:function")):
-        run = trained(tmp_path / gone[:2], f"prompt: {{reward: '{gone}'}}\n", [saved_as("38", "38", 1.0)])
+        run = save(tmp_path, f"prompt: {{reward: '{gone}'}}\n", {"rollouts/step_00001": [saved_as("38", "38", 1.0)]})
         before = saved(run)
-        assert cure in " ".join(refused(capsys, run, "--regrade", "--write").split())
+        assert cure in refused(capsys, run, "--regrade", "--write")
         assert saved(run) == before

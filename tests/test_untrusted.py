@@ -19,9 +19,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.data import FileDataConfig
-from rlreason.config.leaves import render
-from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
 from rlreason.model.parameters import build_model, build_tokenizer
@@ -33,6 +30,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.streams import LINE_ANEW, LogStream
 from rlreason.runtime.text import visible
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.test_subcommands import subcommand
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "\x1b]0;title\x07", "\x1b[2J", "a\rb", "\u202e", "\0", "\x9b31m", "\u2028"
@@ -113,8 +111,9 @@ def test_every_way_to_the_terminal_shows_what_others_wrote(tmp_path):
     assert written.count(visible("a\rb \u202e \0")) >= 5
 
 
-def saved(folder: Path) -> None:
-    """A run folder whose responses, questions and answers are hostile."""
+def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_terminal(tmp_path, capsys):
+    """Of a run whose responses, questions and answers are hostile; what it keeps is what was said."""
+    folder = tmp_path / "run\x1b[2J"
     records = RunWriter(folder, "prompt: {reward: r1_zero}\nalgorithm: grpo\nseed: 0\n")
     problem = Problem(f"p{ALL}", f"how many? {ALL}", f"7{ALL}")
     samples = [
@@ -124,44 +123,18 @@ def saved(folder: Path) -> None:
     ]
     for kind in ("rollouts", "evals"):
         records.responses(kind, 1, samples, [problem])
-
-
-def responses(folder: Path) -> list[str]:
-    """The responses of its rollouts."""
+    for words in ([], ["--rollouts"], ["--category", "disagree"], ["--regrade", "--write"], ["--json"]):
+        assert subcommand("inspect", folder, *words) == 0
+        out, err = capsys.readouterr()
+        assert obeyed_in(out + err) == []
+        assert words == ["--json"] or r"\x1b]0;title\x07" in out
+    assert ALL in json.loads(out)["cases"][0]["question"]
     run = RunFolder(folder)
-    return [row["response"] for row in run.rows(run.rollouts()[0], ["response"]).values()]
-
-
-WAYS = [[], ["--rollouts"], ["--category", "disagree"], ["--regrade", "--write"], ["--json"]]
-INSPECTS = f"""
-import sys
-from rlreason.cli.subcommands import named_subcommand, run_subcommand
-from rlreason.records.console import exit_code_of
-for folder, words in zip(sys.argv[1:], {WAYS}, strict=True):
-    code = exit_code_of(lambda: run_subcommand(named_subcommand(["inspect"]), [folder, *words]))
-    print("ended with", code, flush=True)
-"""
-
-
-def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_terminal(tmp_path):
-    """Each way on a folder of its own, in one process."""
-    folders = [tmp_path / f"run{number}\x1b[2J" for number in range(len(WAYS))]
-    for folder in folders:
-        saved(folder)
-    before = responses(folders[0])
-    code, written = seen_in_a_terminal("-c", INSPECTS, *map(str, folders), cwd=tmp_path)
-    assert (code, obeyed_in(written)) == (0, [])
-    *texts, figures, after = written.split("ended with 0\r\n")
-    assert (len(texts), after) == (len(WAYS) - 1, "")
-    assert all(r"\x1b]0;title\x07" in shown for shown in texts)
-    figures = figures.rpartition(LINE_ANEW)[2]  # what was waited for is not shown any more
-    assert ALL in json.loads(figures)["cases"][0]["question"]
-    for folder in folders:
-        assert responses(folder) == before  # exactly
-        assert all(obeyed_in(text_of(page)) == [] for page in folder.glob("inspect.md"))
-        for file in folder.rglob("*.jsonl*"):
-            assert obeyed_in(opened(file).read().decode()) == []  # JSON has escapes of its own
-    assert (folders[0] / "inspect.md").exists()
+    kept = [row["response"] for row in run.rows(run.rollouts()[0], ["response"]).values()]
+    assert kept == [s.response.text for s in samples]
+    assert obeyed_in(text_of(folder / "inspect.md")) == []
+    for file in folder.rglob("*.jsonl*"):
+        assert obeyed_in(opened(file).read().decode()) == []  # JSON has escapes of its own
 
 
 def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn):
@@ -179,66 +152,38 @@ def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn)
 # A real run: a model whose vocabulary holds control sequences, on data that hold them too
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory) -> tuple[Path, int, str]:
-    """(folder of a training run, exit code, what it wrote to the terminal)."""
-    place: Path = tmp_path_factory.mktemp("hostile")
+def test_a_run_shows_what_its_model_and_its_data_say_and_keeps_no_pickle(tmp_path):
     tokenizer = build_tokenizer(["How many? 12 a b c"], 300)
     tokenizer.add_tokens([text * times for text in HOSTILE for times in range(1, 13)])
-    Policy(build_model(len(tokenizer), 16, 1, 2, seed=0), tokenizer).save(place / "model")
+    Policy(build_model(len(tokenizer), 16, 1, 2, seed=0), tokenizer).save(tmp_path / "model")
     for half in ("train", "validation"):
         rows = [{"question": f"{half} {i}+1? {ALL} ${{oc.env:HOME}} {{0}}", "answer": f"{half}{i}"} for i in range(12)]
-        (place / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
         "model=local", "model.path=model", "data=jsonl", "data.path=.", "prompt=question_only", "n_steps=2",
         "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "sampling.max_tokens=16",
         "checkpoint.every=1", "logger=tensorboard", "log_generations=4", "hydra.run.dir=out", "threads=1",
     ]  # fmt: skip
     secret = "hf_" + "Secret7" * 5
-    code, written = seen_in_a_terminal("-m", "rlreason", *words, cwd=place, MY_API_KEY=secret)
+    code, written = seen_in_a_terminal("-m", "rlreason", *words, cwd=tmp_path, MY_API_KEY=secret)
     assert secret not in written
-    return place / "out", code, written
-
-
-@pytest.mark.long
-def test_a_run_shows_what_its_model_and_its_data_say(hostile):
-    folder, code, written = hostile
+    folder = tmp_path / "out"
     assert code == 0, written
     responses = [json.loads(line)["response"] for file in (folder / "rollouts").iterdir() for line in opened(file)]
     assert all(any(text in response for response in responses) for text in HOSTILE)  # as they were
     assert (obeyed_in(written), r"\x1b[2J" in written) == ([], True)
-    texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".yaml", ".txt", ".json", ".jsonl", ".log")]
-    assert {"metrics.jsonl", "summary.json", "config.yaml"} <= {path.name for path in texts}
-    left = {path.name: found for path in texts if (found := obeyed_in(text_of(path)))}
-    assert left.keys() <= {"tokenizer.json", "tokenizer_config.json"}, left  # the model's own files, as they were
-
-
-def test_no_file_of_a_run_folder_is_a_pickle_and_a_question_is_no_setting(hostile):
-    files = [path for path in hostile[0].rglob("*") if path.is_file()]
-    assert any(path.name == "state.json" for path in files)  # of a checkpoint
-    assert [path for path in files if path.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin", ".npy", ".ckpt")] == []
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"metrics.jsonl", "summary.json", "config.yaml", "state.json"} <= {
+        path.name for path in files
+    }  # also of a checkpoint
     for path in files:
         start = path.read_bytes()[:4]
         assert not re.match(rb"\x80[\x02-\x05]|PK\x03\x04|\x93NUM", start), f"{path} is a pickle, or an archive of them"
-    row = json.loads(opened(next((hostile[0] / "evals").iterdir())).readline())
-    assert row["question"].endswith("${oc.env:HOME} {0}")
-    assert "oc.env" not in (hostile[0] / "config.yaml").read_text()
-
-
-# Data
-
-
-def test_what_looks_like_a_format_or_an_interpolation_stays_text(tmp_path):
-    texts = ["${oc.env:HOME}", "{question.__class__}", "{0.__class__}", "%(x)s", "{{ 7*7 }}", "$(touch BOOM)", "`id`"]
-    rows = [{"question": f"{text} {i}", "answer": text, "solution": text} for i, text in enumerate(texts)]
-    for half in ("train", "validation"):
-        (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = FileDataConfig(name="jsonl", path=str(tmp_path), train="train", validation="validation")
-    problems, _ = read_splits(data, print)
-    assert [p.question for p in problems] == [row["question"] for row in rows]
-    assert [p.answer for p in problems] == texts
-    for row in rows:
-        assert render("Q: {question} {{x}}", row["question"]) == f"Q: {row['question']} {{x}}"
+        if path.suffix in (".md", ".yaml", ".txt", ".json", ".jsonl", ".log") and not path.name.startswith("tokenizer"):
+            assert obeyed_in(text_of(path)) == [], path  # but in the model's own files, as they were
+    row = json.loads(opened(next((folder / "evals").iterdir())).readline())
+    assert row["question"].endswith("${oc.env:HOME} {0}")  # a question is no setting
+    assert "oc.env" not in (folder / "config.yaml").read_text()
 
 
 # Models
@@ -265,55 +210,48 @@ def planted(policy, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def changed(file: Path, **values: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 def refused(path: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_policy(path)
     assert len(str(caught.value).splitlines()) == 1
+    assert not Path("BOOM").exists()
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
-def test_weights_that_are_a_pickle_are_not_read(planted, name):
-    if name == "adapter_model.bin":
-        settings = {"peft_type": "LORA", "base_model_name_or_path": "good", "r": 2, "target_modules": ["q_proj"]}
-        (planted / "good/adapter_config.json").write_text(json.dumps(settings))
-    else:
-        (planted / "good/model.safetensors").unlink()
-    torch.save({"weight": Bomb(planted / "BOOM")}, planted / "good" / name)
-    assert {"pytorch_model.bin": "pickle", "adapter_model.bin": "adapter_config.json"}[name] in refused("good")
-    assert not (planted / "BOOM").exists()
+def test_weights_that_are_a_pickle_are_not_read(planted):
+    shutil.copytree("good", "adapter")
+    Path("good/model.safetensors").unlink()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "good", "r": 2, "target_modules": ["q_proj"]}
+    Path("adapter/adapter_config.json").write_text(json.dumps(settings))
+    for name, says in (("good/pytorch_model.bin", "pickle"), ("adapter/adapter_model.bin", "adapter_config.json")):
+        torch.save({"weight": Bomb(planted / "BOOM")}, name)
+        assert says in refused(Path(name).parts[0])
 
 
 def test_a_program_in_a_model_folder_is_not_run(planted):
-    (planted / "good/evil.py").write_text("open('BOOM', 'w')\nclass C: pass\nclass M: pass\nclass T: pass\n")
-    changed(planted / "good/config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
-    changed(planted / "good/tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})
+    def changed(file: str, **values: Any) -> None:
+        Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | values))
+
+    Path("good/evil.py").write_text("open('BOOM', 'w')\nclass C: pass\nclass M: pass\nclass T: pass\n")
+    changed("good/config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
+    changed("good/tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})
     shutil.copytree("good", "other")
     assert type(load_policy("good").model).__name__ == "LlamaForCausalLM"  # of a family that transformers has
-    changed(planted / "other/config.json", model_type="evil", architectures=["M"])
+    changed("other/config.json", model_type="evil", architectures=["M"])
     assert "a program of its own" in refused("other")
-    assert not (planted / "BOOM").exists()
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ cycler.__init__.__globals__.os.system('touch BOOM') }}",
-        "{% include '/etc/passwd' %}",
-        "{{ range(10 ** 9) | list }}",
-    ],
-)
-def test_a_chat_template_reaches_nothing_of_python(template, tmp_path, monkeypatch):
+def test_a_chat_template_reaches_nothing_of_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = build_tokenizer(["How many?"], 300)
-    tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=r"this model's chat template (refuses that|leaves)"):
-        Chat(tokenizer).check()
+    for template in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch BOOM') }}",
+        "{{ range(10 ** 9) | list }}",
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(ConfigError, match=r"this model's chat template (refuses that|leaves)"):
+            Chat(tokenizer).check()
     assert not list(tmp_path.iterdir())
 
 
