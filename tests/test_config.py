@@ -23,10 +23,10 @@ GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
 SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
 
 
-def mistake(*words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_command_line(list(words))
-    return str(caught.value)
+def is_named(run, name: str) -> bool:
+    """Whether a run has every axis of a named objective, and the numbers of its loss."""
+    made = with_axes_of(run, NAMED[name])
+    return replace(made, loss=run.loss) == run and run.loss.numbers() == made.loss.numbers()
 
 
 def options(group: str) -> list[str]:
@@ -54,8 +54,7 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
 def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gsm8k, group):
     (gsm8k / "config.json").write_text("{}")  # a model of the user's own
     runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in options(group)}
-    for option, run in runs.items():
-        assert type(run) is SCHEMAS["schema"][option if group == "algorithm" else "grpo"], option
+    assert all(type(run) is SCHEMAS["schema"][o if group == "algorithm" else "grpo"] for o, run in runs.items())
     pairs = itertools.combinations([option for option in runs if option != "auto"], 2)  # which is one of the others
     assert [pair for pair in pairs if runs[pair[0]] == runs[pair[1]]] == []
 
@@ -70,18 +69,17 @@ def test_every_rule_between_settings_is_asked():
     assert named - {None} == {rule for name, rule in vars(conflicts).items() if name.startswith("of_")}
 
 
-def test_the_option_files_are_the_tables_of_the_formulas():
+def test_the_option_files_are_the_tables_of_the_formulas(composed):
     assert options("loss") == sorted({*LOSSES, "grpo_clip_higher", "gspo_2026"})
     assert options("length_norm") == sorted(AGGREGATIONS)
     assert options("std_norm") == sorted(STD_NORMS)
     assert options("baseline") == sorted(BASELINES)
     assert options("objective") == sorted({*NAMED, "custom"})
-
-
-def is_named(run, name: str) -> bool:
-    """Whether a run has every axis of a named objective, and the numbers of its loss."""
-    made = with_axes_of(run, NAMED[name])
-    return replace(made, loss=run.loss) == run and run.loss.numbers() == made.loss.numbers()
+    both = {"cliprange_low": 3e-4, "cliprange_high": 3e-4}  # the paper's range, and the course's
+    assert typed(composed("loss=gspo")).loss.numbers() == both | {"cliprange_high": 4e-4}
+    assert typed(composed("objective=gspo", "loss=gspo_2026")).loss.numbers() == both
+    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
+        assert typed(composed(*words)).sequences_per_micro_batch() == size
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -91,13 +89,6 @@ def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(c
     changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4"))
     assert (changed.length_norm.kind, changed.entropy_coef) == ("masked_mean", 1e-4)
     assert changed.loss == run.loss
-
-
-def test_a_pretrained_model_brings_its_scale_and_data_unless_they_are_chosen(composed, gsm8k):
-    run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}"))
-    assert (run.data.name, run.prompt.name, run.rollout_batch_size) == ("gsm8k", "r1_zero", 256)
-    run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}", "scale=laptop", "prompt=question_only"))
-    assert (run.prompt.reward, run.rollout_batch_size) == ("question_only", 32)
 
 
 def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gsm8k):
@@ -125,8 +116,6 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
     [
         (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"),
         (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null"),
-        (["loss=gspo", "loss.cliprange=0.1"], "loss.cliprange"),
-        (["+loss.foo=1"], "loss.foo"),
         (["model.heads=6"], "model.width=128"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null"),
         (["model=local"], "model.path"),
@@ -139,8 +128,6 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["off_policy=e4_quarter", "rollout_batch_size=90", "group_size=9"], "rollout_batch_size=90"),
         (["sampling.temperature=0"], "sampling.temperature=0.0"),
         (["sampling.min_tokens=99"], "sampling.min_tokens=99"),
-        (["model.dtype=half"], "model.dtype=half"),
-        (["algorithm=sft", "loss=grpo_clip"], "loss"),
         (["algorithm=sft", "epochs=2"], "n_steps=60"),
         (["monitors.parity=correct"], "mismatch=truncate"),
         (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2"),
@@ -152,15 +139,10 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
     ],
 )
-def test_a_wrong_word_is_one_line_with_the_cure(words, says):
-    text = mistake(*words)
-    assert says in text
-    assert len(text.splitlines()) <= 2
-
-
-def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
-    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
-        assert typed(composed(*words)).sequences_per_micro_batch() == size
+def test_a_wrong_word_is_named(words, says):
+    with pytest.raises(ConfigError) as caught:
+        check_command_line(words)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -183,18 +165,10 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
         "reinforce_with_baseline", "masked_mean", "group_std", "mean",
     )  # fmt: skip
     assert (run.problems_on_the_way, run.eval_problems) == (1024, None)  # on the way, and the whole split at the end
-    every, longest = run.eval_every, run.longest_without_evaluation
-    due = [s for s in range(1, 201) if interim_due(s, 200, every, longest)]
-    assert due == list(range(10, 201, 10))
+    every, without = run.eval_every, run.longest_without_evaluation
+    assert [s for s in range(1, 201) if interim_due(s, 200, every, without)] == list(range(10, 201, 10))
     assert (run.kl_coef, run.lr_schedule) == (0.0, "constant")
     elsewhere = typed(composed(f"experiment={experiment}", path, "model=smollm2_135m"))
     assert (elsewhere.data.name, elsewhere.prompt.name, elsewhere.rollout_batch_size) == (data, prompt, 256)
-    for algorithm in ("sft", "ei", "evaluate", "best_of_n"):
-        other = typed(composed(f"experiment={experiment}", path, f"algorithm={algorithm}"))
-        assert all(getattr(other, group) == getattr(run, group) for group in ("model", "data", "prompt", "sampling"))
-
-
-def test_gspo_has_the_papers_clip_range_and_the_courses(composed):
-    both = {"cliprange_low": 3e-4, "cliprange_high": 3e-4}
-    assert typed(composed("loss=gspo")).loss.numbers() == both | {"cliprange_high": 4e-4}
-    assert typed(composed("objective=gspo", "loss=gspo_2026")).loss.numbers() == both
+    other = typed(composed(f"experiment={experiment}", path, "algorithm=ei"))
+    assert all(getattr(other, group) == getattr(run, group) for group in ("model", "data", "prompt", "sampling"))
