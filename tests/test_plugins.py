@@ -31,7 +31,7 @@ from rlreason.objectives.losses import Formula, Loss, broken_contract
 from rlreason.objectives.objective import own_loss_config
 from rlreason.objectives.published import GRPO, check_objective
 from rlreason.records.reader import RunFolder
-from rlreason.runtime.plugins import as_settings, label_of, no_reward
+from rlreason.runtime.plugins import as_settings, find_modules_here, label_of, no_reward
 from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import broken_loss
@@ -318,3 +318,12 @@ def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
         weight = 1.0 if advantages[row] > 0 else min(ratio, 0.9)
         expected = -weight * advantages[row].item() * policy[row, token].item()
         assert loss[row, token].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_modules_of_the_current_folder_are_found_unless_python_was_told_not_to_look_there(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for safe, found in ((True, []), (False, [str(tmp_path)])):
+        monkeypatch.setattr(sys, "flags", Namespace(safe_path=safe))
+        monkeypatch.setattr(sys, "path", [])
+        find_modules_here()
+        assert sys.path == found
