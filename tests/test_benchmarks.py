@@ -10,8 +10,8 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -50,20 +50,11 @@ def test_ratios_are_those_of_pairs_without_the_first():
     row = summed_up(mine, theirs, True, True)
     assert (row["ratio"], row["memory"], row["valid"]) == (0.5, 0.5, True)
     assert "| 2.00 | 4.00 | **0.50** | 100 | 200 | 0.50 | yes |" in table({"given": row})
-
-
-@pytest.mark.parametrize(
-    ("changed", "same_ids", "float32", "valid"),
-    [
-        ({"digest": "cd"}, True, True, False),
-        ({"digest": "cd"}, False, True, True),
-        ({"log_prob": -2.0002}, True, True, False),
-        ({"tokens": 1021}, False, True, False),
-    ],
-)
-def test_other_work_is_no_result(changed, same_ids, float32, valid):
-    row = summed_up([STEP] * 3, [replace(STEP, **changed)] * 3, same_ids, float32)
-    assert row["valid"] == valid == (not row["wrong"])
+    for same_ids, changed in ((True, {"digest": "cd"}), (True, {"log_prob": -2.0002}), (False, {"tokens": 1021})):
+        row = summed_up([STEP] * 3, [replace(STEP, **changed)] * 3, same_ids, True)
+        assert not row["valid"], "other work is no result"
+        assert row["wrong"]
+    assert summed_up([STEP] * 3, [replace(STEP, digest="cd")] * 3, False, True)["valid"]
 
 
 @given(st.floats(0, 10), st.floats(0.01, 10), st.floats(0.5, 2.2))
@@ -76,15 +67,12 @@ def test_the_growth_that_made_the_costs_is_found(fixed, slope, exponent):
     assert all(math.isclose(flat.at(size), 3.0, rel_tol=0.01) for size in (1, 2, 4))
 
 
-def test_growth_is_told_and_drawn(tmp_path):
+def test_growth_is_measured_told_and_drawn(tmp_path):
     axis = Axis("length", "tokens", "sampling", (1, 2, 4, 8), "attention looks back")
     points = {"length": [Point(n, n**1.5, 10.0 * n) for n in axis.sizes]}
     assert "| length | 1-8 tokens | sampling | 1-23 |" in growth_table([axis, axis._replace(name="none")], points)
     draw([axis], points, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
-
-
-def test_the_work_of_growth_runs():
     update(prompts=1, group=2, length=4, times=2)()
     assert [len(r.token_ids) for r in generate(3)()] == [3] * 16
 
@@ -101,38 +89,20 @@ def test_every_check_for_a_card_passes_here_or_is_left_out(tmp_path):
     assert found["kernels"]["figures"]["sdpa, prompt shared"]["mean"] < 1e-5
 
 
-class Watch:
-    """Takes what a side reports, step by step."""
-
-    def __init__(self):
-        self.steps = []
-
-    def wait(self):
-        """The side may begin at once."""
-
-    def stop(self):
-        """Time is not looked at."""
-
-    def done(self, pairs, *numbers):
-        self.steps.append((digest(pairs), sum(len(p) + len(r) for p, r in pairs), *numbers))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("script", "work"), [(grpo_vs_trl, "given"), (grpo_vs_trl, "sampling"), (sft_vs_trl, "sft")])
 def test_the_side_of_rlreason_runs(script, work, tmp_path):
     """Steps on the same responses have the same tokens; sampled and further ones have not. All tokens are counted."""
-    problems = make_stories(60, seed=0)
-    rows = [json.dumps({"question": p.question, "answer": f"{p.solution}\n#### {p.answer}"}) for p in problems]
-    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    rows = [{"question": p.question, "answer": f"{p.solution}\n#### {p.answer}"} for p in make_stories(60, seed=0)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_small(tmp_path / "model", [f"{p.question} {p.solution}" for p in gsm8k(tmp_path, 60)])
     asked = Namespace(data=tmp_path, folder=str(tmp_path / "model"), work=[work], dtypes=["float32"], steps=2)
     asked.micro_batch_tokens = 4096
-    watch = Watch()
+    watch = Mock()
     script.ours(asked, watch)
-    assert len(watch.steps) == 2
-    for (before, *_), (after, *_) in pairwise(watch.steps):
-        assert (before == after) == (work == "given")
-    for _, tokens, log_prob, entropy, norm in watch.steps:
-        assert tokens > 1000
+    first, second = (call.args for call in watch.done.call_args_list)
+    assert (digest(first[0]) == digest(second[0])) == (work == "given")
+    for pairs, log_prob, entropy, norm in (first, second):
+        assert sum(len(prompt) + len(response) for prompt, response in pairs) > 1000
         assert log_prob < 0 < entropy
         assert 0 < norm < math.inf

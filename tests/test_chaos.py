@@ -1,28 +1,25 @@
-"""What happens to machines: disks are full, files break, processes vanish. Every run can go on, and ends equal."""
+"""What happens to machines: disks are full, files break, processes hang or vanish. A run ends, and can go on."""
 
-import contextlib
-import errno
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.broken_runs import Done, Runs, checkpoints_of
-from tests.run_records import differences, rows_of
-from tests.starts import ROOT, Started
+from rlreason import load_run
+from rlreason.config.groups import GradingConfig
+from rlreason.runtime.files import holder
+from rlreason.training.preflight import unusable
+from tests.broken_runs import Runs, checkpoints_of
+from tests.starts import ROOT, SMALL, Started, rlreason
 from tests.test_checkpoints import DAMAGE
+from tests.test_grading_processes import workers_of
 from tests.test_kills import PHASES
 from tests.waiting import wait_for
-
-psutil = pytest.importorskip("psutil")
-END = PHASES["last evaluation"][0]
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +28,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory)
 
 
-@pytest.fixture
-def killed(runs: Runs) -> Path:
-    """A run that was killed behind its last step; of its checkpoints the two newest are there, and the best one."""
-    folder = runs.new()
-    runs.killed("grpo", folder, END)
-    return folder
-
-
-def one_line(done: Done, code: int, *words: str) -> None:
-    """The command ended with this exit code, and its last line is the cause; nothing of a traceback."""
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("rlreason: ")
-    assert all(word in last for word in words), done.stderr
-
-
 @pytest.mark.long
-def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs, killed):
-    newest, other = checkpoints_of(killed)[-1], runs.new()
+def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs):
+    """Killed behind the last step: of the checkpoints the two newest are there, and the best one."""
+    killed, other = runs.new(), runs.new()
+    runs.killed("grpo", killed, PHASES["last evaluation"][0])
+    newest = checkpoints_of(killed)[-1]
     with (killed / "metrics.jsonl").open("a") as file:
         file.write('{"rollout_step": 3, "train')
     DAMAGE["a flipped bit"](killed / "checkpoints" / newest / "state.json")
@@ -61,78 +44,13 @@ def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs, killed):
     for name in checkpoints_of(other):
         DAMAGE["half a file"](other / "checkpoints" / name / "state.safetensors")
     for _ in range(2):
-        one_line(runs.start("grpo", other), 2, "holds no checkpoint that can be used", "move checkpoints/ away")
+        done = runs.start("grpo", other)
+        assert done.returncode == 2
+        assert "holds no checkpoint that can be used" in done.stderr.splitlines()[-1]
     (other / "checkpoints").rename(other / "away")
     runs.goes_on("grpo", other)
     assert (other / "broken_off_1/metrics.jsonl").exists()
     assert runs.equal("grpo", other)
-
-
-@pytest.mark.long
-def test_a_grading_worker_is_killed_and_another_takes_its_place(runs):
-    folder = runs.new()
-    started = Started(*runs.words("grpo", "n_steps=8"), f"hydra.run.dir={folder.name}", cwd=runs.place)
-    run, gone = psutil.Process(started.process.pid), set[int]()
-    wait_for(lambda: (folder / "evals").exists() or started.process.exitcode is not None)
-    while started.process.exitcode is None and len(gone) < 3:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the run or its worker may just have ended
-            for child in run.children(recursive=True):
-                if child.pid not in gone and "grading" in " ".join(child.cmdline()):
-                    child.kill()
-                    gone.add(child.pid)
-        time.sleep(0.05)
-    done = started.finished()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert gone
-    found = differences(runs.unbroken("grpo", "n_steps=8"), folder)
-    incidents = folder / "grading_incidents.jsonl"
-    assert not found or incidents.read_text()  # what was lost with a worker is counted and written down
-    assert len(rows_of(folder)) == 17
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, which can be made full."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", place], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"a disk cannot be mounted here: {made.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def filled(disk: Path, free: int) -> None:
-    """Put a file on the disk that leaves so many bytes, whatever the disk says of its free ones."""
-    with (disk / "ballast").open("wb", buffering=0) as file:
-        size = 1 << 20
-        while size >= 1 << 12:
-            try:
-                file.write(bytes(size))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                size //= 2
-        file.truncate(file.tell() - free)
-
-
-@pytest.mark.long
-def test_the_disk_is_full_when_a_checkpoint_is_written(runs, disk):
-    folder, steps = disk / "run", "n_steps=20"
-    words = (*runs.words("grpo", steps, "eval_every=0"), f"hydra.run.dir={folder}")
-    started = Started(*words, cwd=disk)
-    wait_for(lambda: bool(checkpoints_of(folder)) or started.process.exitcode is not None)
-    os.kill(started.process.pid, signal.SIGSTOP)  # or it takes room while the disk is being filled
-    filled(disk, 1 << 20)  # room for rows and responses
-    os.kill(started.process.pid, signal.SIGCONT)
-    one_line(started.finished(), 4, "cannot be written (No space left on device)", "free some space", "checkpoints/")
-    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
-    assert not list(folder.rglob("*.partial"))
-    assert checkpoints_of(folder)
-    (disk / "ballast").unlink()
-    done = Started(*words, cwd=disk).finished()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert differences(runs.unbroken("grpo", steps, "eval_every=0"), folder) == []
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
@@ -144,8 +62,104 @@ CLOCKS |= {"training/ranks.py"}  # torch wants its limits as a timedelta
 
 def test_no_decision_follows_the_clock_on_the_wall():
     """A clock that jumps moves nothing: waits, limits and shares of time are counted on the monotonic one."""
-    asks = re.compile(r"time\.time\(|time_ns\(|from time import|datetime|st_[amc]time|getmtime")
+    asks = re.compile(r"time\.time\(|time_ns\(|from time import (?!monotonic)|datetime|st_[amc]time|getmtime")
     modules = {path.relative_to(ROOT / "rlreason").as_posix(): path for path in (ROOT / "rlreason").rglob("*.py")}
     found = {name for name, path in modules.items() if asks.search(path.read_text("utf-8"))}
     assert found <= CLOCKS
     assert "time.time(" in modules["grading/pool.py"].read_text("utf-8")
+
+
+# What hangs
+
+
+LATE = "import time\ntime.sleep(6000)\ndef f(response, gold):\n    return 1.0\n"
+REWARDS = """
+import time
+def right(response, gold):
+    return 1.0
+def stubborn(response, gold):
+    while response.startswith("hang"):
+        time.sleep(0.1)
+    return 1.0
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch) -> Path:
+    """A folder with modules of rewards that a worker can import."""
+    for name, text in (("waits_rewards", REWARDS), ("waits_late", LATE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    return tmp_path
+
+
+@pytest.mark.long
+def test_a_worker_that_does_not_start_is_one_line_with_the_limit(rewards):
+    why = unusable("prompt.reward=waits_late:f", "waits_late:f", GradingConfig(start_timeout_s=2.0))
+    assert why.startswith("prompt.reward=waits_late:f: a worker did not start within grading.start_timeout_s=2 ")
+    assert not workers_of(os.getpid())
+
+
+HANGS = """
+import sys, threading, time
+from pathlib import Path
+from rlreason.runtime import files
+files.GRACE_S = 0.5
+folder = Path(sys.argv[1])
+def stuck_in_here():
+    if sys.argv[2] == "works":
+        for _ in range(8):
+            time.sleep(0.5)
+            files.alive()
+    else:
+        threading.Event().wait()
+with files.run_lock(folder, print), files.ended_when_it_hangs(folder / "stacks.txt", float(sys.argv[3])):
+    stuck_in_here()
+print("finished")
+"""
+
+
+@pytest.mark.parametrize("how", ["hangs", pytest.param("works", marks=pytest.mark.long)])
+def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks_and_a_free_lock(tmp_path, how):
+    words = [sys.executable, "-c", HANGS, str(tmp_path / "run"), how, "1.0" if how == "hangs" else "2.5"]
+    done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == (how == "hangs")
+    assert holder(tmp_path / "run") is None
+    if how == "hangs":
+        assert "in stuck_in_here" in (tmp_path / "run/stacks.txt").read_text()
+        assert (tmp_path / "run/.lock").exists()
+    else:
+        assert not (tmp_path / "run").exists()  # nothing was written into it
+
+
+LOSS = """
+import time
+from pathlib import Path
+def loss(advantages, policy_log_probs):
+    while Path(__file__).with_name("hang").exists():
+        time.sleep(0.1)
+    return -advantages * policy_log_probs
+"""
+
+
+@pytest.mark.long
+def test_a_run_whose_own_loss_hangs_ends_by_itself_with_all_its_processes_and_resumes(rewards, tmp_path):
+    (tmp_path / "slow_loss.py").write_text(LOSS)
+    words = [*SMALL, "loss=slow_loss:loss", "hydra.run.dir=run", "waits.run_s=20", "n_steps=40", "checkpoint.every=1"]
+    words += ["prompt.reward=waits_rewards:stubborn"]  # graded in processes of their own
+    env, rows = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, tmp_path / "run/metrics.jsonl"
+    started = Started(*words, cwd=tmp_path, **env)
+    wait_for(lambda: rows.exists() and rows.read_text().count("\n") > 4)
+    (tmp_path / "hang").touch()
+    family = psutil.Process(started.process.pid).children(recursive=True)
+    assert family
+    assert started.finished(600).returncode == 1
+    assert psutil.wait_procs(family, timeout=600)[1] == []
+    assert load_run(tmp_path / "run").status == "running"  # as after kill -9
+    assert holder(tmp_path / "run") is None
+    assert "slow_loss.py" in (tmp_path / "run/stacks.txt").read_text()
+    (tmp_path / "hang").unlink()
+    assert rlreason(*words, cwd=tmp_path, **env).returncode == 0
+    rows = load_run(tmp_path / "run").metrics
+    assert [row["train_step"] for row in rows if "train/loss" in row] == list(range(1, 41))

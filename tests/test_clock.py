@@ -1,19 +1,22 @@
-"""Every second of a run stands in one phase, in a run that was killed too; what other threads do is busy."""
+"""Every second of a run stands in one phase, in a run that was killed too; a budget of hours or tokens ends it."""
 
 import json
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
+from rlreason import load_run
+from rlreason.config.training import BudgetConfig
 from rlreason.engines.rollouts import sampling_work, training_work
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.training.build import build_components
+from rlreason.training.progress import budget_spent
 from rlreason.training.train import close_records, train, trainer_of
 from rlreason.types import Grade, Response, Sample
 from tests.killed import AT
@@ -24,20 +27,16 @@ from tests.test_trainer import run_of
 COUNTERS = ("time/active", "time/total")
 
 
-def rows_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def add_up(rows: list[dict[str, float]]) -> float:
     """The seconds of all phases of these rows."""
     return sum(row[name] for row in rows for name in row if name.startswith("time/") and name not in COUNTERS)
 
 
+@dataclass
 class Hands:
     """A clock's time, which passes only where a test says so."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now: float = 100.0
 
     def monotonic(self) -> float:
         return self.now
@@ -107,46 +106,27 @@ def test_what_another_thread_does_is_busy_and_a_clock_that_is_put_back_tells_not
     assert add_up([told, row]) == second.total() == 15
 
 
-def samples_of(prompt: list[int], lengths: list[int], **about: object) -> list[Sample]:
-    grade = Grade(1.0, 1.0, 1.0, "correct")
-    responses = [Response(str(prompt), prompt, [1] * n, [-1.0] * n, "", "stop") for n in lengths]
-    return [Sample(response, grade, **about) for response in responses]
-
-
 def test_a_prompt_is_worked_on_once_for_its_group_and_three_times_with_a_backward_pass():
-    group, other = samples_of([1, 2, 3], [4, 5], advantage=1.0), samples_of([7], [2], advantage=-1.0)
+    grade, responses = Grade(1.0, 1.0, 1.0, "correct"), []
+    for prompt, length in (([1, 2, 3], 4), ([1, 2, 3], 5), ([7], 2)):
+        responses.append(Response(str(prompt), prompt, [1] * length, [-1.0] * length, "", "stop"))
     once = group_work(3, [4, 5]).plus(group_work(1, [2]))
-    assert sampling_work([s.response for s in [*group, *other]], 1.5) == Work(1.5).plus(once)
-    work = training_work([*group, *other], 1.5)
-    assert work == Work(1.5, once.tokens, 3 * once.positions, 3 * once.contexts)
-    left_out, even = samples_of([9], [9], has_loss=False), samples_of([1], [6])
-    assert training_work([*left_out, *even], 0.0) == group_work(1, [6])  # only measured
-    assert training_work(even, 0.0, all_learn=True) == group_work(1, [6], passes=3)
+    assert sampling_work(responses, 1.5) == Work(1.5).plus(once)
+    learned = [Sample(response, grade, advantage=1.0) for response in responses]
+    assert training_work(learned, 1.5) == Work(1.5, once.tokens, 3 * once.positions, 3 * once.contexts)
+    even = [Sample(responses[2], grade), Sample(responses[0], grade, has_loss=False)]
+    assert training_work(even, 0.0) == group_work(1, [2])  # only measured
+    assert training_work(even[:1], 0.0, all_learn=True) == group_work(1, [2], passes=3)
 
 
-def check_sums(rows: list[dict[str, float]], summary: dict[str, Any], passed: float) -> None:
-    """Check that the rows' phases add up to the total so far, and to no more than the time that has `passed`.
-
-    A row's total is read before its phases, so the sum up to a row lies between its total and the next one's.
-    """
-    totals = [row["time/total"] for row in rows]
-    for until, total in enumerate(totals, 1):
-        behind = totals[until] if until < len(totals) else passed
-        assert total - 1e-6 <= add_up(rows[:until]) <= behind + 1e-6
-    assert totals[-1] - 0.02 <= sum(summary["phases"].values()) <= passed + 0.02  # which are rounded
+GRPO = ("rollout_batch_size=16", "group_size=4", "eval_every=1")
 
 
-GRPO = ("rollout_batch_size=16", "group_size=4")
-RUNS = {
-    "grpo": (*GRPO, "train_batch_size=8", "checkpoint.every=1", "eval_every=1"),
-    "sft": ("algorithm=sft", "train_batch_size=8", "checkpoint.every=1"),
-}
-
-
-@pytest.mark.parametrize("kind", [*RUNS, "ahead"])
+@pytest.mark.parametrize("kind", ["grpo", "sft", "ahead"])
 def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
     """`ahead` with the engine in process, which the settings refuse for its numbers and not for its clock."""
-    run, config = run_of(*RUNS.get(kind, RUNS["grpo"]), "n_steps=3", "eval_problems=8")
+    words = ["algorithm=sft"] if kind == "sft" else GRPO
+    run, config = run_of(*words, "train_batch_size=8", "checkpoint.every=1", "n_steps=3", "eval_problems=8")
     began = time.monotonic()
     records, console = RunWriter(tmp_path, config, trains=True), Console()
     if kind == "ahead":
@@ -156,8 +136,12 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
             close_records(trainer, *trainer.train())
     else:
         train(run, records, console)
-    rows, summary = rows_of(tmp_path), json.loads((tmp_path / "summary.json").read_text())
-    check_sums(rows, summary, time.monotonic() - began)
+    passed, found = time.monotonic() - began, load_run(tmp_path)
+    rows, totals = found.metrics, [row["time/total"] for row in found.metrics]
+    # a row's total is read before its phases, so the sum up to a row lies between its total and the next one's
+    for until, (total, behind) in enumerate(pairwise([*totals, passed]), 1):
+        assert total - 1e-6 <= add_up(rows[:until]) <= behind + 1e-6
+    assert totals[-1] - 0.02 <= sum(found.summary["phases"].values()) <= passed + 0.02  # which are rounded
     names = {name for row in rows for name in row}
     assert {"time/setup", "time/eval", "time/record", "time/other", "memory/process_peak_gb"} <= names
     assert ("perf/rollout_tokens_per_second" in names) == (kind != "sft")
@@ -168,12 +152,51 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
         assert {"time/train", "time/weight_sync", "perf/train_tokens_per_second"} <= names
 
 
+# Budgets
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds", "problems", "says"),
+    [
+        ({}, 1e9, 100, ""),
+        ({"hours": 0.1}, 360 - 25, 100, ""),  # 1.2 (10 + 0.1 x 100) = 24 s are needed
+        ({"hours": 0.1}, 360 - 23, 100, "budget.hours=0.1: 23 s"),
+        ({"hours": 0.1}, 360 - 25, 150, "budget.hours=0.1: 25 s"),
+        ({"tokens": 100}, 0.0, 0, ""),
+        ({"tokens": 99}, 0.0, 0, "budget.tokens=99: 39 "),
+        ({"steps": 1}, 0.0, 0, "budget.steps=1 "),
+    ],
+)
+def test_what_a_budget_still_allows(budget, seconds, problems, says):
+    used, pace = {"tokens/generated": 60, "time/total": seconds}, {"step": 10.0, "problem": 0.1, "tokens": 40.0}
+    found = budget_spent(BudgetConfig(**budget), 1, used, pace, problems)
+    assert found.startswith(says)
+    assert bool(found) == bool(says)
+
+
+def test_tokens_are_never_exceeded_once_a_step_is_known_and_more_of_them_let_a_run_go_on(tmp_path):
+    words = words_of("budget.tokens=600", "eval_problems=null", "interim_eval_problems=4")
+    done = rlreason(*words, cwd=tmp_path)  # 256 in a step at most, and nearly so
+    assert done.returncode == 0, done.stderr
+    run = load_run(tmp_path / "run")
+    assert (run.status, run.summary["rollout_step"], run.summary["eval_problems"]) == ("budget", 2, 16)  # asks all
+    assert run.summary["tokens/generated"] <= 600
+    assert rlreason(*words, cwd=tmp_path).returncode == 2
+    assert rlreason("resume=run", "budget.tokens=9999", cwd=tmp_path).returncode == 0
+    run = load_run(tmp_path / "run")
+    assert (run.status, run.summary["rollout_step"]) == ("finished", 3)
+
+
 @pytest.mark.long
-def test_the_phases_of_a_run_that_was_killed_add_up_over_all_its_parts(tmp_path):
-    at = {AT: "rlreason.training.algorithms:GRPO.collect:call:3"}
-    assert rlreason(*words_of("checkpoint.every=1", "n_steps=4"), cwd=tmp_path, **at).returncode == -9
-    assert rlreason("resume=run", cwd=tmp_path).returncode == 0
-    rows = rows_of(tmp_path / "run")
-    totals = [row["time/total"] for row in rows]
-    assert all(total <= add_up(rows[:until]) + 1e-6 for until, total in enumerate(totals, 1))
-    assert sum("time/setup" in row for row in rows) == 2
+def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
+    """A budget that the first part has spent leaves the second the last evaluation alone."""
+    at = "rlreason.training.algorithms:GRPO.collect:call:3"
+    killed = rlreason(*words_of("checkpoint.every=1", "n_steps=40"), cwd=tmp_path, **{AT: at})
+    assert killed.returncode == -9
+    hours = load_run(tmp_path / "run").metrics[-1]["time/total"] / 3600
+    done = rlreason("resume=run", f"budget.hours={hours}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = load_run(tmp_path / "run")
+    assert (run.status, run.summary["rollout_step"], run.summary["eval_problems"]) == ("budget", 2, 8)
+    assert all(row["time/total"] <= add_up(run.metrics[:until]) + 1e-6 for until, row in enumerate(run.metrics, 1))
+    assert sum("time/setup" in row for row in run.metrics) == 2

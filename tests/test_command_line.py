@@ -1,10 +1,8 @@
 """The command line before a run starts: handout names, flags, a user's own options, and mistakes in one line."""
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.run_settings import settings
-from tests.starts import ROOT
+from tests.starts import ROOT, rlreason
 
 LINES = [
     # options
@@ -26,7 +24,6 @@ LINES = [
     (["objective=sapo"], "loss=sapo?"),
     (["model=Qwen/Qwen3-0.6B"], "qwen3_0_6b?"),
     (["logger=[wandb,tensorbord]"], "tensorboard?"),
-    (["logger=wandb,tensorboard"], "add -m"),
     (["data=[stories,gsm8k]"], "a run has one option of data"),
     (["experiment=[]"], "experiment=[]"),
     (["hydra/launcher=x"], "rlreason[launchers]"),
@@ -38,17 +35,13 @@ LINES = [
     (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope"),
     (["--learning_rate=3"], "without dashes"),
     (["--package", "x"], "--package"),
-    (["--run", "--multirun"], "not allowed with argument --run"),
     (["--shell-completion"], "--shell-completion has no answer"),
     # keys
     (["temperature=1"], "sampling.temperature"),
     (["wandb=true"], "logger=wandb?"),
     (["n_grpo_step=3"], "n_grpo_steps"),
     (["seeds=0,1,2"], "mean seed?"),
-    (["algorithm=ei", "lr=1"], "learning_rate?"),
-    (["algorithm=ei", "std_norm=none"], "std_norm"),
     (["algorithm=sft", "group_size=4"], "algorithm=ei"),
-    (["data.n_trian=4"], "data.n_train?"),
     (["eval.data=jsonl", "eval.data.n_train=5"], "eval.data=countdown"),
     (["hydra.run.dri=x"], "hydra.run.dir?"),
     (["schema=grpo"], "schema is no setting"),
@@ -56,7 +49,6 @@ LINES = [
     (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
     # values
     (["n_steps=1.5"], "n_steps=1.5"),
-    (["learning_rate=fast"], "learning_rate=fast"),
     (["seed="], "seed="),
     (["seed=1,2"], "names several values: add -m"),
     (["seed=${nope}"], "seed=${nope}"),
@@ -64,25 +56,20 @@ LINES = [
     # what is no override
     (["logger=[wandb"], "'logger=[wandb]'"),
     (["-m", "seed=0,", "1"], "-m seed=0,1"),
-    (["-m", "seed=1,,2"], "needs quotes"),
     (["gspo"], "loss=gspo"),
-    (["algorithm"], "key=value"),
     (["seed:1"], "seed=1"),
     (["=3"], "key=value"),
     (["~loss"], "~loss"),
     (["+seed=1"], "+seed"),
     (["seed=1", "inspect"], "as in rlreason inspect"),
     (["see\nd=1"], "see\\nd=1"),
-    (["seed=\x1b[31mred"], "seed=\\x1b[31mred"),
     # a handout's names, sweeps, and questions
     (["use_std_normalization=maybe"], "use_std_normalization=maybe"),
-    (["use_std_normalization=[True]"], "is none of"),
     (["G=4", "group_size=8"], "G and group_size"),
     (["--resolve"], "--resolve"),
     (["--cfg", "job", "-p", "nope"], "--package=nope"),
     (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
     (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
-    (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0"),
     (["loss=gspo", "loss.foo=1"], "loss.loss_type"),
 ]
 
@@ -104,12 +91,6 @@ def answered_by(words: list[str]) -> str:
     return str(caught.value)
 
 
-def python(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | env
-    argv = [sys.executable, *words]
-    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
-
-
 @pytest.mark.parametrize(("words", "says"), LINES, ids=lambda value: str(value)[:60].encode("unicode_escape").decode())
 def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -125,17 +106,14 @@ def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch
         ("n_ei_steps=range(1,4)", "n_steps=range(1,4)"),
         ("~use_std_normalization", "~std_norm"),
         ("sampling_temperature=tag(log,interval(0.5,1))", "sampling.temperature=tag(log,interval(0.5,1))"),
-        ("use_std_normalization='True'", "std_norm=group_std"),
         ("use_std_normalization=choice(yes,0)", "std_norm=choice(group_std,none)"),
         ("importance_reweighting_method=none,noclip", "loss=reinforce_with_baseline,grpo_no_clip"),
         ("loss_type=GRPO-Clip,'No-Baseline',gspo", "loss=grpo_clip,no_baseline,gspo"),
-        ("length_norm=masked_normalize,Masked-Mean", "length_norm=constant,masked_mean"),
         ("loss=glob(grpo*)", "loss=glob(grpo*)"),
         ("prompt.name=GRPO-Clip", "prompt.name=GRPO-Clip"),  # free text keeps its case
         ("std_norm=Off,group_std", "std_norm=none,group_std"),
         ("logger=[WandB,TensorBoard]", "logger=[wandb,tensorboard]"),
         ("loss=false", "loss=false"),  # it has no option none
-        ("seed", "seed"),
     ],
 )
 def test_handout_names_and_option_names_in_every_form_of_the_grammar(word, means):
@@ -154,16 +132,10 @@ def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
         "gpu_memory_utilization=0.85", "loss_type=reinforce_with_baseline", "use_std_normalization=True",
     ]  # fmt: skip
     check_command_line([*common, *grpo])
-    check_command_line(
-        [*common, "loss_type=grpo_clip", "cliprange=0.2", "length_norm=constant", "normalize_constant=48"]
-    )
     check_command_line(["algorithm=ei", *common[:-2], "n_ei_steps=5", "D_b=512"])
 
 
-def test_what_a_name_is_here_is_said_once_and_an_option_that_is_none_is_left_out():
-    said: list[str] = []
-    check_command_line(["n_grpo_steps=3", "n_grpo_steps=4", "use_std_normalization=False"], said.append)
-    assert [re.findall(r"[\w=]+", line)[1] for line in said] == ["n_grpo_steps=4", "use_std_normalization=False"]
+def test_an_option_that_is_none_is_left_out():
     words = ["experiment=null", "sweep=None", "std_norm=off", "logger=null", "hydra.run.dir=läufe/größe"]
     ours = ["std_norm=none", "logger=none", "hydra.run.dir='läufe/größe'"]
     assert check_command_line(["--cfg=job", *words]).overrides == ours
@@ -180,19 +152,13 @@ def test_every_habit_names_settings_that_there_are_and_no_two_options_differ_in_
         assert len({fold(name) for name in names}) == len(names), group
 
 
-@pytest.mark.parametrize("flag", ["--config-dir {}", "-cd={}"])
-def test_flags_are_read_wherever_they_stand(tmp_path, flag, monkeypatch):
-    monkeypatch.chdir(tmp_path.parent)
-    asked = read(["loss=mine", *flag.format(tmp_path.name).split(), "seed=1", "-m"])
-    assert (asked.flags, asked.overrides) == ({"multirun": True, "config_dir": str(tmp_path)}, ["loss=mine", "seed=1"])
-    assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
-
-
 def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
-    flags = ["--config-dir", str(tmp_path)]
-    check_command_line(["loss=Mine", *flags, "seed=1"])
+    flags = [f"-cd={tmp_path}"]
+    asked = read(["loss=mine", *flags, "seed=1", "-m"])
+    assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
+    check_command_line(["loss=Mine", "--config-dir", str(tmp_path), "seed=1"])
     check_command_line([*flags, "-m", "loss=glob(m*)"])
     assert "mine" in answered_by([*flags, "loss=typo"]).replace("loss=typo", "")
     assert answered_by([*flags, "loss=mine", "learning_rate=-1"]).startswith("learning_rate=-1.0 ")
@@ -207,10 +173,9 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
     asked = check_command_line(["-cd", str(tmp_path), "-m", "sweep=mine"], note=lambda text: None)
     assert [run.setting for run in asked.design.runs] == [{"n_steps": "1"}, {"n_steps": "2"}]
     assert all("std_norm=none" in run.overrides for run in asked.design.runs)
-    file.write_text(f"{head}loss: 'gspo,tpo'}}}}}}\n")
-    assert "loss=tpo" in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
-    file.write_text("# @package _global_\nn_grpo_steps: 3\n")
-    assert "n_grpo_steps" in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
+    for text, says in ((f"{head}loss: 'gspo,tpo'}}}}}}\n", "loss=tpo"), ("# @package _global_\nG: 3\n", "G")):
+        file.write_text(text)
+        assert says in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +196,7 @@ def test_a_broken_file_of_ones_own_options_is_named(file, text, words, says, tmp
 
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
-    done = python("-m", "rlreason", "--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
+    done = rlreason("--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
     assert done.returncode == 2
     assert "learning_rate: -1" in done.stdout
     assert "note: " not in done.stdout  # what is shown stays a config
@@ -253,40 +218,13 @@ def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
     run = settings("algorithm=evaluate", "model=local", "data=stories", f"model.path={tmp_path / 'run'}")
+    refuse_own_input(run, tmp_path / "other", CONTENTS)
     with pytest.raises(ConfigError, match=r"model.path=.* hydra.run.dir="):
         refuse_own_input(run, tmp_path / "run", CONTENTS)
-    refuse_own_input(run, tmp_path / "other", CONTENTS)
 
 
-def test_a_python_without_the_packages_is_told_which_environment_has_them(tmp_path):
-    done = python("-S", "-c", "import rlreason.__main__ as m; m.main()", "seed=1", cwd=tmp_path)
+def test_a_python_without_the_packages_is_told_which_environment_has_them():
+    argv = [sys.executable, "-S", "-c", "import rlreason.__main__ as m; m.main()", "seed=1"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "hydra, torch, transformers" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "shows"), [("--help", 0, "loss: cispo, grpo_clip, "), ("std_norm=true", 2, "")]
-)
-def test_a_question_or_a_mistake_is_answered_without_the_large_libraries(words, code, shows, tmp_path):
-    done = python("-X", "importtime", "-m", "rlreason", words, cwd=tmp_path, HYDRA_FULL_ERROR="1")
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert (done.returncode, len(said)) == (code, int(code == 2))
-    assert shows in done.stdout
-    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "hydra" in modules
-    assert not modules & {"torch", "transformers", "matplotlib", "wandb", "sympy"}
-    assert not list(tmp_path.iterdir())
-
-
-def test_modules_of_the_current_folder_are_found_by_the_installed_script_as_by_python_m(tmp_path):
-    """Unless Python was told not to look there."""
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin/rlreason"
-    script.write_text(
-        "import importlib.util\nfrom rlreason.runtime.plugins import find_modules_here\n"
-        "find_modules_here()\nprint(importlib.util.find_spec('my_module') is not None)\n"
-    )
-    (tmp_path / "my_module.py").touch()
-    for flags, found in (([], "True"), (["-P"], "False")):
-        done = python(*flags, str(script), cwd=tmp_path)
-        assert done.stdout.strip() == found, done.stderr

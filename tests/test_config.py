@@ -1,32 +1,43 @@
-"""Every option composes, every run of every sweep can start, and a wrong word is answered in one line."""
+"""Every option composes, every sweep can start, every number has a range, a wrong word is one line."""
 
+import functools
 import itertools
-from dataclasses import replace
+import math
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.config import conflicts
-from rlreason.config.leaves import resource_dir
+from rlreason.config.groups import GradingConfig, SamplingConfig
+from rlreason.config.leaves import leaves, metadata_of, resource_dir
+from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import protocol_of
+from rlreason.evaluation.protocol import differences
+from rlreason.grading import Grader
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
 from rlreason.settings import Settings
 from rlreason.training.progress import interim_due
+from rlreason.types import Problem
+from tests.some import some
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
 SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
 
 
-def mistake(*words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_command_line(list(words))
-    return str(caught.value)
+def is_named(run, name: str) -> bool:
+    """Whether a run has every axis of a named objective, and the numbers of its loss."""
+    made = with_axes_of(run, NAMED[name])
+    return replace(made, loss=run.loss) == run and run.loss.numbers() == made.loss.numbers()
 
 
 def options(group: str) -> list[str]:
@@ -54,8 +65,7 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
 def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gsm8k, group):
     (gsm8k / "config.json").write_text("{}")  # a model of the user's own
     runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in options(group)}
-    for option, run in runs.items():
-        assert type(run) is SCHEMAS["schema"][option if group == "algorithm" else "grpo"], option
+    assert all(type(run) is SCHEMAS["schema"][o if group == "algorithm" else "grpo"] for o, run in runs.items())
     pairs = itertools.combinations([option for option in runs if option != "auto"], 2)  # which is one of the others
     assert [pair for pair in pairs if runs[pair[0]] == runs[pair[1]]] == []
 
@@ -70,18 +80,17 @@ def test_every_rule_between_settings_is_asked():
     assert named - {None} == {rule for name, rule in vars(conflicts).items() if name.startswith("of_")}
 
 
-def test_the_option_files_are_the_tables_of_the_formulas():
+def test_the_option_files_are_the_tables_of_the_formulas(composed):
     assert options("loss") == sorted({*LOSSES, "grpo_clip_higher", "gspo_2026"})
     assert options("length_norm") == sorted(AGGREGATIONS)
     assert options("std_norm") == sorted(STD_NORMS)
     assert options("baseline") == sorted(BASELINES)
     assert options("objective") == sorted({*NAMED, "custom"})
-
-
-def is_named(run, name: str) -> bool:
-    """Whether a run has every axis of a named objective, and the numbers of its loss."""
-    made = with_axes_of(run, NAMED[name])
-    return replace(made, loss=run.loss) == run and run.loss.numbers() == made.loss.numbers()
+    both = {"cliprange_low": 3e-4, "cliprange_high": 3e-4}  # the paper's range, and the course's
+    assert typed(composed("loss=gspo")).loss.numbers() == both | {"cliprange_high": 4e-4}
+    assert typed(composed("objective=gspo", "loss=gspo_2026")).loss.numbers() == both
+    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
+        assert typed(composed(*words)).sequences_per_micro_batch() == size
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -93,13 +102,6 @@ def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(c
     assert changed.loss == run.loss
 
 
-def test_a_pretrained_model_brings_its_scale_and_data_unless_they_are_chosen(composed, gsm8k):
-    run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}"))
-    assert (run.data.name, run.prompt.name, run.rollout_batch_size) == ("gsm8k", "r1_zero", 256)
-    run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}", "scale=laptop", "prompt=question_only"))
-    assert (run.prompt.reward, run.rollout_batch_size) == ("question_only", 32)
-
-
 def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gsm8k):
     """An ablation of objectives under a course's settings must move the objective and nothing may move it back."""
     files = [f"experiment={p.stem}" for p in (CONF / "experiment").glob("*.yaml")]
@@ -107,6 +109,20 @@ def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gs
     for name, file in zip(itertools.cycle(NAMED), files, strict=False):
         data = [f"data.path={gsm8k}"] if file.startswith("experiment") else []
         assert is_named(typed(composed(f"objective={name}", file, *data)), name), (name, file)
+
+
+def test_a_new_number_of_sampling_makes_another_protocol_and_one_of_the_machine_does_not(composed):
+    kind = make_dataclass("Narrower", [("top_p", float, 1.0)], bases=(SamplingConfig,))
+    evaluation = typed(composed()).evaluation
+    new = replace(evaluation, sampling=kind(**vars(evaluation.sampling)))
+
+    def against(one, other):
+        return differences(*(protocol_of(of, [Problem("a", "1+1?", "2")], None) for of in (one, other)))
+
+    assert against(new, replace(new, sampling=replace(new.sampling, top_p=0.9))) == ["sampling.top_p: 1.0 and 0.9"]
+    grading = evaluation.grading
+    assert "rel_tol" in against(evaluation, replace(evaluation, grading=replace(grading, rel_tol=0.5)))[0]
+    assert against(evaluation, replace(evaluation, grading=replace(grading, workers=3, memory_mb=512))) == []
 
 
 @pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("stage_")])
@@ -125,8 +141,6 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
     [
         (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"),
         (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null"),
-        (["loss=gspo", "loss.cliprange=0.1"], "loss.cliprange"),
-        (["+loss.foo=1"], "loss.foo"),
         (["model.heads=6"], "model.width=128"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null"),
         (["model=local"], "model.path"),
@@ -139,8 +153,6 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["off_policy=e4_quarter", "rollout_batch_size=90", "group_size=9"], "rollout_batch_size=90"),
         (["sampling.temperature=0"], "sampling.temperature=0.0"),
         (["sampling.min_tokens=99"], "sampling.min_tokens=99"),
-        (["model.dtype=half"], "model.dtype=half"),
-        (["algorithm=sft", "loss=grpo_clip"], "loss"),
         (["algorithm=sft", "epochs=2"], "n_steps=60"),
         (["monitors.parity=correct"], "mismatch=truncate"),
         (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2"),
@@ -152,15 +164,10 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
     ],
 )
-def test_a_wrong_word_is_one_line_with_the_cure(words, says):
-    text = mistake(*words)
-    assert says in text
-    assert len(text.splitlines()) <= 2
-
-
-def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
-    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
-        assert typed(composed(*words)).sequences_per_micro_batch() == size
+def test_a_wrong_word_is_named(words, says):
+    with pytest.raises(ConfigError) as caught:
+        check_command_line(words)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -183,18 +190,86 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
         "reinforce_with_baseline", "masked_mean", "group_std", "mean",
     )  # fmt: skip
     assert (run.problems_on_the_way, run.eval_problems) == (1024, None)  # on the way, and the whole split at the end
-    every, longest = run.eval_every, run.longest_without_evaluation
-    due = [s for s in range(1, 201) if interim_due(s, 200, every, longest)]
-    assert due == list(range(10, 201, 10))
+    every, without = run.eval_every, run.longest_without_evaluation
+    assert [s for s in range(1, 201) if interim_due(s, 200, every, without)] == list(range(10, 201, 10))
     assert (run.kl_coef, run.lr_schedule) == (0.0, "constant")
     elsewhere = typed(composed(f"experiment={experiment}", path, "model=smollm2_135m"))
     assert (elsewhere.data.name, elsewhere.prompt.name, elsewhere.rollout_batch_size) == (data, prompt, 256)
-    for algorithm in ("sft", "ei", "evaluate", "best_of_n"):
-        other = typed(composed(f"experiment={experiment}", path, f"algorithm={algorithm}"))
-        assert all(getattr(other, group) == getattr(run, group) for group in ("model", "data", "prompt", "sampling"))
+    other = typed(composed(f"experiment={experiment}", path, "algorithm=ei"))
+    assert all(getattr(other, group) == getattr(run, group) for group in ("model", "data", "prompt", "sampling"))
 
 
-def test_gspo_has_the_papers_clip_range_and_the_courses(composed):
-    both = {"cliprange_low": 3e-4, "cliprange_high": 3e-4}
-    assert typed(composed("loss=gspo")).loss.numbers() == both | {"cliprange_high": 4e-4}
-    assert typed(composed("objective=gspo", "loss=gspo_2026")).loss.numbers() == both
+# Ranges
+
+
+CLOUD = "model=smollm2_135m"
+#: Words that compose, and between them have every setting there is.
+RUNS = {
+    "clip": ["loss=grpo_clip", "loss.dual_clip=3", "overlong=penalty", "length_norm=constant", "kl_placement=loss",
+             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "max_resampling_rounds=1", "rollout=vllm"],
+    "ei": ["algorithm=ei"],
+    "sft": ["algorithm=sft", CLOUD, "model.lora.rank=8", "data.n_validation=9", "data.validation=null"],
+    "best_of_n": ["algorithm=best_of_n"],
+    "countdown": [CLOUD, "data=countdown"],
+    "gym": [CLOUD, "data=reasoning_gym", "data.task=gcd"],
+}  # fmt: skip
+EXTREMES = (0, -1, 1, 10**9 + 1, 2**63, 10**20)
+FRACTIONS = (-1.0, 1e-320, 0.5, 1.5, 1e308, math.nan, math.inf, -math.inf)
+
+
+def numeric(annotation: Any) -> set[type]:
+    """The kinds of numbers in an annotation: int, float, or none of them."""
+    inner = get_args(annotation)
+    return set().union(*map(numeric, inner)) if inner else {annotation} & {int, float}
+
+
+def numbers_of(settings: Any, prefix: str = "") -> dict[str, set[type]]:
+    """Key -> kinds of numbers that it takes, of every setting that takes any."""
+    hints, found = get_type_hints(type(settings)), dict[str, set[type]]()
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            found |= numbers_of(value, f"{prefix}{field.name}.")
+        elif kinds := numeric(hints[field.name]):
+            found[f"{prefix}{field.name}"] = kinds
+    return found
+
+
+def test_every_number_has_a_range():
+    for group, nodes in SCHEMAS.items():
+        prefix = "" if group == "schema" else f"{group.removeprefix('schema/')}."
+        for node in nodes.values():
+            ranged = {leaf.key for leaf in leaves(node(), prefix) if "range" in leaf.metadata}
+            assert sorted(numbers_of(node(), prefix).keys() - ranged) == [], "say number(...) on these fields"
+
+
+@pytest.mark.parametrize("name", some(RUNS))
+def test_an_extreme_value_is_accepted_or_one_line(composed, gsm8k, name):
+    """Whatever number is given, checking ends at once and says at most one line on the setting itself.
+
+    What is not finite is refused by its range: no comparison of another rule can be trusted to see it.
+    """
+    run = typed(composed(*RUNS[name], *([f"data.path={gsm8k}"] if name == "sft" else [])))
+    ranges = {leaf.key: leaf.metadata.get("range") for leaf in leaves(run)}
+    for key, kinds in numbers_of(run).items():
+        *path, last = key.split(".")
+        holder = functools.reduce(getattr, path, run)
+        before = getattr(holder, last)
+        for number in (*map(float, EXTREMES), *FRACTIONS) if float in kinds else EXTREMES:
+            setattr(holder, last, [number, 0.9] if isinstance(before, list) else number)
+            bad, out = broken_rules(run), ranges[key].broken_by(number)
+            about = [line for line in bad if line.startswith((f"{key}=", f"{last}="))]
+            assert not out or (len(about) == 1 and out in about[0]), (key, number, bad)
+            held = math.isfinite(number) if isinstance(number, float) else abs(number) < 2**63
+            assert held or out, (key, number)
+        setattr(holder, last, before)
+    assert broken_rules(run) == []
+
+
+def test_the_grader_and_the_config_have_the_same_ranges():
+    """What the config accepts the grader takes, and what it refuses the grader refuses."""
+    names = ("timeout_s", "start_timeout_s", "rel_tol", "workers", "memory_mb")
+    for name, number in itertools.product(names, (0, 1, 0.5, 256, 10**9)):
+        refused = bool(metadata_of(GradingConfig, name)["range"].broken_by(number))
+        with pytest.raises(ConfigError, match=rf"grading\.{name}={number}") if refused else nullcontext():
+            Grader(GradingConfig(**{name: number}))

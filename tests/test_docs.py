@@ -1,10 +1,11 @@
-"""The commands and blocks of the documents: the README's are executed, one command of each page is read."""
+"""The documents: commands and blocks of the README run, pages are what the code says, every link leads on."""
 
 import json
 import re
 import shlex
 import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -20,10 +21,13 @@ from rlreason.discovery.score import problem_named
 from rlreason.runtime.plugins import GROUPS
 from rlreason.sweeps.design import fixed
 from tests.starts import ROOT, Started
+from tools.settings_page import page
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 NONE_WHOLE = ("architecture.md", "completion.md")  # one names a subcommand, one shows what Tab completes
+SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
+LINKED = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 #: The numbers of a run are brought down to these.
 MOST = {
@@ -75,7 +79,7 @@ def test_every_command_of_the_readme_and_one_of_each_page_composes(tmp_path, mon
         (tmp_path / name).mkdir()
     assert len(COMMANDS) > 30
     pages = [calls(PAGES[name]) for name in PAGES if name not in NONE_WHOLE]
-    for words in [*COMMANDS, *(max(page[:3], key=len) for page in pages if page)]:
+    for words in [*COMMANDS, *(max(found[:3], key=len) for found in pages if found)]:
         check(words)
 
 
@@ -147,13 +151,37 @@ def test_the_blocks_of_python_of_the_readme_run(tmp_path, monkeypatch):
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-def test_the_entry_points_of_a_package_are_in_the_groups_that_are_read():
-    (text,) = [block for page in PAGES.values() for block in blocks(page, "toml")]
+def test_the_settings_page_and_the_groups_of_entry_points_are_what_the_code_says_now():
+    assert page() == SETTINGS, "docs/settings.md is not what the code says now: type `make docs`"
+    (text,) = [block for text in PAGES.values() for block in blocks(text, "toml")]
     assert set(tomllib.loads(text)["project"]["entry-points"]) == set(GROUPS.values())
 
 
+def links(text: str) -> list[str]:
+    """Where a page's links and pictures lead, but those into the net."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)]
+
+
+def anchors(path: Path) -> set[str]:
+    """What GitHub calls the headings of a page in a link: `#what-a-run-leaves`."""
+    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", path.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_leads_to_a_file_and_a_heading_and_the_index_names_every_page():
+    for source in LINKED:
+        for link in links(source.read_text("utf-8")):
+            name, _, heading = link.partition("#")
+            target = (source.parent / name).resolve() if name else source
+            assert target.exists(), f"{source.name} links to {link}, which is not there"
+            assert not heading or heading in anchors(target), f"{source.name}: {link} has no such heading"
+    pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb")} - {"README.md"}
+    assert pages <= set(links(PAGES["README.md"]))
+
+
 def test_a_run_leaves_what_is_shown(finished_run):
-    texts = [block for page in (README, *PAGES.values()) for block in blocks(page, "")]
+    texts = [block for text in (README, *PAGES.values()) for block in blocks(text, "")]
     shown = next(text for text in texts if text.startswith("runs/grpo/")).partition("\n")[2]
     names = set(re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown))
     of_some = {"log.txt", "own_functions.txt", "changes.patch", "stacks.txt"}  # "if there are any"

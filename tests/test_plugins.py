@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import threading
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +31,7 @@ from rlreason.objectives.losses import Formula, Loss, broken_contract
 from rlreason.objectives.objective import own_loss_config
 from rlreason.objectives.published import GRPO, check_objective
 from rlreason.records.reader import RunFolder
-from rlreason.runtime import plugins as objects
-from rlreason.runtime.plugins import as_settings, no_reward
+from rlreason.runtime.plugins import as_settings, find_modules_here, label_of, no_reward
 from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import broken_loss
@@ -74,7 +74,6 @@ def raising(advantages, policy_log_probs):
     raise ValueError("no such thing")
 
 def three(advantages, policy_log_probs, rewards): ...
-def named(advantages, policy_log_probs, *, mode="x"): ...
 
 def sums(count: int = 30, start: int = 0):
     for n in range(start, start + count):
@@ -84,8 +83,6 @@ def halves():
     return {"train": [{"question": "1+1?", "answer": 2}], "validation": [{"question": "2+1?", "answer": 3}]}
 
 def broken(): return 7
-def failing(): return [{}["question"]]
-def no_row(): return [{"q": 1}]
 def half(response, truth): return 0.5
 '''
 
@@ -117,26 +114,19 @@ def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
     with composing(read([])):
         assert repr(changed_run(plain(run), []).run) == repr(run)
     card = objective_card(run)
-    text = " ".join(card.fitted(1000).split())
-    assert f"a negative advantage weighs tau {mine}:asymmetric; tau=0.25, shift=1" in text
+    assert f"{mine}:asymmetric; tau=0.25, shift=1" in " ".join(card.fitted(1000).split())
     assert "-A log pi, where a negative advantage weighs tau\n" in card.markdown
     mine_with = replace(GRPO, loss=own_loss_config(f"{mine}:asymmetric"))
-    (line,) = check_objective(mine_with)
-    assert line.startswith("loss.shift=null: ")
-    mine_with.loss.shift = float("nan")
-    (line,) = check_objective(mine_with)
-    assert line.startswith("loss.shift=nan ")
+    for shift, said in ((None, "loss.shift=null"), (float("nan"), "loss.shift=nan")):
+        mine_with.loss.shift = shift
+        (line,) = check_objective(mine_with)
+        assert line.startswith(said)
     with pytest.raises(ConfigError, match=r"loss.taw .*loss.tau\?"):
         settings(f"loss={mine}:asymmetric", "loss.taw=1")
 
 
 def test_what_is_no_loss_is_refused_in_one_line(mine):
-    refused = {
-        "asymetric": f"has no function asymetric: did you mean {mine}:asymmetric?",
-        "three": r"it takes \(advantages, policy_log_probs, rewards\)",
-        "named": "the default of mode is 'x'",
-    }
-    for name, why in refused.items():
+    for name, why in {"asymetric": f"{mine}:asymmetric", "three": "rewards"}.items():
         with pytest.raises(ConfigError, match=why):
             own_loss_config(f"{mine}:{name}")
     broken = {
@@ -149,9 +139,7 @@ def test_what_is_no_loss_is_refused_in_one_line(mine):
         "raising": r"ValueError: no such thing \(.*, line",
     }
     for name, why in broken.items():
-        line = broken_contract(f"{mine}:{name}", {})
-        assert re.search(why, line), line
-        assert "\n" not in line
+        assert re.search(why, broken_contract(f"{mine}:{name}", {}))
 
 
 def test_a_loss_object_brings_its_formula_ranges_and_title():
@@ -171,8 +159,6 @@ def test_a_loss_object_brings_its_formula_ranges_and_title():
         text = " ".join(objective_card(chosen).fitted().split())
         assert "l = -0.5 A log pi" in text
         assert "Equals Mine (2026) Note Mine: not yours." in text
-        chosen.loss.tau = 0.75
-        assert "Mine (2026) with other numbers" in " ".join(objective_card(chosen).fitted().split())
         chosen.loss.tau = 2
         assert check_objective(chosen)[0].startswith("loss.tau=2 ")
     with pytest.raises(ConfigError, match="Python object"):
@@ -196,14 +182,8 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         problems, validation = read_splits(of_function(words[0].partition("=")[2]), said.append)
         found = {p.id: p for p in (*problems, *validation)}
         assert (found.keys(), found["own"].facts) == ({"own", "other"}, {"level": "2"})
-    refused = {
-        "broken": (DataError, "TypeError: 'int'"),
-        "failing": (DataError, "KeyError: 'question'"),
-        "no_row": (DataError, "has no text under 'question'"),
-    }
-    for name, (kind, why) in refused.items():
-        with pytest.raises(kind, match=why):
-            read_splits(of_function(f"{mine}:{name}"), said.append)
+    with pytest.raises(DataError, match="TypeError: 'int'"):
+        read_splits(of_function(f"{mine}:broken"), said.append)
     with pytest.raises(ConfigError, match="validation rows"):
         read_splits(replace(of_function(f"{mine}:halves"), n_validation=1), said.append)
     with pytest.raises(ConfigError, match=r"data.options.cuont .*data.options.count"):
@@ -225,26 +205,12 @@ def test_an_installed_package_announces_names(mine, tmp_path):
     with pytest.raises(ConfigError, match=r"loss=tiled .*tilted\?"):
         settings("loss=tiled")
     assert no_reward("prompt.reward", "halvd")[0].endswith("prompt.reward=halved?")
-    assert "write that in a file" in no_reward("prompt.reward", "halved")[0]
     with pytest.raises(ConfigError, match="nowhere"):
         settings("loss=gone")
     with composing(read([])):
         assert {"tilted", "gone", "gspo"} <= set(group_options("loss"))
         assert {"plus_one", "stories"} <= set(group_options("data"))
     assert Grader(reward="halved").plugin == f"{mine}:half"
-
-
-class Scaled:
-    """A reward with a state."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __call__(self, response, truth):
-        return self.factor * len(response)
-
-    def judge(self, response, truth):
-        return self(response, truth)
 
 
 def test_the_name_of_an_object_tells_all_that_it_holds():
@@ -257,28 +223,24 @@ def test_the_name_of_an_object_tells_all_that_it_holds():
     def two():
         return 2
 
-    states = [one, two, Scaled(1), Scaled(2), Scaled(1).judge, [one], {"a": two}, {"x", "y"}, torch.zeros(2),
-              torch.ones(2), functools.partial(one), re, Scaled, 1.0, "1.0"]  # fmt: skip
-    made = [*map(over, states), Scaled(1), Scaled(2), Scaled(1).judge, functools.partial(Scaled(1), "a")]
-    names = [objects.label_of(thing) for thing in made]
+    graders = [Namespace(factor=1), Namespace(factor=2)]
+    states = [one, two, *graders, graders[0].__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
+              functools.partial(one), re, Namespace, 1.0, "1.0"]  # fmt: skip
+    made = [*map(over, states), *graders, functools.partial(one, "a")]
+    names = [label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
-    assert [objects.label_of(thing) for thing in made] == names
-    assert len({objects.label_of(over(threading.Lock())) for _ in range(3)}) == 3
+    assert [label_of(thing) for thing in made] == names
+    assert len({label_of(over(threading.Lock())) for _ in range(3)}) == 3
     endless = [one]
     endless.append(endless)
-    assert objects.label_of(over(endless)) == objects.label_of(over(endless))
+    assert label_of(over(endless)) == label_of(over(endless))
 
 
 def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
     returned = [np.float32(0.5), torch.tensor(0.5), np.bool_(True), {"reward": np.int64(1)}, np.ones(2), b"1"]
-
-    def reward(response, truth):
-        return returned[int(response)]
-
-    with Grader(patient(), reward) as grader:
+    with Grader(patient(), lambda response, truth: returned[int(response)]) as grader:
         grades = grader.grade_batch([str(n) for n in range(6)], ["x"] * 6)
-        assert [grade.reward for grade in grades] == [0.5, 0.5, 1, 1, 0, 0]
-        assert [grade.path for grade in grades[4:]] == ["plugin_value"] * 2
+    assert [grade.reward for grade in grades] == [0.5, 0.5, 1, 1, 0, 0]
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"question": ["1+1?", "2+1?"], "answer": [2, 3], "level": [None, 1.0]})
     for given in (table, {"train": table, "validation": table[1:]}):
@@ -289,51 +251,33 @@ def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
 
 
 def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
-    def gone(response, truth):
-        return 0.5
-
     rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
-    with as_settings(reward=gone, data=rows) as own, composing(read([])):
+    with as_settings(reward=lambda response, truth: 0.5, data=rows) as own, composing(read([])):
         ran = plain(compose("config", ["data.limit=7", "eval_problems=1", *own]))
         ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
-    model = tmp_path
-    (model / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    anew = ["data=stories", "prompt.reward=r1_zero"]
     with composing(read([])):
         with pytest.raises(ConfigError, match="Python object"):
-            changed_run(evaluation_settings(ran, model, set()), [])
-        with as_settings(reward=gone, data=[{"question": "3+1?", "answer": 4}]) as other:
-            found = changed_run(evaluation_settings(ran, model, {"data", "prompt.reward"}), other).config
-        assert (found.eval_problems, found.prompt.reward) == (None, other[0].partition("=")[2])
-        anew = ["data=stories", "prompt.reward=r1_zero"]
-        found = changed_run(evaluation_settings(ran, model, {"data", "prompt.reward"}), anew).config
+            changed_run(evaluation_settings(ran, tmp_path, set()), [])
+        found = changed_run(evaluation_settings(ran, tmp_path, {"data", "prompt.reward"}), anew).config
         assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
         found = changed_run(ran, [*anew, "loss=gspo"]).config
         assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
 
 
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
-    half = importlib.import_module(mine).half
-
     def scaled(factor: float):
-        def length(response, truth):
-            return factor * len(response)
+        return lambda response, truth: factor * len(response)
 
-        return length
-
-    graders = [Grader(reward=given) for given in (scaled(1), scaled(2))]
-    rewards = [grader.grade_batch(["abc"], ["d"])[0].reward for grader in graders]
-    for grader in graders:
-        grader.close()
-    assert rewards == [3, 6]
-    half = importlib.import_module(mine).half
-    names = [grader.reward for grader in (*graders, Grader(reward=functools.partial(half)), Grader(reward=half))]
-    assert len(set(names)) == 4
-    assert names[-1] == f"{mine}:half"
+    for factor in (1, 2):
+        with Grader(reward=scaled(factor)) as grader:
+            assert grader.grade_batch(["abc"], ["d"])[0].reward == 3 * factor
+    assert Grader(reward=importlib.import_module(mine).half).reward == f"{mine}:half"
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot be sent"):
-        Grader(reward=lambda response, truth: lock.locked())
-    with pytest.raises(ConfigError, match="nor a function"):
-        Grader(reward=3)
+    for given, why in ((lambda response, truth: lock.locked(), "cannot be sent"), (3, "nor a function")):
+        with pytest.raises(ConfigError, match=why):
+            Grader(reward=given)
 
 
 @pytest.fixture
@@ -347,7 +291,6 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     folder = tmp_path / "run"
     words = ["loss=own_loss:tapered", "loss.cap=0.5", "epochs_per_rollout=2", f"hydra.run.dir={folder}"]
     run = train(*TINY, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
-    assert run.status == "finished"
     assert any("train/clip_fraction" in row for row in run.metrics)
     assert {row["reward"] for row in run.responses} <= {0.0, 1.0}
     sources = (folder / "own_functions.txt").read_text()
@@ -363,8 +306,7 @@ def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
     text = "x </think> <answer>14</answer>"
     with Grader(patient(), "own_reward:brief") as brief:
         right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
-    assert (right.outcome, wrong.reward) == ("correct", 0)
-    assert 0.5 < right.reward < 1
+    assert 0.5 < right.reward < 1 > wrong.reward == 0
     task = importlib.import_module("own_task")
     assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
     assert len({row["question"] for row in task.multiples()}) == 500
@@ -376,3 +318,12 @@ def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
         weight = 1.0 if advantages[row] > 0 else min(ratio, 0.9)
         expected = -weight * advantages[row].item() * policy[row, token].item()
         assert loss[row, token].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_modules_of_the_current_folder_are_found_unless_python_was_told_not_to_look_there(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for safe, found in ((True, []), (False, [str(tmp_path)])):
+        monkeypatch.setattr(sys, "flags", Namespace(safe_path=safe))
+        monkeypatch.setattr(sys, "path", [])
+        find_modules_here()
+        assert sys.path == found

@@ -15,6 +15,7 @@ SIZES = {
     "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "eos_token_id": 0,
 }  # fmt: skip
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([4], [9, 9, 9])]
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
@@ -32,22 +33,15 @@ def test_a_model_of_one_layer_computes_what_the_whole_one_does_without_its_other
     assert one_layer_of(mixed).layer_types == ["full_attention"]
     cut = copy.deepcopy(whole)
     cut.model.layers = cut.model.layers[:1]
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
-        torch.testing.assert_close(short(ids).logits, cut(ids, use_cache=False).logits)
-
-
-def test_a_model_of_one_layer_has_adapters_added_in(tokenizer):
-    whole = FAMILIES["llama"]().eval()
-    add_lora(whole, 4, 8.0, None, seed=0)
-    with torch.no_grad():
+        torch.testing.assert_close(short(IDS).logits, cut(IDS, use_cache=False).logits)
+        add_lora(whole, 4, 8.0, None, seed=0)
         for name, parameter in whole.named_parameters():
             if ".lora_" in name:
                 parameter.normal_(std=0.1)
-    short, ids = with_one_layer(whole), torch.tensor([[3, 1, 4, 1, 5]])
-    whole.model.layers = whole.model.layers[:1]
-    with torch.no_grad():
-        torch.testing.assert_close(short(ids).logits, whole(ids, use_cache=False).logits, atol=1e-4, rtol=1e-4)
+        short = with_one_layer(whole)  # adapters are added in
+        whole.model.layers = whole.model.layers[:1]
+        torch.testing.assert_close(short(IDS).logits, whole(IDS, use_cache=False).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,34 +63,23 @@ def test_a_skeleton_takes_no_memory_until_it_gets_some_part_by_part(family):
             [*bones.parameters(), *bones.buffers()], [*whole.parameters(), *whole.buffers()], strict=True
         ):
             tensor.copy_(source)
-        ids = torch.tensor([[3, 1, 4, 1, 5]])
-        torch.testing.assert_close(bones(ids).logits, whole(ids).logits)
+        torch.testing.assert_close(bones(IDS).logits, whole(IDS).logits)
 
 
-class UncheckedPolicy(Policy):
-    """Of a device on which nothing can be compared."""
-
-    def _check_first_layer(self) -> None:
-        pass
-
-
-def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer):
+def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer, monkeypatch, tmp_path):
     """Which is one without memory: whatever is mixed with the model ends in an error."""
     model = FAMILIES["llama"]()
     model.resize_token_embeddings(len(tokenizer))
     expected = LogProbScorer(Policy(copy.deepcopy(model), tokenizer, head_dtype=torch.bfloat16), 64).log_probs(PAIRS)
-    there = {"device": torch.device("meta"), "in_main_memory": True}
-    policy = UncheckedPolicy(model, tokenizer, head_dtype=torch.bfloat16, **there)
-    assert LogProbScorer(policy, 64).log_probs(PAIRS) == expected
     here = Policy(copy.deepcopy(model), tokenizer, head_dtype=torch.bfloat16, in_main_memory=True)
     assert LogProbScorer(here, 64).log_probs(PAIRS) == expected
+    here.save(tmp_path / "model")
+    monkeypatch.setattr(Policy, "_check_first_layer", lambda self: None)  # on such a device nothing can be compared
+    there = {"device": torch.device("meta"), "in_main_memory": True}
+    policy = Policy(model, tokenizer, head_dtype=torch.bfloat16, **there)
+    assert LogProbScorer(policy, 64).log_probs(PAIRS) == expected
     assert policy.copy().weights_device == torch.device("cpu")
-
-
-def test_a_model_from_a_folder_that_ranks_divide_stays_in_main_memory(tokenizer, tmp_path):
-    model = FAMILIES["llama"]()
-    model.resize_token_embeddings(len(tokenizer))
-    Policy(model, tokenizer).save(tmp_path / "model")
+    monkeypatch.undo()
     words = ("model=local", f"model.path={tmp_path / 'model'}", "rollout=hf", "gpus=2")
     for parallel in ("shard", "replicate"):
         run = settings(*words, f"parallel={parallel}")

@@ -21,16 +21,10 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.starts import ENV, ROOT, SMALL, rlreason
 from tests.test_output import left_after
 
-CONFIG = """algorithm: grpo
-model: {name: tiny}
-data: {name: stories}
-prompt: {reward: r1_zero}
-loss: {loss_type: gspo}
-seed: 3
-"""
-CURVES = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}}
+CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss: {loss_type: gspo}\nseed: 3\n"
 SLOW = {"torch", "transformers", "hydra", "vllm", "wandb"}
 
 
@@ -40,14 +34,6 @@ def subcommand(*words: object) -> int:
     chosen = named_subcommand(texts)
     assert chosen
     return exit_code_of(lambda: run_subcommand(chosen, texts[1:]))
-
-
-def shell(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Return the finished process of `python WORDS`."""
-    root = Path(__file__).resolve().parents[1]
-    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, *map(str, words)]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -62,39 +48,26 @@ def run(tmp_path_factory) -> Path:
     for kind, step in (("rollouts", 1), ("rollouts", 2), ("evals", 0)):
         records.responses(kind, step, samples, problems)
     (folder / "metrics.jsonl").write_text('{"train_step": 1, "reward/mean": 0.5, "train/loss": NaN}\n')
+    curves = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}}
     protocol = {"problems": 2, "samples per problem": 4, "hash": "3f2a91c0"}
-    (folder / "summary.json").write_text(json.dumps(CURVES | {"protocol": protocol}))
+    (folder / "summary.json").write_text(json.dumps(curves | {"protocol": protocol}))
     return folder
 
 
-#: words -> (what is printed, what the JSON holds), each of them showing the same figures
-SHOWN = {
-    ("inspect",): ("2 responses: 1 correct, 1 format1_wrong", "counts"),
-    ("inspect", "--regrade"): ("now             50.0%", "graders"),
-    ("curves",): ("curves.png", "picture"),
-}
-FIGURES = {
-    "counts": {"correct": 1, "format1_wrong": 1, "format0": 0, "truncated": 1},
-}
-
-
-@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
-def test_a_subcommand_starts_at_once_and_its_json_holds_what_it_prints(words, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    text, key = SHOWN[words]
-    name, *options = words
-    assert subcommand(name, run, *options, "--json", run / "figures.json") == 0
+def test_a_subcommand_starts_at_once_and_its_json_holds_what_it_prints(run, tmp_path, capsys):
+    target = tmp_path / "figures.json"
+    assert subcommand("inspect", run, "--json", target) == 0
     said = capsys.readouterr()
-    assert text in said.out
-    assert said.out.endswith(f"figures: {run / 'figures.json'}\n")
-    done = shell("-X", "importtime", "-m", "rlreason", name, run, *options, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert "2 responses: 1 correct, 1 format1_wrong" in said.out
+    assert said.out.endswith(f"figures: {target}\n")
+    argv = [sys.executable, "-X", "importtime", "-m", "rlreason", "inspect", str(run), "--json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     figures = json.loads(done.stdout)
-    assert figures == json.loads((run / "figures.json").read_text())
-    assert figures["verb"] == name
-    assert figures[key] == FIGURES.get(key, figures[key])
+    assert figures == json.loads(target.read_text())
+    counts = {"correct": 1, "format1_wrong": 1, "format0": 0, "truncated": 1}
+    assert (figures["verb"], figures["counts"]) == ("inspect", counts)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert not loaded & (SLOW | ({"matplotlib"} if name == "inspect" else set()))
+    assert not loaded & (SLOW | {"matplotlib"})
 
 
 def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, capsys):
@@ -103,6 +76,8 @@ def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, 
     assert subcommand("inspect", run, "--step", "9", "--json", target) == 2
     assert "the steps 0, 1, 2" in capsys.readouterr().err
     assert target.read_text() == "before"
+    assert subcommand("inspect", run, "--regrade") == 0
+    assert "now             50.0%" in capsys.readouterr().out
     assert subcommand("curves", run, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["last"]["train/loss"] is None  # JSON has no word for NaN
 
@@ -110,8 +85,8 @@ def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["inspect", "--json", "HERE"], "--json 'HERE'"),
-        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown '/nonexist/a.md'"),
+        (["inspect", "--json", "HERE"], "--json 'HERE' is no file"),
+        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown /nonexist/a.md lies in no folder"),
     ],
 )
 def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, tmp_path, capsys):
@@ -125,7 +100,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, 
 @pytest.mark.parametrize("words", [("inspect",), ("inspect", "--regrade"), ("inspect", "--gradients")], ids=" ".join)
 def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_path, capsys):
     name, *options = words
-    for folder in (tmp_path / "nowhere", tmp_path, run.parent, run / "metrics.jsonl"):
+    for folder in (tmp_path / "nowhere", run.parent, run / "metrics.jsonl"):
         assert subcommand(name, folder, *options) == 2
         said = capsys.readouterr()
         assert (said.out, len(said.err.splitlines())) == ("", 1)
@@ -157,13 +132,41 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
         refuse_wrong_subcommand([word])  # which the settings' own messages are for
 
 
-def test_wrong_subcommands_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
-    for words, says in (
-        (("inspct", run, "--json"), "did you mean rlreason inspect?"),
-        (("summary", run), "summary is no subcommand: inspect, "),
-        (("grpo",), "algorithm=grpo"),
-    ):
-        done = shell("-m", "rlreason", *words, cwd=tmp_path)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-        assert says in done.stderr
+def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+    done = rlreason("inspct", str(run), "--json", cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json") == (141, "")
+
+
+#: What a run by default has no use for, but a few settings do.
+UNUSED = {
+    "IPython", "bitsandbytes", "datasets", "joblib", "latex2sympy2_extended", "math_verify", "matplotlib.pyplot",
+    "pandas", "peft", "pyarrow", "reasoning_gym", "sklearn", "submitit", "tensorboard", "torchvision", "trackio",
+    "vllm", "wandb",
+}  # fmt: skip
+#: What only a run has a use for, and no question about settings, check of a sweep or sweep itself.
+OF_RUNS = {"accelerate", "matplotlib", "safetensors", "scipy", "sympy", "torch", "transformers"}
+TELL = """
+import atexit, json, sys
+from pathlib import Path
+atexit.register(lambda: Path("told").write_text(json.dumps(list(sys.modules))))
+from rlreason.__main__ import main
+main()
+"""
+
+
+def loaded(place: Path, *words: str, code: int = 0) -> set[str]:
+    """The modules of a command's process when it ends."""
+    argv = [sys.executable, "-c", TELL, *words]
+    done = subprocess.run(argv, cwd=place, env=os.environ | ENV, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return set(json.loads((place / "told").read_text()))
+
+
+def test_a_run_loads_nothing_that_it_has_no_use_for_and_a_question_or_mistake_no_library_of_runs(tmp_path):
+    for words in (["--cfg", "job"], ["--version"], ["--help"]):
+        assert not loaded(tmp_path, *words) & (OF_RUNS | UNUSED), words
+    assert not loaded(tmp_path, "std_norm=true", code=2) & (OF_RUNS | UNUSED)
+    modules = loaded(tmp_path, *SMALL, "n_steps=1", "hydra.run.dir=run")
+    assert "torch" in modules
+    assert not modules & UNUSED

@@ -17,8 +17,7 @@ from recording import Recording
 from test_chat import QWEN3, with_template
 
 from rlreason.config.leaves import leaves
-from rlreason.config.rules import WORDS, unread_keys
-from rlreason.config.store import SCHEMAS
+from rlreason.config.rules import unread_keys
 from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
@@ -58,21 +57,20 @@ def places(tokenizer, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("places")
     tokenizer = with_template(tokenizer, QWEN3)
     Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(folder / "model")
-    rows = [{"question": f"Mia has {i} apples. How many?", "answer": f"#### {i}", "solution": f"{i}+0={i}"}
-            for i in range(24)]  # fmt: skip
+    rows = [{"question": f"{i} and 0?", "answer": f"#### {i}", "solution": f"{i}+0={i}"} for i in range(24)]
     sums = [{"nums": [i, 2, 3], "target": i + 5} for i in range(1, 99)]
-    for name, part in (("rows/train", rows[:16]), ("rows/test", rows[16:]), ("countdown", sums)):
-        path = folder / f"{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in part))
-    return {"model": folder / "model", "rows": folder / "rows", "countdown": folder / "countdown.jsonl"}
+    for name, part in (("train", rows[:16]), ("test", rows[16:]), ("countdown", sums)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return {"model": folder / "model", "rows": folder, "countdown": folder / "countdown.jsonl"}
 
 
 SIZES = ["eval_problems=2", "sampling.max_tokens=6", "scale=embedded", "prompt=r1_zero_short", "threads=1"]
 TRAINED = ["n_steps=2", "train_batch_size=4"]
+#: Without the reward a random model leaves expert iteration nothing to imitate.
+ALL_RIGHT = ["prompt.reward=own_reward:all_right", "prompt.stop=[a,e,i,o,1,2,3,4,5]"]
 ALGORITHMS = {
     "grpo": [*TRAINED, "rollout_batch_size=4", "group_size=2"],
-    "ei": ["algorithm=ei", *TRAINED, "question_batch_size=2", "group_size=2"],
+    "ei": ["algorithm=ei", *TRAINED, "question_batch_size=2", "group_size=2", *ALL_RIGHT],
     "sft": ["algorithm=sft", *TRAINED],
     "evaluate": ["algorithm=evaluate"],
     "evaluate_train": ["algorithm=evaluate", "split=train"],
@@ -88,19 +86,16 @@ DATA = {
     "countdown_file": [*LOCAL, "data=countdown", "data.path={countdown}", *MADE_UP],
     "gym": [*LOCAL, "data=reasoning_gym", "data.task=leg_counting", *MADE_UP],
 }
-#: Without these a random model leaves expert iteration nothing to imitate.
-ALL_RIGHT = ["prompt.reward=own_reward:all_right", "prompt.stop=[a,e,i,o,1,2,3,4,5]"]
 COOLER = ["eval.sampling.temperature=0.5", "eval.sampling.min_tokens=1"]
 
 #: What switches parts of a run on and off: an algorithm, a kind of data, and settings on top.
 PARTS = {
-    "kl in the reward": ("grpo", "files", ["kl_placement=reward", "kl_coef=0.1"]),
+    "kl in the reward": ("grpo", "files", ["objective=gspo", "kl_placement=reward", "kl_coef=0.1"]),
     "everything else of GRPO": ("grpo", "files", [
         "objective=dapo", "std_norm=none", "length_norm=constant", "overlong_cache=2", "mismatch=mask",
         "mismatch_cap=2", "epochs_per_rollout=2", "max_resampling_rounds=1", "gradient_accumulation_steps=2",
         "kl_placement=loss", "kl_coef=0.1",
     ]),
-    "gspo": ("grpo", "files", ["objective=gspo"]),
     "a chat": ("sft", "files", ["prompt.chat=true", "prompt.system=Be brief.", "prompt.enable_thinking=false"]),
     "without a warm start": ("grpo", "stories", ["model.warm_start.steps=0"]),
     "adapters": ("sft", "files", ["model.lora.rank=2", "length_norm=constant"]),
@@ -111,9 +106,6 @@ PARTS = {
         "prompt@eval.prompt=question_only", "data@eval.data=stories_hard", "eval.data.n_validation=4",
         "eval.data.n_train=8", "eval.sampling.temperature=0.5", "eval.reward=own_reward:all_right", "eval.samples=2",
         "eval.final_problems=3",
-    ]),
-    "imitated, and evaluated in another way": ("sft", "files", [
-        "prompt@eval.prompt=question_only", "data@eval.data=jsonl", "eval.data.path={rows}", *COOLER,
     ]),
     "the tiny model, asked in another way": ("best_of_n", "stories", [
         "prompt@eval.prompt=question_only", "data@eval.data=stories_hard", "eval.data.n_validation=4", *COOLER,
@@ -134,7 +126,7 @@ PARTS = {
 
 def composed(places: dict[str, Path], algorithm: str, data: str, more: Sequence[str] = ()) -> Any:
     words = [*DATA[data], *SIZES, *ALGORITHMS[algorithm], *more]
-    return settings(*[word.format(**places) if "{" in word else word for word in words])
+    return settings(*[word.format(**places) for word in words])
 
 
 def learn(learner: Learner, algorithm: Algorithm) -> None:
@@ -183,10 +175,9 @@ def whole(places, tmp_path_factory) -> Callable[[str], tuple[Any, set[str], set[
     @cache
     def of(algorithm: str) -> tuple[Any, set[str], set[str]]:
         folder = tmp_path_factory.mktemp(algorithm)
-        more = ALL_RIGHT if algorithm == "ei" else []
         read = []
         for number, act in enumerate((prepare, finish)):
-            run = composed(places, algorithm, "stories", more)
+            run = composed(places, algorithm, "stories")
             recording = Recording(run)
             act(run, folder / str(number))
             read.append(set(recording.read))
@@ -212,12 +203,6 @@ def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, place
     compare(run, recording.read | whole(algorithm)[2])
 
 
-def test_every_wording_is_of_a_condition():
-    kinds = [kind for group, kinds in SCHEMAS.items() if group == "schema" or "/" in group for kind in kinds.values()]
-    told = {condition for kind in kinds for leaf in leaves(kind()) for condition, _ in leaf.conditions}
-    assert not WORDS.keys() - told, "no field has these conditions"
-
-
 CLOUD = "model=smollm2_135m"
 ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 
@@ -225,15 +210,11 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 @pytest.mark.parametrize(
     ("words", "key", "cure"),
     [
-        (["model.lora.alpha=16"], "model.lora.alpha=16.0", "model.lora.rank > 0"),
         (["algorithm=evaluate", "model.lora.rank=8"], "model.lora.rank=8", "leave it out"),
         (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement"),
         ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "mismatch=truncate", "exactly 1"),
-        (["rollout.sleep=false"], "rollout.sleep=false", "rollout.engine=vllm"),
         (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "colocate"),
         (["algorithm=evaluate", "data.limit=5"], "data.limit=5", "eval_problems"),
-        (["algorithm=evaluate", "monitors.parity=correct"], "monitors.parity=correct", "needs weights"),
-        ([CLOUD, "data=countdown", "data.path=a/b", "data.max_value=9"], "data.max_value=9", "data.path=null"),
         ([CLOUD, "data.split_seed=3"], "data.split_seed=3", "data.n_validation=200"),
         (["prompt=r1_zero", "prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
         (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger.trackio"),
@@ -242,9 +223,8 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
     with pytest.raises(ConfigError) as caught:
         settings(*words)
-    line = str(caught.value).splitlines()[0]
-    assert line.startswith(f"{key} ")
-    assert cure in line
+    assert str(caught.value).startswith(f"{key} ")
+    assert cure in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +233,6 @@ def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
         ["kl_estimator=k3", "advantage_eps=1e-6", "std_norm=none"],  # what they are anyway
         [CLOUD, "data=tulu_math"],  # an option describes its data for every algorithm
         ["prompt.trace='{answer}'"],  # the tiny model's own warm start is written in it
-        ["algorithm=evaluate", "split=train", "data.limit=5"],
         ["algorithm=evaluate", "sampling.temperature=0"],  # one response each
         [CLOUD, "data.n_validation=9", "data.validation=null", "data.split_seed=3"],
         [*ASYNC, "loss=grpo_clip", "monitors.parity=correct"],  # there the loss's own ratio corrects
