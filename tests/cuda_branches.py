@@ -1,35 +1,39 @@
 """What a GPU is asked for, tried on one that is not there: `python tests/cuda_branches.py FOLDER` says what came out.
 
 Each `check_...` is told of in a line of JSON. tests/test_cuda_branches.py runs them all in one process.
+
+torch's FakeTensorMode runs a program on tensors of "cuda" that have no memory: shapes, number types and arguments of
+what would be computed, but no numbers. Indexing from Python wants a device guard as well, and a torch for processors
+has none for CUDA: one that does nothing is compiled here, in about two seconds. It stays in the process that loads it,
+so the checks have a process of their own. Autograd's engine asks for the GPU's streams, which cannot be had, so
+backward passes are called as functions (`Context`).
 """
 
+import contextlib
+import ctypes
 import json
+import subprocess
 import sys
-import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
-from fake_cuda import Context, FakeCuda, FakePolicy, load_guard
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
+from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import _ChunkedLogProbs
 from rlreason.model.packing import GPU, _SharedPromptAttention, pack
 from rlreason.model.parameters import on_device
+from rlreason.model.policy import Policy
 
 HALF, FULL = torch.bfloat16, torch.float32
 #: Grouped heads; the sizes are those of no other dimension, so that an exchange of two shows.
@@ -38,20 +42,97 @@ SHAPE = {
     "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 144, "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 128,
 }  # fmt: skip
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": HEAD_DIM}),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
-}
+FAMILIES = {"Qwen2": {"tie_word_embeddings": True}, "Qwen3": {"head_dim": HEAD_DIM}, "Olmo2": {}}
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9, 9, 9])]
 TOKENS, PARTS, LONGEST = 16, [0, 5, 11, 16], 6  # of these pairs, each behind a prompt of its own
 SCORED = 12
 
 
-def policy_of(family: str = "qwen2", kernel: str = "varlen", dtype: torch.dtype = HALF, head: torch.dtype = HALF):
-    config, kind, more = FAMILIES[family]
+GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
+"""
+
+
+def load_guard(folder: Path) -> None:
+    """Compile and load the device guard; `CalledProcessError` or `FileNotFoundError` where there is no compiler."""
+    home, source, library = Path(torch.__file__).parent, folder / "guard.cpp", folder / "guard.so"
+    source.write_text(GUARD)
+    flags = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-lc10"]
+    subprocess.run(["g++", str(source), *flags, "-o", str(library)], check=True)
+    ctypes.CDLL(str(library))
+
+
+class FakeCuda(FakeTensorMode):
+    """Keeps the arguments of every operation by its name; pinned memory, which it does not know, is ordinary here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._within = False  # an operation that it puts together from others
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._pin_memory.default:
+            result = args[0]
+        elif self._within:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        else:
+            self._within = True
+            try:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                self._within = False
+        self.calls.append((str(func), args, kwargs or {}, result))
+        return result
+
+    def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+        """(arguments, named ones, result) of the calls of this operation, such as aten.mm.dtype."""
+        return [(args, kwargs, result) for called, args, kwargs, result in self.calls if called == name]
+
+
+class Context:
+    """What autograd hands to the two parts of a function of ours."""
+
+    def __init__(self, *needs_input_grad: bool) -> None:
+        self.needs_input_grad = needs_input_grad
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+class FakePolicy(Policy):
+    """A policy whose model lies on a GPU that is not there: nothing was checked, since that compares numbers."""
+
+    def __init__(self, model, compute_dtype: torch.dtype, head_dtype: torch.dtype, kernel: str) -> None:
+        self.device, self.model, self.tokenizer = torch.device("cuda"), model.eval(), None
+        self.weights, self.compute_dtype, self.head_dtype = torch.float32, compute_dtype, head_dtype
+        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+        self.in_main_memory = False
+        self.attention, self.why_attention, self.remarks = kernel, "", []
+        self.shares_prompts = kernel == "varlen"
+        model.set_attn_implementation(NAMES[kernel])
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """What torch.autocast("cuda") does, which does nothing here: it asks for a GPU first."""
+        torch.set_autocast_enabled("cuda", self.compute_dtype != torch.float32)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled("cuda", False)
+
+
+def policy_of(family: str = "Qwen2", kernel: str = "varlen", dtype: torch.dtype = HALF, head: torch.dtype = HALF):
+    config = getattr(transformers, f"{family}Config")(**SHAPE, **FAMILIES[family])
     with torch.device("cuda"):
-        model = kind(config(**SHAPE, **more))
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
     return FakePolicy(model, dtype, head, kernel)
 
 
@@ -129,7 +210,7 @@ def check_varlen_forward(mode: FakeCuda) -> None:
 
 def check_shared_prompts_forward(mode: FakeCuda) -> None:
     """Two calls a layer: every part by itself, causally; then all responses of a group to their one prompt."""
-    _, batch = forward(mode, "qwen3", "varlen", shares=True)
+    _, batch = forward(mode, "Qwen3", "varlen", shares=True)
     calls = mode.of("aten._flash_attention_forward.default")
     assert len(calls) == 2 * LAYERS
     assert batch.layout.parts.queries == (3, 2, 3, 5)  # the prompt, its two responses but for their ends, the third
@@ -168,9 +249,12 @@ def check_shared_prompts_backward(mode: FakeCuda) -> None:
         assert kwargs == {"scale": 0.25}
 
 
-def flash_attn_calls() -> list[tuple]:
-    """The calls of a package flash_attn with the signature of versions 2.6 to 2.8, which cannot be had without CUDA."""
-    module, calls = types.ModuleType("flash_attn"), []
+def check_flash_attn_forward(mode: FakeCuda) -> None:
+    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer.
+
+    The package cannot be had without CUDA: its function is one with the signature of versions 2.6 to 2.8.
+    """
+    calls = []
 
     def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
@@ -178,30 +262,20 @@ def flash_attn_calls() -> list[tuple]:
         return_attn_probs=False, block_table=None,
     ):  # fmt: skip
         assert (tuple(window_size), softcap, alibi_slopes, return_attn_probs) == ((-1, -1), 0.0, None, False)
-        calls.append(
-            (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)
-        )
+        is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
+        are_bounds(cu_seqlens_q, cu_seqlens_k)
+        calls.append((max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal))
         return torch.empty_like(q)
 
-    module.flash_attn_varlen_func = flash_attn_varlen_func
-    sys.modules["flash_attn"] = module
-    return calls
-
-
-def check_flash_attn_forward(mode: FakeCuda) -> None:
-    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer."""
-    calls = flash_attn_calls()
-    forward(mode, "qwen2", "flash_attention_2")
-    assert len(calls) == LAYERS
-    for q, k, v, of_queries, of_keys, *plain in calls:
-        is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
-        are_bounds(of_queries, of_keys)
-        assert plain[:5] == [LONGEST, LONGEST, 0.0, HEAD_DIM**-0.5, True]
+    sys.modules["flash_attn"] = types.ModuleType("flash_attn")
+    sys.modules["flash_attn"].flash_attn_varlen_func = flash_attn_varlen_func
+    forward(mode, "Qwen2", "flash_attention_2")
+    assert calls == [(LONGEST, LONGEST, 0.0, HEAD_DIM**-0.5, True)] * LAYERS
 
 
 def check_attention_in_float32(mode: FakeCuda) -> None:
     """A card without bfloat16: one call per sequence, heads repeated, so that a kernel without grouped heads runs."""
-    policy = policy_of("qwen2", "sdpa", FULL, FULL)
+    policy = policy_of("Qwen2", "sdpa", FULL, FULL)
     batch = policy.pack(PAIRS)
     with Functions() as functions:
         found, _ = policy.log_probs(batch)
@@ -263,7 +337,7 @@ def check_head_in_float32(mode: FakeCuda) -> None:
 
 def check_decoding(mode: FakeCuda) -> None:
     """The in-process engine: prompts are read, kept once, and two steps of two samples each decoded behind them."""
-    policy = policy_of("qwen3", head=FULL)
+    policy = policy_of("Qwen3", head=FULL)
     kinds = torch.zeros(VOCAB, dtype=torch.uint8, device="cuda")
     prompts = [Prompt("a", [3, 5, 7], seed=0), Prompt("b", [4], seed=1)]
     groups = [[SampleUnderWay(2 * i + j, j, prompt) for j in range(2)] for i, prompt in enumerate(prompts)]
@@ -283,9 +357,7 @@ def check_decoding(mode: FakeCuda) -> None:
     assert {x.dtype for args in attended for x in args} == {HALF}
 
 
-CHECKS: dict[str, Callable[[FakeCuda], None]] = {
-    name.removeprefix("check_"): check for name, check in sorted(globals().items()) if name.startswith("check_")
-}
+CHECKS = {name.removeprefix("check_"): check for name, check in sorted(globals().items()) if name.startswith("check_")}
 
 
 def main(folder: Path) -> None:
@@ -303,4 +375,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else Path(tempfile.mkdtemp()))
+    main(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 """What is asked of a GPU, tried without one: shapes, number types, layouts and arguments; no number is compared here.
 
-The checks are in cuda_branches.py and run in one process, on a GPU that is not there (fake_cuda.py).
+The checks are in cuda_branches.py and run in one process, on a GPU that is not there.
 """
 
 import json
