@@ -50,6 +50,9 @@ FAMILIES = {
         "Mamba2",
         {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
     ),
+    "minimax": (
+        "MiniMax", {**SHAPE, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 2, "layer_types": MIXED[:2]}
+    ),
     "nemotron_h": (  # its state drifts from the eighth token on
         "NemotronH",
         {**SHAPE, "hybrid_override_pattern": "M*M-", "num_hidden_layers": 4, "n_groups": 1, "mamba_num_heads": 8,
@@ -123,9 +126,9 @@ def test_one_sequence_at_a_time_has_the_gradient_of_packed_ones(policy):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["mamba2", "nemotron_h"])
+@pytest.mark.parametrize("family", ["mamba2", "minimax", "nemotron_h"])
 def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(family, tokenizer):
-    with pytest.raises(ConfigError, match="Mamba2Mixer"):
+    with pytest.raises(ConfigError, match="linear_attention" if family == "minimax" else "Mamba2Mixer"):
         made(family, tokenizer)
 
 
