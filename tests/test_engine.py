@@ -288,24 +288,6 @@ def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
     assert max(rows) <= PROMPT_TOKENS < sum(len(p.token_ids) for p in prompts) == together.counts.prompt_tokens
 
 
-def test_ended_rows_cost_reads_of_their_own_only(policy):
-    """Text is looked at after tokens that can close a stop string; every other step reads which rows drew one."""
-    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
-    engine = HFEngine(policy)
-    responses = engine.generate(prompts, Sampling(1.0, 0, 60, ("=",)), n=2)
-    looks = sum(r.text.count("=") for r in responses) + len(responses)
-    assert engine.counts.host_reads <= engine.counts.steps + 1 + 2 * looks
-    assert engine.counts.steps == max(len(r.token_ids) for r in responses) - 1
-
-
-def test_prompts_that_wait_do_not_wait_for_the_longest_response(policy):
-    prompts, order = ragged_prompts(policy, 24), []
-    engine = HFEngine(policy, max_rows=6)
-    engine.generate(prompts, Sampling(1.0, 0, 60, STOPS), 1, lambda place, response: order.append(place))
-    first = {i for i, _ in sorted(enumerate(prompts), key=lambda p: len(p[1].token_ids))[:6]}
-    assert max(at for at, place in enumerate(order) if place in first) > 6  # later ones ended before all of the first
-
-
 def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(policy):
     prompts, max_tokens = ragged_prompts(policy, 28, longest=1), 2 * HEADROOM
     longest, shapes, positions = 1 + max_tokens, [], []

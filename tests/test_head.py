@@ -1,7 +1,6 @@
 """Products of the layers and of the output head: rounded operands, float32 sums, the same in training and sampling."""
 
 import copy
-import json
 from functools import partial
 
 import pytest
@@ -28,7 +27,6 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.objectives.objective import Objective
 from rlreason.training.learner import Learner
-from tests.starts import SMALL, rlreason
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -106,16 +104,6 @@ def test_the_engine_in_this_process_samples_with_the_trainers_head(tokenizer, po
 
     assert gap(rounding) < 5e-5
     assert gap(policy) > 5e-4  # the same weights under the other head
-
-
-def test_a_run_records_its_head_and_measures_its_gap_with_it(tmp_path):
-    done = rlreason(*SMALL, "model.head=bfloat16", "hydra.run.dir=run", "save_model=false", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run/provenance.json").read_text())["device"]["head"] == "bfloat16"
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    gaps = [row["rollout/mismatch_max"] for row in rows if "rollout/mismatch_max" in row]
-    assert len(gaps) == 2
-    assert max(gaps) < 1e-4
 
 
 # Products by oneDNN are those of torch, with their gradients; where they do not apply nothing changes

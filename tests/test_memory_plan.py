@@ -155,10 +155,9 @@ def test_training_the_built_in_model_takes_what_the_plan_says(composed, words):
         assert close(f.saved_bytes(dataclasses.replace(work, tokens=tokens)), kept_for_gradient(policy, row))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "group", "prompt", "response", "rows"), [(32, 8, 60, 48, 128), (4, 4, 100, 200, 256)]
-)
-def test_sampling_in_process_takes_what_the_plan_says(policy, prompts, group, prompt, response, rows):
+@pytest.mark.parametrize("sizes", [(32, 8, 60, 48, 128), (4, 4, 100, 200, 256)])
+def test_sampling_in_process_takes_what_the_plan_says(policy, sizes):
+    prompts, group, prompt, response, rows = sizes
     caches: list[int] = []
 
     def look(place, ended):
@@ -319,9 +318,7 @@ def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, kind, g
 
 
 @pytest.mark.parametrize("text", ['{"model_type": "mamba"}', "{", '{"model_type": "llama", "vocab_size": -5}'])
-def test_a_shape_that_cannot_be_read_is_unknown_and_where_nothing_helps_the_largest_part_is_named(
-    text, tmp_path, composed
-):
+def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(text, tmp_path, composed):
     (tmp_path / "config.json").write_text(text)
     run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
     told = planned(run, CPU)

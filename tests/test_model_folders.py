@@ -21,7 +21,6 @@ from rlreason.model.packing import pack
 from rlreason.model.parameters import END, PAD, TAGS, build_model, load_model, load_tokenizer
 from rlreason.model.policy import Policy, load_policy
 from rlreason.training.build import make_sampling
-from tests.starts import rlreason
 
 
 @pytest.fixture
@@ -159,10 +158,3 @@ def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfQ: {question}\r\nA:")
     assert template_of(str(tmp_path / "own.prompt")) == "Q: {question}\nA:"
-
-
-def test_a_name_that_is_too_long_for_the_file_system_is_one_line(tmp_path):
-    done = rlreason("algorithm=evaluate", f"hydra.run.dir={'a' * 300}", cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert "too long" in line

@@ -12,6 +12,7 @@ from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, rollout_metrics
 from rlreason.errors import ConfigError
+from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records import files
 from rlreason.records.files import opened, step_name
@@ -72,10 +73,17 @@ def test_rollouts_are_graded_in_order_and_the_engine_is_never_behind_the_trainer
     assert len(drawn) == 3
 
 
-def test_metrics_count_what_can_go_wrong_quietly():
+def test_metrics_and_monitors_count_what_can_go_wrong_quietly():
     samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
     m = rollout_metrics(samples)
     assert (m["reward/mean"], m["rollout/distinct"], m["rollout/length"]) == (0.25, 0.75, 1.25)
+    said: list[str] = []
+    monitors = Monitors(group_size=4, say=said.append)
+    for step in range(1, 13):
+        monitors.check(step, {"rollout/distinct": 0.25, "reward/mean": 0.0, "rollout/truncated": 0.9})
+    assert monitors.counts.pop("zero_reward") == 3  # from the tenth step in a row on
+    assert set(monitors.counts.values()) == {12}
+    assert len(said) == 1 + 2 * len(monitors.counts)  # the 1st and the 10th time
 
 
 def test_records_are_whole_and_a_finished_run_or_another_folder_is_refused(tmp_path):
