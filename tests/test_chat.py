@@ -51,19 +51,25 @@ GEMMA = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System ro
 ONE = Problem("one", "What is 1 + 1?", "2", solution="1+1=2")
 
 
+def with_template(tokenizer, template, bos=False):
+    """A copy of the tokenizer with a chat template and its special tokens; `bos`: it puts one before every text."""
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<bos>"]})
+    own.chat_template = template
+    if bos:
+        own.bos_token = "<bos>"
+        own.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", own.bos_token_id)]
+        )
+    return own
+
+
 @pytest.fixture
 def asking(tokenizer):
-    """A policy whose tokenizer has a chat template and its tokens; `bos`: it puts one before every text."""
+    """A policy whose tokenizer has this chat template."""
 
     def make(template, bos=False) -> Policy:
-        own = copy.deepcopy(tokenizer)
-        own.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<bos>"]})
-        own.chat_template = template
-        if bos:
-            own.bos_token = "<bos>"
-            own.backend_tokenizer.post_processor = TemplateProcessing(
-                single="<bos> $A", special_tokens=[("<bos>", own.bos_token_id)]
-            )
+        own = with_template(tokenizer, template, bos)
         return Policy(build_model(len(own), width=16, layers=1, init_scale=0.3, seed=1), own)
 
     return make
