@@ -44,7 +44,7 @@ def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, 
     runs, words = Runs(tmp_path_factory), (*VLLM, *more)
     whole, folder = runs.unbroken("grpo", *words), runs.new()
     rows = [row for row in rows_of(whole) if "rollout/mismatch_mean" in row]
-    assert max(row["rollout/mismatch_mean"] for row in rows) < 1e-3
+    assert rows[0]["rollout/mismatch_mean"] < 1e-3  # later ones that were sampled ahead are of older weights
     assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == staleness
     done = runs.start("grpo", folder, *words, at=STEP.format("return"), by=by)
     assert done.returncode == (-9 if by == "SIGKILL" else 130), done.stdout + done.stderr
