@@ -64,8 +64,15 @@ def with_template(tokenizer, template, bos=False):
     return own
 
 
+@pytest.fixture
 def asking(tokenizer):
-    return Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer)
+    """A policy whose tokenizer has this chat template."""
+
+    def make(template, bos=False) -> Policy:
+        own = with_template(tokenizer, template, bos)
+        return Policy(build_model(len(own), width=16, layers=1, init_scale=0.3, seed=1), own)
+
+    return make
 
 
 def prompt(**chosen):
@@ -78,38 +85,37 @@ def prompt(**chosen):
 USER = "What is 1 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
-@pytest.mark.parametrize("template", [CHATML, QWEN3], ids=["chatml", "qwen3"])
-@pytest.mark.parametrize("system", [None, "Be brief."])
-def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, template, system):
-    policy = asking(with_template(tokenizer, template))
+@pytest.mark.parametrize(("template", "system"), [(CHATML, None), (QWEN3, "Be brief.")])
+def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(asking, template, system):
+    policy = asking(template)
     conversation = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": USER}]
     expected = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
     assert encoder(policy, prompt(system=system))(ONE) == expected
 
 
-def test_a_prompt_is_the_same_on_every_day_with_one_token_at_its_begin(tokenizer):
-    policy = asking(with_template(tokenizer, "{{ bos_token }}" + DATED, bos=True))
+def test_a_prompt_is_the_same_on_every_day_with_one_token_at_its_begin(asking):
+    policy = asking("{{ bos_token }}" + DATED, bos=True)
     ids = encoder(policy, prompt())(ONE)
     assert policy.tokenizer.decode(ids).endswith("Today Date: 26 Jul 2024")
     assert ids.count(policy.tokenizer.bos_token_id) == 1
 
 
-def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer):
-    encode = encoder(asking(with_template(tokenizer, CHATML)), prompt())
+def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(asking):
+    encode = encoder(asking(CHATML), prompt())
     encode.check([ONE, replace(ONE, question="What does <s> mean?")])
     for token in ("<|im_end|>", "<|endoftext|>"):
         with pytest.raises(ConfigError, match=re.escape(token)):
             encode.check([ONE, replace(ONE, question=f"What does {token} mean?")])
 
 
-def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
-    policy = asking(with_template(tokenizer, QWEN3))
+def test_thinking_is_switched_where_the_template_has_the_switch(asking):
+    policy = asking(QWEN3)
     ids = [encoder(policy, prompt(enable_thinking=choice))(ONE) for choice in (None, True, False)]
     alone, on, off = map(policy.tokenizer.decode, ids)
     assert alone == on
     assert off == on + "<think>\n\n</think>\n\n"
-    with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .*leave it out"):
-        Chat(with_template(tokenizer, CHATML), enable_thinking=False).check()
+    with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: "):
+        Chat(asking(CHATML).tokenizer, enable_thinking=False).check()
 
 
 @pytest.mark.parametrize(
@@ -118,25 +124,23 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
         (None, None),
         (GEMMA, "Be brief."),  # refuses a system message
         ("{{ messages[-1]['content'] }}", "Be brief."),  # leaves it out
-        (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None),
         (CHATML.replace("['content']", "['content'][:4000]"), None),
     ],
 )
-def test_what_a_template_cannot_do_is_refused_before_the_weights_are_loaded(tokenizer, template, system, tmp_path):
-    with_template(tokenizer, template).save_pretrained(tmp_path)
+def test_what_a_template_cannot_do_is_refused_before_the_weights_are_loaded(asking, template, system, tmp_path):
+    asking(template).tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{}")  # and no weights at all
     run = settings("model=local", f"model.path={tmp_path}", "data=stories", "prompt=chat")
     run.prompt.system = system
-    with pytest.raises(ConfigError, match=r"^prompt\.chat=true") as caught:
+    with pytest.raises(ConfigError, match=r"^prompt\.chat=true"):
         check_prompts(run)
-    assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ConfigError, match=r"^eval\.prompt\."):
         check_prompts(replace(run, eval=replace(run.eval, prompt=replace(run.prompt)), prompt=settings().prompt))
 
 
-def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
+def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(asking):
     """ChatML's end of turn is not this tokenizer's end of text, as with a base model that has a chat template."""
-    policy = asking(with_template(tokenizer, CHATML))
+    policy = asking(CHATML)
     end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert end != policy.tokenizer.eos_token_id
     run = settings("algorithm=sft", "model=smollm2_135m", "prompt=chat")
@@ -151,12 +155,12 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert make_sampling(run, policy).end_ids == {end}  # and a sampled response ends there
     assert make_sampling(settings("model=smollm2_135m"), policy).end_ids == set()  # of another prompt's, training's own
     assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
-    turnless = with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    turnless = asking("{% for m in messages %}{{ m['content'] }}\n{% endfor %}").tokenizer
     assert end_of_turn(prompt(), turnless) is None  # left to the end of text
 
 
-def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):
-    policy = asking(with_template(tokenizer, QWEN3))
+def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(asking):
+    policy = asking(QWEN3)
     bare = encoder(policy, prompt(file="question_only.prompt"))
     asked = f"<|im_start|>user\n{ONE.question}<|im_end|>\n<|im_start|>assistant\n"
     assert policy.tokenizer.decode(bare(ONE)) == asked
@@ -166,9 +170,9 @@ def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_al
     assert not remarks(settings().prompt, [own])
 
 
-def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
+def test_a_protocol_knows_the_chat_template_and_what_was_chosen(asking):
     run = settings("model=smollm2_135m", "prompt=chat")
-    qwen, chatml = with_template(tokenizer, QWEN3), with_template(tokenizer, CHATML)
+    qwen, chatml = asking(QWEN3).tokenizer, asking(CHATML).tokenizer
     first = protocol_of(run.evaluation, [ONE], qwen)
     assert first["chat.prompt"] == "<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
     other = protocol_of(run.evaluation, [ONE], chatml)
@@ -177,16 +181,12 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
     assert protocol_of(run.evaluation, [ONE], qwen)["hash"] not in (first["hash"], other["hash"])
 
 
-def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):
-    asking(with_template(tokenizer, QWEN3)).save(tmp_path / "model")
-    rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(4)]
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "data=jsonl",
-             f"data.path={tmp_path}", "prompt=chat", "prompt.enable_thinking=false", "sampling.max_tokens=8",
+def test_an_instruct_model_is_asked_in_its_chat_template(asking, gsm8k):
+    asking(QWEN3).save(gsm8k / "model")
+    words = ["algorithm=evaluate", "model=local", f"model.path={gsm8k / 'model'}", "data=jsonl",
+             f"data.path={gsm8k}", "prompt=chat", "prompt.enable_thinking=false", "sampling.max_tokens=8",
              "threads=1"]  # fmt: skip
-    start(settings(*words), RunWriter(tmp_path / "out", "seed: 0\n", trains=False), Console())
-    row = json.loads((tmp_path / "out/responses.jsonl").read_text().splitlines()[0])
+    start(settings(*words), RunWriter(gsm8k / "out", "seed: 0\n", trains=False), Console())
+    row = json.loads((gsm8k / "out/responses.jsonl").read_text().splitlines()[0])
     assert row["prompt"].startswith("<|im_start|>user\n")
     assert row["prompt"].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert json.loads((tmp_path / "out/summary.json").read_text())["protocol"]["chat.enable_thinking"] is False

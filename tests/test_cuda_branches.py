@@ -1,36 +1,398 @@
 """What is asked of a GPU, tried without one: shapes, number types, layouts and arguments; no number is compared here.
 
-The checks are in cuda_branches.py and run in one process, on a GPU that is not there (fake_cuda.py).
+torch's FakeTensorMode runs a program on tensors of "cuda" that have no memory. Indexing from Python wants a device
+guard as well, and a torch for processors has none for CUDA: one that does nothing is compiled here, in about two
+seconds. It stays in the process that loads it, so all checks run in one of their own, which this file is too, and tells
+of each in a line of JSON. Autograd's engine asks for the GPU's streams, which cannot be had, so backward passes are
+called as functions (`Context`).
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
+import traceback
+import types
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from cuda_branches import CHECKS
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
-needs = pytest.mark.skipif(
-    torch.version.cuda is not None or shutil.which("g++") is None,
-    reason="for a torch without CUDA, which a device guard is compiled for: needs g++",
-)
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.decoding import Batch, SampleUnderWay
+from rlreason.model.attention import NAMES
+from rlreason.model.log_probs import _ChunkedLogProbs
+from rlreason.model.packing import GPU, _SharedPromptAttention, pack
+from rlreason.model.parameters import on_device
+from rlreason.model.policy import Policy
+
+HALF, FULL = torch.bfloat16, torch.float32
+#: Grouped heads; the sizes are those of no other dimension, so that an exchange of two shows.
+HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB, LAYERS = 6, 2, 16, 96, 320, 3
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 144, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 128,
+}  # fmt: skip
+FAMILIES = {"Qwen2": {"tie_word_embeddings": True}, "Qwen3": {"head_dim": HEAD_DIM}, "Olmo2": {}}
+PAIRS = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9, 9, 9])]
+TOKENS, PARTS, LONGEST = 16, [0, 5, 11, 16], 6  # of these pairs, each behind a prompt of its own
+SCORED = 12
+
+
+GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
+"""
+
+
+def load_guard(folder: Path) -> None:
+    """Compile and load the device guard; `CalledProcessError` or `FileNotFoundError` where there is no compiler."""
+    home, source, library = Path(torch.__file__).parent, folder / "guard.cpp", folder / "guard.so"
+    source.write_text(GUARD)
+    flags = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-lc10"]
+    subprocess.run(["g++", str(source), *flags, "-o", str(library)], check=True)
+    ctypes.CDLL(str(library))
+
+
+class FakeCuda(FakeTensorMode):
+    """Keeps the arguments of every operation by its name; pinned memory, which it does not know, is ordinary here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._within = False  # an operation that it puts together from others
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._pin_memory.default:
+            result = args[0]
+        elif self._within:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        else:
+            self._within = True
+            try:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                self._within = False
+        self.calls.append((str(func), args, kwargs or {}, result))
+        return result
+
+    def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+        """(arguments, named ones, result) of the calls of this operation, such as aten.mm.dtype."""
+        return [(args, kwargs, result) for called, args, kwargs, result in self.calls if called == name]
+
+
+class Context:
+    """What autograd hands to the two parts of a function of ours."""
+
+    def __init__(self, *needs_input_grad: bool) -> None:
+        self.needs_input_grad = needs_input_grad
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+class FakePolicy(Policy):
+    """A policy whose model lies on a GPU that is not there: nothing was checked, since that compares numbers."""
+
+    def __init__(self, model, compute_dtype: torch.dtype, head_dtype: torch.dtype, kernel: str) -> None:
+        self.device, self.model, self.tokenizer = torch.device("cuda"), model.eval(), None
+        self.weights, self.compute_dtype, self.head_dtype = torch.float32, compute_dtype, head_dtype
+        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+        self.in_main_memory = False
+        self.attention, self.why_attention, self.remarks = kernel, "", []
+        self.shares_prompts = kernel == "varlen"
+        model.set_attn_implementation(NAMES[kernel])
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """What torch.autocast("cuda") does, which does nothing here: it asks for a GPU first."""
+        torch.set_autocast_enabled("cuda", self.compute_dtype != torch.float32)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled("cuda", False)
+
+
+def policy_of(family: str = "Qwen2", kernel: str = "varlen", dtype: torch.dtype = HALF, head: torch.dtype = HALF):
+    config = getattr(transformers, f"{family}Config")(**SHAPE, **FAMILIES[family])
+    with torch.device("cuda"):
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    return FakePolicy(model, dtype, head, kernel)
+
+
+def is_laid_out(tensors, dtype, *shapes):
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        found = (tuple(tensor.shape), tensor.dtype, tensor.is_contiguous(), tensor.device.type)
+        assert found == (shape, dtype, True, "cuda"), found
+
+
+def are_bounds(*several):
+    """The kernels read 32-bit numbers there and look no further."""
+    for bounds in several:
+        assert (bounds.dtype, bounds.dim(), bounds.device.type) == (torch.int32, 1, "cuda"), bounds
+
+
+class Functions(TorchFunctionMode):
+    """Keeps torch's functions that are called by name, which operations no longer show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls.append((func.__name__, args))
+        return func(*args, **(kwargs or {}))
+
+
+def check_packing(mode: FakeCuda) -> None:
+    """Lists go to pinned memory once, and from there without waiting; everything lies on the GPU."""
+    batch = pack(PAIRS, torch.device("cuda"))
+    assert batch.layout.longest == LONGEST
+    assert tuple(batch.input_ids.shape) == (1, TOKENS)
+    for tensor in (batch.input_ids, batch.position_ids, batch.score_at, batch.labels, batch.response_mask):
+        assert tensor.device.type == "cuda"
+    are_bounds(batch.bounds)
+    copies = [kwargs for _, kwargs, _ in mode.of("aten._to_copy.default") if "device" in kwargs]
+    assert len(copies) == len(mode.of("aten._pin_memory.default")) == 1
+    assert copies[0]["non_blocking"] is True
+    mode.calls.clear()
+    on_device(torch.zeros(3), "cuda")
+    moves = "aten._pin_memory.default", "aten._to_copy.default"
+    assert tuple(name for name, *_ in mode.calls if name in moves) == moves
+
+
+def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False):
+    policy = policy_of(family, kernel)
+    policy.shares_prompts = shares
+    batch = policy.pack(PAIRS)
+    mode.calls.clear()
+    found = policy.log_probs(batch)
+    for one in found:
+        assert (tuple(one.shape), one.dtype, one.device.type) == ((SCORED,), FULL, "cuda")
+        assert one.requires_grad
+    halves = [args for name in ("aten.mm.default", "aten.addmm.default") for args, _, _ in mode.of(name)]
+    assert len(halves) == 7 * LAYERS, len(halves)  # the linear layers, each computed by autocast in half precision
+    assert {x.dtype for args in halves for x in args} == {HALF}
+    return policy, batch
+
+
+def check_varlen_forward(mode: FakeCuda) -> None:
+    """torch's variable-length kernel in each layer: bfloat16, contiguous, int32 bounds, causal, heads not repeated."""
+    for family in FAMILIES:
+        forward(mode, family, "varlen")
+        calls = mode.of("torch_attn._varlen_attn.default")
+        assert len(calls) == LAYERS, [name for name, *_ in mode.calls if "attn" in name]
+        for args, kwargs, _ in calls:
+            q, k, v, starts, ends, longest_q, longest_k, *rest = args
+            is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
+            are_bounds(starts, ends)
+            assert len(starts) == len(PARTS)
+            assert (longest_q, longest_k) == (LONGEST, LONGEST)
+            given = rest + list(kwargs.values())
+            assert all(one in given for one in (HEAD_DIM**-0.5, [-1, 0], True)), given
+
+
+def check_shared_prompts_forward(mode: FakeCuda) -> None:
+    """Two calls a layer: every part by itself, causally; then all responses of a group to their one prompt."""
+    _, batch = forward(mode, "Qwen3", "varlen", shares=True)
+    calls = mode.of("aten._flash_attention_forward.default")
+    assert len(calls) == 2 * LAYERS
+    assert batch.layout.parts.queries == (3, 2, 3, 5)  # the prompt, its two responses but for their ends, the third
+    for place, (args, kwargs, _) in enumerate(calls):
+        q, k, v, of_queries, of_keys, longest_q, longest_k, dropout, causal, debug = args
+        tokens = (13, 13) if place % 2 == 0 else (5, 3)
+        is_laid_out((q, k, v), HALF, (tokens[0], HEADS, HEAD_DIM), *[(tokens[1], KV_HEADS, HEAD_DIM)] * 2)
+        are_bounds(of_queries, of_keys)
+        assert (longest_q, longest_k) == ((5, 5) if place % 2 == 0 else (5, 3))
+        assert (dropout, causal, debug) == (0.0, place % 2 == 0, False)
+        assert kwargs == {"scale": HEAD_DIM**-0.5}
+
+
+def check_shared_prompts_backward(mode: FakeCuda) -> None:
+    """The backward kernel gets the merged outputs and log-sum-exps; gradients have the shapes of their tensors."""
+    layout = pack(PAIRS, "cuda", share_prompts=True).layout
+    tokens = sum(layout.parts.queries)
+    q = torch.zeros(tokens, HEADS, HEAD_DIM, dtype=HALF, device="cuda")
+    k, v = torch.zeros(2, tokens, KV_HEADS, HEAD_DIM, dtype=HALF, device="cuda")
+    ctx = Context()
+    out = _SharedPromptAttention.forward(ctx, q, k, v, layout, GPU, 0.25)
+    is_laid_out([out], HALF, (tokens, HEADS, HEAD_DIM))
+    # What comes in is a view, as transformers' reshape leaves it.
+    grads = _SharedPromptAttention.backward(ctx, torch.zeros_like(out).transpose(0, 1).contiguous().transpose(0, 1))
+    assert [tuple(g.shape) for g in grads[:3]] == [tuple(x.shape) for x in (q, k, v)]
+    assert {g.dtype for g in grads[:3]} == {HALF}
+    whole, across = mode.of("aten._flash_attention_backward.default")
+    for (args, kwargs, _), queries, keys, causal in ((whole, tokens, tokens, True), (across, 5, 3, False)):
+        grad, q_in, k_in, v_in, out_in, lse, of_queries, of_keys, *plain, seed, offset = args
+        shapes = [(queries, HEADS, HEAD_DIM)] * 2 + [(keys, KV_HEADS, HEAD_DIM)] * 2 + [(queries, HEADS, HEAD_DIM)]
+        is_laid_out((grad, q_in, k_in, v_in, out_in), HALF, *shapes)
+        is_laid_out([lse], FULL, (HEADS, queries))
+        are_bounds(of_queries, of_keys)
+        assert plain == [5, 5 if causal else 3, 0.0, causal]
+        assert (seed.dtype, tuple(seed.shape), tuple(offset.shape)) == (torch.uint64, (2,), (0,))
+        assert kwargs == {"scale": 0.25}
+
+
+def check_flash_attn_forward(mode: FakeCuda) -> None:
+    """model.attention=flash_attention_2: the arguments by the package's own names, in each layer.
+
+    The package cannot be had without CUDA: its function is one with the signature of versions 2.6 to 2.8.
+    """
+    calls = []
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+        causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+        return_attn_probs=False, block_table=None,
+    ):  # fmt: skip
+        assert (tuple(window_size), softcap, alibi_slopes, return_attn_probs) == ((-1, -1), 0.0, None, False)
+        is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
+        are_bounds(cu_seqlens_q, cu_seqlens_k)
+        calls.append((max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal))
+        return torch.empty_like(q)
+
+    sys.modules["flash_attn"] = types.ModuleType("flash_attn")
+    sys.modules["flash_attn"].flash_attn_varlen_func = flash_attn_varlen_func
+    forward(mode, "Qwen2", "flash_attention_2")
+    assert calls == [(LONGEST, LONGEST, 0.0, HEAD_DIM**-0.5, True)] * LAYERS
+
+
+def check_attention_in_float32(mode: FakeCuda) -> None:
+    """A card without bfloat16: one call per sequence, heads repeated, so that a kernel without grouped heads runs."""
+    policy = policy_of("Qwen2", "sdpa", FULL, FULL)
+    batch = policy.pack(PAIRS)
+    with Functions() as functions:
+        found, _ = policy.log_probs(batch)
+    assert found.dtype == FULL
+    sizes = [b - a for a, b in pairwise(PARTS)]
+    shapes = [tuple(x.shape) for name, args in functions.calls if name == "scaled_dot_product_attention" for x in args]
+    assert shapes == [(1, HEADS, size, HEAD_DIM) for _ in range(LAYERS) for size in sizes for _ in range(3)]
+
+
+def check_head(mode: FakeCuda) -> None:
+    """The output head: bfloat16 operands into float32, the weight cast once a call, gradients summed in float32."""
+    scored, chunk = 40, 16
+    hidden = torch.zeros(scored, WIDTH, device="cuda")
+    weight = torch.zeros(VOCAB, WIDTH, device="cuda")
+    labels = torch.zeros(scored, dtype=torch.int64, device="cuda")
+    ctx = Context(True, True)
+    found = _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 0.7, chunk, True, HALF, HALF)
+    assert [(tuple(x.shape), x.dtype) for x in found] == [((scored,), FULL)] * 2
+    products = mode.of("aten.mm.dtype")
+    assert [tuple(r.shape) for *_, r in products] == [(16, VOCAB), (16, VOCAB), (8, VOCAB)]
+    for args, kwargs, result in products:
+        assert [x.dtype for x in (*args[:2], result)] == [HALF, HALF, FULL]
+        assert FULL in (*args, *kwargs.values())
+    assert casts_of(mode, weight) == 1
+    mode.calls.clear()
+    grads = _ChunkedLogProbs.backward(ctx, torch.ones(scored, device="cuda"), torch.ones(scored, device="cuda"))
+    assert [(tuple(g.shape), g.dtype) for g in grads[:2]] == [((scored, WIDTH), FULL), ((VOCAB, WIDTH), FULL)]
+    assert casts_of(mode, weight) == 1
+    assert len(mode.of("aten.mm.dtype")) == 2 * 3  # logits again, and the gradient of the hidden states
+    sums = mode.of("aten.addmm.dtype_out")
+    assert len(sums) == 3
+    for args, kwargs, _ in sums:
+        into, a, b = args[:3]
+        assert kwargs["out"] is into
+        is_laid_out([into], FULL, (VOCAB, WIDTH))
+        assert (a.dtype, b.dtype) == (HALF, HALF)
+    wide = [name for name, args, *_ in mode.calls if name in ("aten.mm.default", "aten.addmm.default")]
+    assert wide == [], wide  # nothing is multiplied in float32, or rounded when it comes out
+
+
+def casts_of(mode: FakeCuda, weight: torch.Tensor) -> int:
+    return sum(tuple(r.shape) == tuple(weight.shape) and r.dtype == HALF for *_, r in mode.of("aten._to_copy.default"))
+
+
+def check_head_in_float32(mode: FakeCuda) -> None:
+    """model.head=float32 beside bfloat16 products: logits in float32, the two backward products of rounded numbers."""
+    hidden, weight = torch.zeros(40, WIDTH, device="cuda"), torch.zeros(VOCAB, WIDTH, device="cuda")
+    labels, ctx = torch.zeros(40, dtype=torch.int64, device="cuda"), Context(True, True)
+    _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 1.0, 16, False, FULL, HALF)
+    assert {x.dtype for args, _, _ in mode.of("aten.mm.default") for x in args} == {FULL}
+    assert not mode.of("aten.mm.dtype")
+    grads = _ChunkedLogProbs.backward(ctx, torch.ones(40, device="cuda"), None)
+    assert {g.dtype for g in grads[:2]} == {FULL}
+    back, sums = mode.of("aten.mm.dtype"), mode.of("aten.addmm.dtype_out")
+    assert len(back) == len(sums) == 3
+    operands = [args[:2] for args, *_ in back] + [args[1:3] for args, *_ in sums]
+    assert {x.dtype for pair in operands for x in pair} == {HALF}
+
+
+def check_decoding(mode: FakeCuda) -> None:
+    """The in-process engine: prompts are read, kept once, and two steps of two samples each decoded behind them."""
+    policy = policy_of("Qwen3", head=FULL)
+    kinds = torch.zeros(VOCAB, dtype=torch.uint8, device="cuda")
+    prompts = [Prompt("a", [3, 5, 7], seed=0), Prompt("b", [4], seed=1)]
+    groups = [[SampleUnderWay(2 * i + j, j, prompt) for j in range(2)] for i, prompt in enumerate(prompts)]
+    with torch.no_grad(), policy.autocast():
+        batch = Batch(policy, Sampling(1.0, 0, 8), kinds)
+        batch.compact_and_admit(groups)
+        assert len(mode.of("torch_attn._varlen_attn.default")) == LAYERS
+        for _ in range(2):
+            mode.calls.clear()
+            batch.step()
+    assert (tuple(batch.logits.shape), batch.logits.dtype) == ((4, VOCAB), FULL)
+    keys, values = batch.cache.prompts
+    assert [tuple(x.shape) for x in (*keys, *values)] == [(2, KV_HEADS, 3, HEAD_DIM)] * (2 * LAYERS)
+    assert {x.dtype for x in (*keys, *values)} == {HALF}
+    attended = [args for args, _, _ in mode.of("aten.bmm.default")]
+    assert len(attended) == 4 * LAYERS  # queries with the keys, weights with the values: of prompts, and of responses
+    assert {x.dtype for args in attended for x in args} == {HALF}
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in sorted(globals().items()) if name.startswith("check_")}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Name of each check -> its traceback, empty where all was as it should be."""
-    words = [sys.executable, str(Path(__file__).with_name("cuda_branches.py")), str(tmp_path_factory.mktemp("guard"))]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, __file__, str(tmp_path_factory.mktemp("guard"))]
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     return {told["check"]: told["failed"] for told in map(json.loads, ended.stdout.splitlines())}
 
 
-@needs
+@pytest.mark.skipif(
+    torch.version.cuda is not None or shutil.which("g++") is None,
+    reason="for a torch without CUDA, which a device guard is compiled for: needs g++",
+)
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_gpu_is_asked_for_the_right_thing(outcomes, name):
     assert outcomes[name] == "", outcomes[name]
+
+
+def main(folder: Path) -> None:
+    """Run every check, each with a GPU of its own."""
+    warnings.simplefilter("ignore")
+    load_guard(folder)
+    for name, check in CHECKS.items():
+        try:
+            with FakeCuda() as mode:
+                check(mode)
+            said = ""
+        except Exception:
+            said = traceback.format_exc()
+        print(json.dumps({"check": name, "failed": said}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -4,16 +4,17 @@ The checks of stopped texts are used by tests/test_vllm.py too: the rule is one 
 """
 
 import random
-import tracemalloc
 
 import pytest
 import torch
-from conftest import PROMPT, random_pairs
+from conftest import PROMPT
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.engines.base import Prompt, Sampling, Stops, closing_tokens, seed_for, special_tokens
 from rlreason.engines.hf.decoding import BLOCK, HEADROOM, PROMPT_TOKENS, PreallocatedCache, draw
 from rlreason.engines.hf.engine import HFEngine
+from rlreason.model.attention import CachedPrompts, single_query
 from rlreason.model.parameters import PAD
 from rlreason.model.policy import LogProbScorer, Policy
 
@@ -23,10 +24,6 @@ LETTERS, STOPS = tuple("aeiou"), ("a", "=")
 def prompts_for(policy, problems, count=8) -> list[Prompt]:
     asked = [policy.encode_prompt(PROMPT.format(question=p.question)) for p in problems[:count]]
     return [Prompt(p.id, ids, seed=100 * i) for i, (p, ids) in enumerate(zip(problems, asked, strict=False))]
-
-
-def random_prompts(policy, count: int) -> list[Prompt]:
-    return [Prompt(str(i), ids, seed=i) for i, (ids, _) in enumerate(random_pairs(policy.head.shape[0], count))]
 
 
 def ragged_prompts(policy, count=14, longest=90) -> list[Prompt]:
@@ -83,12 +80,9 @@ def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab)
 
 def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
     response = engine.generate([Prompt("p", [5, 6], 0)], Sampling(0.0, 0, 8), n=1)[0]
-    ids = [5, 6]
-    for token in response.token_ids:
-        with torch.no_grad():
-            logits = policy.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
-        assert token == int(logits.argmax())
-        ids.append(token)
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([[5, 6, *response.token_ids]]), use_cache=False).logits[0]
+    assert response.token_ids == logits[1:-1].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,6 @@ def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
         (3, Sampling(1.3, 5, 24, STOPS)),
         (1, Sampling(0.6, 0, 150, ("</answer>", "</think>"))),
     ],
-    ids=["scattered", "held back", "beyond the headroom"],
 )
 def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling):
     prompts, order = ragged_prompts(policy), list[tuple[int, object]]()
@@ -108,22 +101,16 @@ def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling
     assert [r.problem_id for r in small] == [p.problem_id for p in prompts for _ in range(n)]
     assert sorted(place for place, _ in order) == list(range(len(small)))
     assert all(small[place] is response for place, response in order)  # each is handed out with its place
-    assert len({tuple(r.token_ids) for r in small if len(r.token_ids) > 9}) == sum(len(r.token_ids) > 9 for r in small)
-    assert [r.token_ids for r in HFEngine(policy).generate(prompts[-1:], sampling, n)] == [
-        r.token_ids for r in small[-n:]
-    ]
+    long = [tuple(r.token_ids) for r in small if len(r.token_ids) > 9]
+    assert len(set(long)) == len(long)
+    alone = HFEngine(policy).generate(prompts[-1:], sampling, n)
+    assert [r.token_ids for r in alone] == [r.token_ids for r in small[-n:]]
     scores = LogProbScorer(policy, 1024, sampling.temperature).log_probs([(r.prompt_ids, r.token_ids) for r in small])
     for a, b, score in zip(small, large, scores, strict=True):
         assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
         assert max(abs(x - y) for x, y in zip(a.log_probs, b.log_probs, strict=True)) < 2e-5  # rounding: 1e-5
         if not sampling.min_tokens:  # which takes the end tokens out of the distribution
             assert max(abs(x - y) for x, y in zip(a.log_probs, score, strict=True)) < 5e-5
-
-
-def test_a_weight_sync_is_counted_and_stamped(policy, engine):
-    assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 0
-    assert engine.load_weights(policy) == {}
-    assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 1
 
 
 def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
@@ -202,8 +189,7 @@ def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(policy
     responses = engine.generate(prompts_for(policy, problems), sampling, n=4)
     held = check_stopped_texts(responses, policy.tokenizer, sampling)
     assert bool(held) == bool(min_tokens)  # the case was there
-    assert all(len(r.token_ids) > min_tokens for r in responses)
-    assert min(len(r.token_ids) for r in responses) <= min_tokens + 4
+    assert min_tokens < min(len(r.token_ids) for r in responses) <= min_tokens + 4
 
 
 @pytest.mark.parametrize(("stop", "min_tokens"), [((f"a{PAD}", f"e{PAD}"), 0), (("zzz", PAD), 0), ((PAD,), 6)])
@@ -227,12 +213,8 @@ def test_the_boundary_is_what_vllm_checks(tokenizer):
         stops = Stops(tokenizer, ("</answer>",), min_tokens)
         ends = [n for n in range(1, len(ids) + 1) if stops.overhang(ids[:n]) is not None]
         assert ends[:1] == ([end] if end else [])
-
-
-def test_a_character_whose_bytes_are_missing_has_not_been_written(tokenizer):
-    """Two tokens for one character: the stop string ends when the second is there, and not with the first."""
     ids = tokenizer.encode("é", add_special_tokens=False)
-    assert len(ids) == 2
+    assert len(ids) == 2  # a character whose bytes are missing has not been written
     assert Stops(tokenizer, ("é",), 1).overhang(ids) == 0
     assert Stops(tokenizer, ("é",), 0).overhang(ids[:1]) is None
     assert Stops(tokenizer, ("é",), 2).overhang(ids) is None
@@ -252,13 +234,8 @@ def test_tokens_that_may_close_a_stop_string_are_known_and_special_ones_without_
 # What it costs, in counts rather than seconds
 
 aten = torch.ops.aten
-WAITS = {
-    aten._local_scalar_dense.default,
-    aten.equal.default,
-    aten.nonzero.default,  # and whatever else has a shape that depends on values
-    aten.masked_select.default,
-    aten.masked_scatter_backward.default,
-}
+SHAPED_BY_VALUES = {aten.nonzero.default, aten.masked_select.default, aten.masked_scatter_backward.default}
+WAITS = {aten._local_scalar_dense.default, aten.equal.default, *SHAPED_BY_VALUES}
 
 
 class Calls(TorchDispatchMode):
@@ -279,7 +256,7 @@ def waits() -> Calls:
 
 
 def test_a_step_is_one_forward_pass_and_one_small_read(policy):
-    prompts, shapes, engine, steps = random_prompts(policy, 6), [], HFEngine(policy), 100
+    prompts, shapes, engine, steps = ragged_prompts(policy, 6), [], HFEngine(policy), 100
     with waits() as few:
         engine.generate(prompts, Sampling(1.0, 8, 9), n=8)
     with waits() as many:
@@ -299,10 +276,7 @@ def test_a_step_is_one_forward_pass_and_one_small_read(policy):
 
 def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
     """Whichever row a prompt was read in, its samples are those that it has when it is read with few others."""
-    g = torch.Generator().manual_seed(1)
-    sizes = torch.randint(200, 400, (40,), generator=g).tolist()
-    ids = [torch.randint(5, policy.head.shape[0], (size,), generator=g).tolist() for size in sizes]
-    prompts, rows = [Prompt(str(i), one, seed=i) for i, one in enumerate(ids)], []
+    prompts, rows = ragged_prompts(policy, 60, longest=400), []
     together, apart = HFEngine(policy), HFEngine(policy, max_rows=4)
     several, few = watched(
         policy,
@@ -311,26 +285,7 @@ def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
     )
     assert [r.token_ids for r in several] == [r.token_ids for r in few]
     assert together.counts.prompts == 2 < apart.counts.prompts
-    assert max(rows) <= PROMPT_TOKENS < sum(sizes) == together.counts.prompt_tokens
-
-
-def test_ended_rows_cost_reads_of_their_own_only(policy):
-    """Text is looked at after tokens that can close a stop string; every other step reads which rows drew one."""
-    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
-    engine = HFEngine(policy)
-    responses = engine.generate(prompts, Sampling(1.0, 0, 60, ("=",)), n=2)
-    looks = sum(r.text.count("=") for r in responses) + len(responses)
-    assert engine.counts.host_reads <= engine.counts.steps + 1 + 2 * looks
-    assert engine.counts.steps == max(len(r.token_ids) for r in responses) - 1
-
-
-def test_prompts_that_wait_do_not_wait_for_the_longest_response(policy):
-    prompts, order = ragged_prompts(policy, 24), []
-    HFEngine(policy, max_rows=6).generate(
-        prompts, Sampling(1.0, 0, 60, STOPS), 1, finished=lambda place, response: order.append(place)
-    )
-    first = {i for i, _ in sorted(enumerate(prompts), key=lambda p: len(p[1].token_ids))[:6]}
-    assert max(at for at, place in enumerate(order) if place in first) > 6  # later ones ended before all of the first
+    assert max(rows) <= PROMPT_TOKENS < sum(len(p.token_ids) for p in prompts) == together.counts.prompt_tokens
 
 
 def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(policy):
@@ -350,19 +305,6 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
     assert max(positions) < longest
 
 
-def test_samples_that_wait_take_no_memory(policy):
-    """Of 800 samples 32 run at a time; the random numbers of all would be 10 times those of 80."""
-    ends = tuple("abcdefghijklmnopqrstuvwxyz0123456789 ,.=+-?!:<")  # within a few tokens
-    peaks = []
-    for count in (10, 100):
-        prompts = [Prompt(str(i), [5 + i % 200], seed=i) for i in range(count)]
-        tracemalloc.start()
-        HFEngine(policy, max_rows=32).generate(prompts, Sampling(1.0, 0, 4096, ends), 8)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 4 * peaks[0], peaks
-
-
 def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy, tokenizer):
     """Rotary embeddings make float32 of keys; a cache of them would be cast as a whole at each step."""
     half, seen = Policy(policy.model, tokenizer, torch.bfloat16), set()
@@ -372,16 +314,56 @@ def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy
         if given["input_ids"].shape[0] > 1:  # a step, not the prompts
             seen.update(x.dtype for layer in given["past_key_values"].layers for x in (layer.keys, layer.values))
 
-    prompts = random_prompts(half, 6)
+    prompts = ragged_prompts(half, 6)
     with Calls(lambda func, args: func is aten._to_copy.default and args[0].shape == shape) as casts:
         watched(half, look, lambda: HFEngine(half, max_rows=4).generate(prompts, Sampling(1.0, 8, 12), 2))
     assert casts.count == sum(w.shape == shape for w in half.backbone.parameters())
     assert seen == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("counts", [[3, 1, 2], [1, 1, 1], [4]])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention_to_a_shared_prompt_is_that_to_a_copy(counts, kv_heads):
+    g = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    rows, most, before, columns = sum(counts), max(counts), 7, 5
+    asked = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    place = torch.cat([i * most + torch.arange(n) for i, n in enumerate(counts)])
+    filled = torch.zeros(len(counts) * most, dtype=torch.int64)
+    filled[place] = torch.arange(rows)
+    q, k, v = random(rows, 4, 1, 8), random(rows, kv_heads, columns, 8), random(rows, kv_heads, columns, 8)
+    keys, values = random(len(counts), kv_heads, before, 8), random(len(counts), kv_heads, before, 8)
+    attends = torch.rand(rows, 1, 1, before + columns, generator=g) < 0.6
+    attends[..., -1] = True
+    mask = torch.zeros(attends.shape, dtype=torch.float64).masked_fill_(~attends, float("-inf"))
+    shared = single_query(q, k, v, mask, 0.3, CachedPrompts([keys], [values], filled, place), 0)
+    copied = torch.cat([keys[asked], k], 2), torch.cat([values[asked], v], 2)
+    exact = F.scaled_dot_product_attention(q, *copied, mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(shared, exact.transpose(1, 2), atol=1e-12, rtol=0)
+
+
+def test_samples_of_a_prompt_keep_it_once(policy):
+    prompts = [Prompt(str(i), list(range(5, 15 + 3 * i)), seed=i) for i in range(4)]
+    seen: list[tuple[int, ...]] = []
+
+    def look(given) -> None:
+        if "prompts" in given:
+            (layer, *_), shared = given["past_key_values"].layers, given["prompts"]
+            assert len(shared.place) == len(given["input_ids"]) == len(layer.keys)
+            seen.append((layer.prompt_keys.shape[0], layer.prompt_keys.shape[2], layer.keys.shape[0]))
+
+    engine = HFEngine(policy, max_rows=16)
+    watched(policy, look, lambda: engine.generate(prompts, Sampling(1.0, 0, 40, ("=", "a")), n=8))
+    assert seen[0] == (2, 13, 16)  # two prompts at a time, as many columns as the longer has tokens
+    assert any(0 < count < rows < 16 for count, _, rows in seen)  # groups of which some have ended
+
+
 @pytest.mark.long
 def test_a_compiled_step_survives_changing_rows_and_lengths(policy):
-    prompts, said = random_prompts(policy, 12), list[str]()
+    prompts, said = ragged_prompts(policy, 12), list[str]()
     plain, compiled = HFEngine(policy, max_rows=8), HFEngine(policy, max_rows=8, compile=True, say=said.append)
     for sampling in (Sampling(1.0, 0, 40, ("=", "a")), Sampling(0.8, 5, 150, ("e",))):
         ours, theirs = compiled.generate(prompts, sampling, 3), plain.generate(prompts, sampling, 3)

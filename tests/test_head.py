@@ -1,17 +1,32 @@
-"""The output head's product: rounded operands, float32 sums, and the same numbers in training and in sampling."""
+"""Products of the layers and of the output head: rounded operands, float32 sums, the same in training and sampling."""
 
-import json
+import copy
+from functools import partial
 
+import pytest
 import torch
 from conftest import random_pairs
+from test_learner import make_samples
+from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.model.log_probs import chunked_log_probs, operand, product
+from rlreason.model.log_probs import (
+    _Linear,
+    _onednn_is_faster,
+    chunked_log_probs,
+    linear,
+    operand,
+    product,
+    use_fast_products,
+)
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
-from tests.starts import SMALL, rlreason
+from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -23,16 +38,18 @@ def given(positions=48, width=64, vocab=300):
 
 
 def exact(hidden, weight, labels, along):
-    """Log-probabilities and the gradients of their weighted sum, all in float64."""
+    """Log-probabilities, entropies and the gradients of the weighted log-probabilities, all in float64."""
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    found = F.log_softmax(hidden @ weight.t() / 0.7, -1).gather(1, labels[:, None])[:, 0]
-    return found.detach(), *torch.autograd.grad(found @ along.double(), [hidden, weight])
+    all_of_them = F.log_softmax(hidden @ weight.t() / 0.7, -1)
+    found = all_of_them.gather(1, labels[:, None])[:, 0]
+    gradients = torch.autograd.grad(found @ along.double(), [hidden, weight], retain_graph=True)
+    return found.detach(), -(all_of_them.exp() * all_of_them).sum(-1).detach(), *gradients
 
 
 def computed(hidden, weight, labels, along, chunk=16, **types):
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    found, _ = chunked_log_probs(hidden, weight, labels, 0.7, chunk, want_entropy=False, **types)
-    return found.detach(), *torch.autograd.grad(found @ along, [hidden, weight])
+    found, entropy = chunked_log_probs(hidden, weight, labels, 0.7, chunk, **types)
+    return found.detach(), entropy.detach(), *torch.autograd.grad(found @ along, [hidden, weight])
 
 
 def apart(a, b):
@@ -55,22 +72,21 @@ def test_operands_are_rounded_and_sums_are_not():
 def test_the_error_of_gradients_is_that_of_rounding_and_does_not_grow_with_the_chunks():
     """As the docstring says: about 0.2%, of three roundings to 8 bits, whatever the number of chunks."""
     hidden, weight, labels, along = given(positions=256)
-    log_probs, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
-    assert (computed(hidden, weight, labels, along, head=HALF)[0] - log_probs).abs().max() < 1e-5
-    errors = {chunk: computed(hidden, weight, labels, along, head=HALF, chunk=chunk)[1:] for chunk in (256, 4)}
-    for found in errors.values():
-        for mine, theirs in zip(found, expected, strict=True):
-            assert 1e-4 < apart(mine, theirs) < 4e-3
-    for one, other in zip(errors[256], errors[4], strict=True):
+    log_probs, _, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
+    rounded = partial(computed, hidden, weight, labels, along, head=HALF, want_entropy=False)
+    assert (rounded()[0] - log_probs).abs().max() < 1e-5
+    whole, parts = rounded(chunk=256)[2:], rounded(chunk=4)[2:]
+    for one, other, theirs in zip(whole, parts, expected, strict=True):
+        assert 1e-4 < apart(one, theirs) < 4e-3
         assert apart(one, other) < 1e-6  # summed in float32: sums in bfloat16 lose 1e-2 over 64 chunks
 
 
 def test_in_float32_nothing_is_rounded():
-    hidden, weight, labels, along = given()
-    for mine, theirs in zip(computed(hidden, weight, labels, along), exact(hidden, weight, labels, along), strict=True):
+    tensors = given(positions=50)  # the last of the chunks is a short one
+    for mine, theirs in zip(computed(*tensors), exact(*tensors), strict=True):
         assert apart(mine, theirs) < 1e-6
-    half, *gradients = computed(hidden, weight, labels, along, head=FULL, products=HALF)
-    torch.testing.assert_close(half, computed(hidden, weight, labels, along)[0], atol=0, rtol=0)
+    half, _, *gradients = computed(*tensors, head=FULL, products=HALF)
+    assert torch.equal(half, computed(*tensors)[0])
     assert [g.dtype for g in gradients] == [FULL, FULL]
 
 
@@ -90,13 +106,73 @@ def test_the_engine_in_this_process_samples_with_the_trainers_head(tokenizer, po
     assert gap(policy) > 5e-4  # the same weights under the other head
 
 
-def test_a_run_records_its_head_and_measures_its_gap_with_it(tmp_path):
-    done = rlreason(*SMALL, "model.head=bfloat16", "hydra.run.dir=run", "save_model=false", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "output head in bfloat16 products, float32 sums" in " ".join(done.stdout.split())
-    told = json.loads((tmp_path / "run/provenance.json").read_text())
-    assert told["device"]["head"] == "bfloat16"
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    gaps = [row["rollout/mismatch_max"] for row in rows if "rollout/mismatch_max" in row]
-    assert len(gaps) == 2
-    assert max(gaps) < 1e-4
+# Products by oneDNN are those of torch, with their gradients; where they do not apply nothing changes
+
+by_onednn = torch.ops.mkldnn._linear_pointwise.default if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
+needs_onednn = pytest.mark.skipif(by_onednn is None, reason="this torch has no oneDNN")
+
+
+class Products(TorchDispatchMode):
+    """Counts products by oneDNN."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is by_onednn
+        return func(*args, **(kwargs or {}))
+
+
+def tensors(*shape_of_x, out=128):
+    g = torch.Generator().manual_seed(0)
+    shapes = shape_of_x, (out, shape_of_x[-1]), (out,)
+    return [torch.randn(*shape, generator=g).requires_grad_() for shape in shapes]
+
+
+@needs_onednn
+@pytest.mark.parametrize(("shape", "out", "with_bias"), [((2, 64, 256), 128, True), ((256,), 320, False)])
+def test_a_product_and_its_gradients_are_torchs(shape, out, with_bias):
+    given = tensors(*shape, out=out)[: 2 + with_bias]
+    ours, theirs = _Linear.apply(*given, *([] if with_bias else [None])), F.linear(*given)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    along = torch.randn_like(ours)
+    mine, others = (torch.autograd.grad(found, given, along) for found in (ours, theirs))
+    torch.testing.assert_close(mine, others, atol=2e-4, rtol=0)
+
+
+@needs_onednn
+def test_tensors_with_gaps_are_read_as_they_are():
+    wide, weight, bias = (x.detach() for x in tensors(64, 512, out=256))
+    for x, w, b in [
+        (wide[:, ::2], weight[:, :256], bias),
+        (wide[:1].expand(64, 512), weight, bias),
+        (wide, weight[::2], bias[::2]),
+        (wide, weight, bias[:1].expand(256)),
+    ]:
+        torch.testing.assert_close(_Linear.apply(x, w, b), F.linear(x, w, b), atol=2e-4, rtol=0)
+
+
+@pytest.mark.skipif(not _onednn_is_faster("cpu"), reason="oneDNN is not faster on this processor")
+def test_training_multiplies_by_it_there_and_back(tokenizer):
+    policy = Policy(build_model(len(tokenizer), width=256), tokenizer, torch.float32)
+    layers = sum(isinstance(module, nn.Linear) for module in policy.backbone.modules())
+    samples = make_samples(policy)
+    with Products() as products:
+        micro = Learner(policy, Objective(), OptimizationConfig(1e-3)).update(samples)["train/micro_batches"]
+    # Outputs, and gradients of inputs and of weights; the head makes its logits anew in its backward pass.
+    assert products.count == (3 * layers + 4) * micro
+
+
+def test_a_frozen_weight_gets_no_gradient_and_types_names_and_copies_are_those_of_torch():
+    x, weight, bias = tensors(64, 256)
+    linear(x, weight.detach()).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(64, -1), atol=1e-3, rtol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
+    model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 4))
+    names, before = list(model.state_dict()), model(x)
+    use_fast_products(model)
+    assert list(model.state_dict()) == names
+    for one in (model, copy.deepcopy(model)):
+        torch.testing.assert_close(one(x), before, atol=1e-4, rtol=0)

@@ -24,12 +24,6 @@ AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip")
 STEP = "rlreason.training.learner:Learner._step:{}:2"
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Where the runs of these tests are."""
-    return Runs(tmp_path_factory)
-
-
 def asked_in(folder: Path) -> dict[str, list[str]]:
     """File -> the problems whose responses it holds, in order."""
     files = [path for kind in ("rollouts", "evals") for path in sorted((folder / kind).glob("*"))]
@@ -45,11 +39,13 @@ def schedule_of(folder: Path) -> list[tuple[float | None, ...]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", [(), AHEAD], ids=["in step", "ahead"])
-@pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
-def test_a_run_with_vllm_goes_on_with_the_same_problems(runs, more, by):
-    folder, words = runs.new(), (*VLLM, *more)
-    whole = runs.unbroken("grpo", *words)
+@pytest.mark.parametrize(("more", "by", "staleness"), [((), "SIGTERM", [0, 0, 0]), (AHEAD, "SIGKILL", [0, 1, 1])])
+def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, by, staleness):
+    runs, words = Runs(tmp_path_factory), (*VLLM, *more)
+    whole, folder = runs.unbroken("grpo", *words), runs.new()
+    rows = [row for row in rows_of(whole) if "rollout/mismatch_mean" in row]
+    assert rows[0]["rollout/mismatch_mean"] < 1e-3  # later ones that were sampled ahead are of older weights
+    assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == staleness
     done = runs.start("grpo", folder, *words, at=STEP.format("return"), by=by)
     assert done.returncode == (-9 if by == "SIGKILL" else 130), done.stdout + done.stderr
     runs.goes_on("grpo", folder, *words)

@@ -9,15 +9,8 @@ import torch
 from conftest import random_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    get_scheduler,
-)
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.config.rules import wrong_values
@@ -41,23 +34,35 @@ def needs(library):
 
 
 @pytest.fixture
-def untied(tokenizer):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.3, tie_word_embeddings=False, eos_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+def made(tokenizer):
+    """A policy of two layers, with its head tied to the embeddings or not."""
+
+    def make(tied: bool = True, layers: int = 2, **options) -> Policy:
+        model = build_model(len(tokenizer), width=32, layers=layers, init_scale=0.3, seed=1)
+        if not tied:
+            config = LlamaConfig(
+                vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, eos_token_id=0,
+            )  # fmt: skip
+            torch.manual_seed(0)
+            model = LlamaForCausalLM(config)
+        return Policy(model, tokenizer, **options)
+
+    return make
 
 
-def fresh(tokenizer, layers=2, **options):
-    return Policy(build_model(len(tokenizer), width=32, layers=layers, init_scale=0.3, seed=1), tokenizer, **options)
-
-
-def given_samples(policy, count=6):
+def train(policy, rate=1e-2) -> Learner:
+    """One update on samples with gradients."""
     grade = Grade(1.0, 1.0, 1.0, "correct", path="given")
-    pairs = random_pairs(len(policy.tokenizer), count)
-    return [Sample(Response("p", p, r, [], "", "stop"), grade, advantage=1.0) for p, r in pairs]
+    pairs = random_pairs(len(policy.tokenizer), 6)
+    samples = [Sample(Response("p", p, r, [], "", "stop"), grade, advantage=1.0) for p, r in pairs]
+    learner = Learner(policy, Objective(), OptimizationConfig(rate))
+    assert learner.update(samples)["train/grad_norm"] > 0
+    return learner
+
+
+def scores(policy, count=4):
+    return LogProbScorer(policy, 512).log_probs(random_pairs(len(policy.tokenizer), count))
 
 
 def gradients(policy, pairs):
@@ -71,18 +76,18 @@ def engine_gap(policy):
     """The largest difference between the embedded engine's log-probabilities and the policy's."""
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(len(policy.tokenizer), 4))]
     responses = HFEngine(policy).generate(prompts, Sampling(1.0, 0, 10), n=2)
-    scores = LogProbScorer(policy, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    return max(abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True))
+    scored = LogProbScorer(policy, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    return max(abs(a - b) for r, s in zip(responses, scored, strict=True) for a, b in zip(r.log_probs, s, strict=True))
 
 
-def test_recomputed_activations_give_the_same_gradient_from_less_memory_without_dropout(tokenizer):
+def test_recomputed_activations_give_the_same_gradient_from_less_memory_without_dropout(tokenizer, made):
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=0,
         resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, initializer_range=0.3,
     )  # fmt: skip
     pairs = random_pairs(len(tokenizer), 8)
-    for policy in (fresh(tokenizer, layers=6), Policy(GPT2LMHeadModel(config), tokenizer)):
+    for policy in (made(layers=6), Policy(GPT2LMHeadModel(config), tokenizer)):
         found, saved = [], []
         for _ in range(2):
             sizes: dict[int, int] = {}
@@ -100,51 +105,42 @@ def test_recomputed_activations_give_the_same_gradient_from_less_memory_without_
         assert engine_gap(policy) < 5e-5
 
 
-def test_a_copy_recomputes_with_its_own_weights(tokenizer):
+def test_a_copy_recomputes_with_its_own_weights(made):
     """A frozen reference is a deepcopy of the policy: training the policy must not move it."""
-    policy = fresh(tokenizer)
+    policy = made()
     checkpoint_layers(policy.model)
-    reference = Policy(copy.deepcopy(policy.model), tokenizer)
-    pairs = random_pairs(len(tokenizer), 3)
-    before = LogProbScorer(reference, 512).log_probs(pairs)
-    Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
-    assert LogProbScorer(reference, 512).log_probs(pairs) == before != LogProbScorer(policy, 512).log_probs(pairs)
+    reference = Policy(copy.deepcopy(policy.model), policy.tokenizer)
+    before = scores(reference)
+    train(policy)
+    assert scores(reference) == before != scores(policy)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_half_weights_round_everything_but_the_head(tokenizer, untied, tied):
-    def make(**options):
-        return fresh(tokenizer, **options) if tied else Policy(copy.deepcopy(untied), tokenizer, **options)
-
-    full, half = make(compute_dtype=BFLOAT16), make(weights=BFLOAT16)
+def test_half_weights_round_everything_but_the_head(made, tied):
+    full, half = made(tied, compute_dtype=BFLOAT16), made(tied, weights=BFLOAT16)
     kept = {name for name, p in half.model.named_parameters() if p.dtype == torch.float32}
     assert kept == ({"model.embed_tokens.weight"} if tied else {"lm_head.weight"})
-    assert half.head.dtype == torch.float32
     assert (half.model.get_input_embeddings().weight is half.head) == tied
     assert half.compute_dtype == BFLOAT16
     for (name, a), (_, b) in zip(full.model.named_parameters(), half.model.named_parameters(), strict=True):
         assert torch.equal(a if name in kept else a.bfloat16(), b)
     assert all(buffer.dtype != BFLOAT16 for buffer in half.model.buffers())
-    pairs = random_pairs(len(tokenizer), 6)
-    (expected, _), (found, _) = full.log_probs(pack(pairs)), half.log_probs(pack(pairs))
+    batch = pack(random_pairs(len(half.tokenizer), 6))
+    (expected, _), (found, _) = full.log_probs(batch), half.log_probs(batch)
     assert found.dtype == torch.float32
     assert (found - expected).abs().mean() < 0.05
     assert engine_gap(half) < 0.3  # half-precision products in another order
 
 
-def test_frozen_weights_stay_and_the_rest_moves(tokenizer, untied):
-    policy = Policy(untied, tokenizer)
-    freeze(policy.model, ["model.embed_tokens*", "layers.0.*"])
-    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
-    moved = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
+def test_frozen_weights_stay_and_the_rest_moves(made, policy):
+    untied = made(tied=False)
+    freeze(untied.model, ["model.embed_tokens*", "layers.0.*"])
+    before = {name: p.detach().clone() for name, p in untied.model.named_parameters()}
+    train(untied)
+    moved = {name for name, p in untied.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {n for n in before if not n.startswith(("model.embed_tokens", "model.layers.0."))}
     assert "lm_head.weight" in moved
-
-
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head*"])
-def test_freezing_one_of_two_tied_weights_freezes_both(policy, name):
-    freeze(policy.model, [name])
+    freeze(policy.model, ["lm_head*"])  # of two tied weights both
     assert not policy.head.requires_grad
 
 
@@ -161,46 +157,35 @@ def test_a_pattern_without_a_match_is_refused_and_all_is_too_much(policy):
 
 @needs("peft")
 @pytest.mark.parametrize("tied", [True, False])
-def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied):
-    policy = fresh(tokenizer) if tied else Policy(untied, tokenizer)
-    pairs = random_pairs(len(tokenizer), 4)
-    before = LogProbScorer(policy, 512).log_probs(pairs)
-    weights = {n: w.clone() for n, w in policy.named_weights()}
+def test_adapters_start_as_nothing_are_trained_alone_and_are_saved_as_a_plain_model(made, tied, tmp_path):
+    policy = made(tied)
+    before, weights = scores(policy), {n: w.clone() for n, w in policy.named_weights()}
     layers = [m for n, m in policy.model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     add_lora(policy.model, 4, 8.0, None, seed=0)
-    assert LogProbScorer(policy, 512).log_probs(pairs) == before
+    assert scores(policy) == before
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     assert trained == sum(4 * (m.in_features + m.out_features) for m in layers)
-    Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
+    train(policy)
     merged = dict(policy.named_weights())
-    adapted = {n for n in weights if not torch.equal(merged[n], weights[n])}
     assert merged.keys() == weights.keys()
-    assert adapted == {n for n in weights if n.endswith("proj.weight")}
+    moved = {n for n in weights if not torch.equal(merged[n], weights[n])}
+    assert moved == {n for n in weights if n.endswith("proj.weight")}
     assert engine_gap(policy) < 5e-5
-
-
-@needs("peft")
-def test_a_saved_adapted_policy_is_a_plain_model_and_training_goes_on(policy, tmp_path):
-    add_lora(policy.model, 4, 8.0, ["q_proj", "down_proj"], seed=0)
-    learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
-    learner.update(given_samples(policy))
-    pairs = random_pairs(len(policy.tokenizer), 4)
-    before = LogProbScorer(policy, 512).log_probs(pairs)
+    after = scores(policy)
     policy.save(tmp_path / "model")
-    assert LogProbScorer(policy, 512).log_probs(pairs) == before
-    assert learner.update(given_samples(policy))["train/grad_norm"] > 0
+    assert scores(policy) == after
+    train(policy)  # goes on
     plain, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    loaded = Policy(plain, policy.tokenizer)
-    for ours, theirs in zip(before, LogProbScorer(loaded, 512).log_probs(pairs), strict=True):
+    for ours, theirs in zip(after, scores(Policy(plain, policy.tokenizer)), strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)
 
 
 @needs("peft")
-def test_adapters_of_half_weights_are_exact_seeded_and_described(tokenizer):
+def test_adapters_of_half_weights_are_exact_seeded_and_described(made):
     def adapted(seed):
-        policy = fresh(tokenizer, weights=BFLOAT16)
+        policy = made(weights=BFLOAT16)
         settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=4))
         assert not settings.problems()
         set_trained(settings, policy, seed)
@@ -209,9 +194,8 @@ def test_adapters_of_half_weights_are_exact_seeded_and_described(tokenizer):
     first, again, other = adapted(0), adapted(0), adapted(1)
     for policy in (first, again):
         assert all(p.dtype == torch.float32 for p in policy.model.parameters() if p.requires_grad)
-        Learner(policy, Objective(), OptimizationConfig(1e-4)).update(given_samples(policy))
-    pairs = random_pairs(len(tokenizer), 3)
-    assert LogProbScorer(first, 512).log_probs(pairs) == LogProbScorer(again, 512).log_probs(pairs)
+        train(policy, 1e-4)
+    assert scores(first) == scores(again)
     a = {n: p for n, p in other.model.named_parameters() if ".lora_A" in n}
     assert not any(torch.equal(p, first.model.get_parameter(n)) for n, p in a.items())
     assert all(words in first.describe() for words in ("bfloat16", "LoRA rank 4", "computed again"))
@@ -227,15 +211,28 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line():
         assert line.startswith("model.")
 
 
-def test_named_weights_are_those_of_a_saved_folder(policy, untied, tokenizer, tmp_path):
-    for each, count in ((policy, 20), (Policy(untied, tokenizer), 21)):
-        each.save(tmp_path / str(count))
-        with safe_open(tmp_path / str(count) / "model.safetensors", "pt") as file:
-            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        named = dict(each.named_weights())
-        assert len(named) == count
-        assert named.keys() == saved.keys()
-        assert all(torch.equal(named[name], saved[name]) for name in saved)
+@pytest.mark.parametrize(("tied", "count"), [(True, 20), (False, 21)])
+def test_named_weights_are_those_of_a_saved_folder(made, tied, count, tmp_path):
+    policy = made(tied)
+    policy.save(tmp_path / "model")
+    saved, named = load_file(tmp_path / "model/model.safetensors"), dict(policy.named_weights())
+    assert len(named) == count
+    assert named.keys() == saved.keys()
+    assert all(torch.equal(named[name], saved[name]) for name in saved)
+
+
+def quadratic(optimizer_of, steps=40):
+    """A large and a small parameter after some steps towards zero, and bytes of the large one's moments."""
+    torch.manual_seed(0)
+    parameters = [torch.randn(64, 256, requires_grad=True), torch.randn(7, requires_grad=True)]
+    optimizer = optimizer_of(parameters)
+    for step in range(steps):
+        sum(p.square().sum() for p in parameters).backward()
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return *(p.detach() for p in parameters), sum(t.numel() * t.element_size() for t in tensors if t.numel() > 256)
 
 
 def ours(name):
@@ -246,26 +243,11 @@ def torchs(parameters):
     return torch.optim.AdamW(parameters, lr=0.05, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-def quadratic(make, steps=40):
-    """A large and a small parameter after some steps towards zero, and bytes of the large one's moments."""
-    torch.manual_seed(0)
-    parameters = [torch.randn(64, 256, requires_grad=True), torch.randn(7, requires_grad=True)]
-    optimizer = make(parameters)
-    for step in range(steps):
-        sum(p.square().sum() for p in parameters).backward()
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / steps)
-        optimizer.step()
-        optimizer.zero_grad()
-    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return [p.detach() for p in parameters], sum(t.numel() * t.element_size() for t in tensors if t.numel() > 256)
-
-
 def test_adamw_is_torchs_and_decays_every_parameter():
-    (large, small), moments = quadratic(ours("adamw"))
-    (large_torch, small_torch), _ = quadratic(torchs)
-    torch.testing.assert_close(large, large_torch)  # fused: the same steps in another order of rounding
-    torch.testing.assert_close(small, small_torch)
-    assert moments == 8 * large.numel()
+    *found, moments = quadratic(ours("adamw"))
+    *theirs, _ = quadratic(torchs)
+    torch.testing.assert_close(found, theirs)  # fused: the same steps in another order of rounding
+    assert moments == 8 * found[0].numel()
     still = [torch.ones(3, 3, requires_grad=True), torch.ones(3, requires_grad=True)]
     optimizer = make_optimizer(OptimizationConfig(0.1, weight_decay=0.5), still)
     for p in still:
@@ -276,8 +258,8 @@ def test_adamw_is_torchs_and_decays_every_parameter():
 
 @needs("bitsandbytes")
 def test_8_bit_moments_take_a_quarter_and_go_nearly_the_same_way():
-    (large, small), moments = quadratic(torchs)
-    (large8, small8), moments8 = quadratic(ours("adamw_8bit"))
+    large, small, moments = quadratic(torchs)
+    large8, small8, moments8 = quadratic(ours("adamw_8bit"))
     assert 0.25 * moments <= moments8 < 0.27 * moments
     torch.testing.assert_close(small8, small, atol=1e-5, rtol=1e-4)  # too small to be kept in 8 bits
     assert (large8 - large).abs().mean() < 0.02
@@ -290,8 +272,8 @@ def test_rates_are_those_of_transformers_but_the_warm_up_is_a_step_ahead(kind):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     (theirs,) = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=10).lr_lambdas
     for done in range(10):
-        ours = learning_rate_at(done, 1.0, 10.0, 2.0, kind, warmup)
-        assert ours == pytest.approx(2.0 * theirs(done + 1 if done < warmup - 1 else max(done, warmup)), abs=1e-12)
+        rate = learning_rate_at(done, 1.0, 10.0, 2.0, kind, warmup)
+        assert rate == pytest.approx(2.0 * theirs(done + 1 if done < warmup - 1 else max(done, warmup)), abs=1e-12)
 
 
 @given(

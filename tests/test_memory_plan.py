@@ -2,15 +2,14 @@
 
 import dataclasses
 import gc
-import json
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import yaml
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
 
 from rlreason.config.store import typed
 from rlreason.data.prepare import read_splits
@@ -20,14 +19,16 @@ from rlreason.engines.hf.decoding import PROMPT_TOKENS, PreallocatedLayer
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model import memory as f
 from rlreason.model.log_probs import CHUNK
-from rlreason.model.memory import PROMPT, PUBLISHED, ModelShape, Sampled, Workload, shape_from, shape_of, workload_of
+from rlreason.model.memory import PROMPT, PUBLISHED, Sampled, Workload, shape_from, shape_of, workload_of
 from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.plan import (
     CONTEXT,
     Plan,
     conclusion,
+    device_per_rank,
     figures,
     held_later,
+    parallel_mode,
     plan_of,
     planned,
     planned_cache,
@@ -38,28 +39,25 @@ from rlreason.model.plan import (
 from rlreason.model.policy import Policy
 from rlreason.runtime.machine import Device, processor
 from rlreason.training.build import make_learner, make_policy
-from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
 from rlreason.types import Grade, Response, Sample
 
 CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
 CARD = Device("cuda", "a card of 24 GB", int(23.5 * 2**30), 24 << 30)
-SMALL = {
+CARD_40, CARD_80, CARD_140 = (Device("cuda", "a card", int(0.988 * n * 2**30), n << 30) for n in (40, 80, 142))
+SIZES = {
     "vocab_size": 600, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
 FAMILIES = {
-    "llama": LlamaConfig(**SMALL, bos_token_id=None, eos_token_id=0),
-    "llama, biased": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True, eos_token_id=0),
-    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True, eos_token_id=0),
-    "qwen3": Qwen3Config(**SMALL, head_dim=32, eos_token_id=0),
-    "olmo2": Olmo2Config(**SMALL, eos_token_id=0, pad_token_id=1),
+    "llama, biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=32),
+    "olmo2": Olmo2Config(**SIZES, pad_token_id=1),
 }
-SMOLLM = {
-    "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True, "max_position_embeddings": 8192,
-}  # fmt: skip
 LARGE = ("model=qwen3_0_6b", "data.path=a/b")
+VLLM = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
+SHAPE = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
 SIDES = {32, 64, 96, 192, 256}  # rows of the small models' matrices, by which autocast's copies are known
 
 
@@ -84,14 +82,14 @@ def bytes_of(tensors) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def kept_for_gradient(policy: Policy, batch, sides: Collection[int] = SIDES) -> int:
+def kept_for_gradient(policy: Policy, batch) -> int:
     """Bytes of what autograd keeps of a forward pass, each storage once, without the weights and their copies."""
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     seen: dict[int, int] = {}
 
     def note(tensor):
         storage = tensor.untyped_storage()
-        cast = tensor.shape[-1:] != batch.input_ids.shape[1:] and tensor.dim() == 2 and len(tensor) in sides
+        cast = tensor.shape[-1:] != batch.input_ids.shape[1:] and tensor.dim() == 2 and len(tensor) in SIDES
         if storage.data_ptr() not in weights and not (cast and tensor.dtype == torch.bfloat16):
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -116,52 +114,8 @@ def pair_of(sample: Sample):
     return sample.response.prompt_ids, sample.response.token_ids
 
 
-class Measured(NamedTuple):
-    """Bytes, `peak` above what is there before the update: weights and moments."""
-
-    tokens: int
-    weights: int
-    moments: int
-    peak: int
-
-
-def measured_update(learner: Learner, batch: list[Sample]) -> Measured:
-    """A real update of several micro-batches, whose optimizer has its moments already."""
-    first = learner.policy.pack([pair_of(batch[i]) for i in learner.micro_batches(batch)[0]])
-    assert len(learner.micro_batches(batch)) > 1
-    if not learner.optimizer.state:
-        learner.update([dataclasses.replace(batch[0], advantage=1.0)], 1e-6)
-    named = [pair for state in learner.optimizer.state.values() for pair in state.items()]
-    moments = [v for name, v in named if name not in ("step", "qmap1", "qmap2")]
-    peak = peak_of(lambda: learner.update(batch, 1e-6))
-    return Measured(first.input_ids.numel(), bytes_of(learner.policy.model.parameters()), bytes_of(moments), peak)
-
-
 def passes(plan: Plan) -> int:
     return sum(plan.training.get(part, 0) for part in ("gradients", "cast weights", "activations", "logits, head"))
-
-
-def agrees(plan: Plan, found: Measured) -> None:
-    """Each part that can be told apart, and the whole."""
-    assert close(plan.training["weights"], found.weights)
-    assert close(plan.training["moments"], found.moments)
-    assert close(plan.training["gradients"], found.weights)
-    assert close(passes(plan), found.peak), (plan.training, found)
-    whole = sum(plan.training.values()) - plan.training["libraries"]
-    assert close(whole, found.weights + found.moments + found.peak)
-
-
-@pytest.fixture
-def local_run(tmp_path, composed):
-    """A run of a model of this config."""
-
-    def make(config: dict, *words: str):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        rows = ("train_batch_size=4", "rollout_batch_size=4", "group_size=2", "sampling.max_tokens=80")
-        words = ("model=local", f"model.path={tmp_path}", "data.path=a/b", "micro_batch_tokens=200", *rows, *words)
-        return typed(composed(*{word.partition("=")[0]: word for word in words}.values()))
-
-    return make
 
 
 # What is computed
@@ -180,32 +134,30 @@ def test_training_the_built_in_model_takes_what_the_plan_says(composed, words):
     if run.model.gradient_checkpointing:
         checkpoint_layers(policy.model)
     shape = dataclasses.replace(shape_of(run.model)[0], vocab=len(policy.tokenizer))
-    found = measured_update(make_learner(run, policy), samples(64, 8, 60, 48))
-    work = workload_of(run, shape, CPU)
-    agrees(plan_of(work, CPU), found)
+    work, learner, batch = workload_of(run, shape, CPU), make_learner(run, policy), samples(64, 8, 60, 48)
+    micro_batches = learner.micro_batches(batch)
+    assert len(micro_batches) > 1
+    learner.update([dataclasses.replace(batch[0], advantage=1.0)], 1e-6)  # the optimizer has its moments from here on
+    named = [pair for state in learner.optimizer.state.values() for pair in state.items()]
+    weights = bytes_of(policy.model.parameters())
+    moments = bytes_of(v for name, v in named if name not in ("step", "qmap1", "qmap2"))
+    peak = peak_of(lambda: learner.update(batch, 1e-6))  # above weights and moments
+    plan = plan_of(work, CPU)
+    assert close(plan.training["weights"], weights)
+    assert close(plan.training["moments"], moments)
+    assert close(plan.training["gradients"], weights)
+    assert close(passes(plan), peak), (plan.training, peak)
+    assert close(sum(plan.training.values()) - plan.training["libraries"], weights + moments + peak)
     assert Sampled(64, 8, 48) in work.sampled
     if run.model.dtype == "auto":  # of a real row
-        batch = policy.pack([pair_of(s) for s in samples(32, 8, 60, 48)])
-        kept = f.saved_bytes(dataclasses.replace(work, tokens=found.tokens))
-        assert close(kept, kept_for_gradient(policy, batch))
+        row = policy.pack([pair_of(s) for s in batch[:32]])
+        tokens = policy.pack([pair_of(batch[i]) for i in micro_batches[0]]).input_ids.numel()
+        assert close(f.saved_bytes(dataclasses.replace(work, tokens=tokens)), kept_for_gradient(policy, row))
 
 
-@pytest.mark.long
-def test_a_model_of_135m_takes_what_the_plan_says(local_run, tokenizer):
-    run = local_run(SMOLLM)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run.model.path))
-    shape = shape_of(run.model)[0]
-    policy = Policy(model, tokenizer)
-    learner, batch = make_learner(run, policy), samples(4, 2, 40, 80)
-    agrees(plan_of(workload_of(run, shape, CPU), CPU), measured_update(learner, batch))
-    checkpoint_layers(model)
-    work = workload_of(with_changes(run, {"model.gradient_checkpointing": True}), shape, CPU)
-    agrees(plan_of(work, CPU), measured_update(learner, batch))
-    del learner
-    sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
-
-
-def sampling_agrees(policy: Policy, shape: ModelShape, prompts: int, group: int, prompt: int, response: int, rows: int):
+@pytest.mark.parametrize("sizes", [(32, 8, 60, 48, 128), (4, 4, 100, 200, 256)])
+def test_sampling_in_process_takes_what_the_plan_says(policy, sizes):
+    prompts, group, prompt, response, rows = sizes
     caches: list[int] = []
 
     def look(place, ended):
@@ -217,23 +169,10 @@ def sampling_agrees(policy: Policy, shape: ModelShape, prompts: int, group: int,
     asked = [Prompt(f"p{i}", [5 + i % 50] * prompt, i) for i in range(prompts)]
     sampling = Sampling(1.0, response, response)  # no token before the last one may end it
     peak = peak_of(lambda: HFEngine(policy, rows).generate(asked, sampling, group, look))
-    work = Workload(shape, prompt=prompt, max_rows=rows)
+    work = Workload(shape_from(policy.model.config.to_dict()), prompt=prompt, max_rows=rows)
     cache, beside = f.in_process_bytes(work, Sampled(prompts * group, group, response))
     assert close(cache, caches[0])
     assert close(cache + beside, peak), (cache + beside, peak)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"prompts": 16, "group": 8, "prompt": 60, "response": 48, "rows": 256},
-        {"prompts": 32, "group": 8, "prompt": 60, "response": 48, "rows": 128},
-        {"prompts": 4, "group": 4, "prompt": 100, "response": 200, "rows": 256},
-    ],
-)
-def test_sampling_in_process_takes_what_the_plan_says(policy, asked):
-    config = policy.model.config
-    sampling_agrees(policy, shape_from(config.to_dict()), **asked)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -280,11 +219,19 @@ def test_shapes_and_constants_are_the_published_ones():
 # What is held at the same time
 
 
-def test_what_is_held_at_the_same_time(composed):
-    def plan(*words):
-        run = typed(composed(*words))
-        return plan_of(workload_of(run, shape_of(run.model)[0], CPU), CPU)
+@pytest.fixture
+def plan_for(composed):
+    """The plan of these words on a device."""
 
+    def plan(device, *words):
+        run = typed(composed(*words))
+        return plan_of(workload_of(run, shape_of(run.model)[0], device), device)
+
+    return plan
+
+
+def test_what_is_held_at_the_same_time(plan_for):
+    plan = partial(plan_for, CPU)
     usual = plan()
     assert "gradients" not in usual.sampling
     assert "KV cache" not in usual.training
@@ -301,23 +248,19 @@ def test_what_is_held_at_the_same_time(composed):
     assert adapters.training["weights"] == usual.training["weights"] + adapters.training["gradients"]
 
 
-def test_an_engine_of_its_own_is_counted_where_it_is(composed):
-    shape = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
-
+def test_an_engine_of_its_own_is_counted_where_it_is(plan_for):
     def plan(device, *words):
-        run = typed(composed("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm", *words))
-        return plan_of(workload_of(run, shape, device), device)
+        return plan_for(device, *VLLM, *words)
 
-    asleep, awake = plan(CARD), plan(CARD, "rollout.sleep=false")
+    shape, asleep, awake = SHAPE, plan(CARD), plan(CARD, "rollout.sleep=false")
     assert "engine's weights" not in asleep.training
     assert awake.training["engine's weights"] == 2 * shape.numbers == asleep.sampling["engine's weights"]
     free = CARD.free - CONTEXT["cuda"] - 4 * shape.numbers  # when the weights are loaded
     moments, kv = 8 * shape.numbers, 28 * 2 * 2 * 256  # bytes of a token: 28 layers, keys and values, bfloat16
     one = kv * (384 + 1024 + 128)
     assert asleep.sampling["KV cache"] == max(one, int(0.4 * (free - 2 * shape.numbers - moments)))
-    roomy = Device("cuda", "a large card", 140 << 30, 141 << 30)
-    free = roomy.free - CONTEXT["cuda"] - 4 * shape.numbers
-    with_kl = plan(roomy, "kl_placement=loss", "kl_coef=0.1", "rollout.sleep=false", "rollout.max_rows=4096")
+    free = CARD_140.free - CONTEXT["cuda"] - 4 * shape.numbers
+    with_kl = plan(CARD_140, "kl_placement=loss", "kl_coef=0.1", "rollout.sleep=false", "rollout.max_rows=4096")
     later = moments + 4 * shape.numbers + passes(with_kl)
     assert with_kl.sampling["KV cache"] == int(0.4 * (free - 2 * shape.numbers - later))
     alone = plan(dataclasses.replace(CARD, second_free=4 << 30), "rollout.placement=second_gpu")
@@ -345,10 +288,8 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
 
 # What makes a run fit
 
-QWEN = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b")
 SETS = [
-    (QWEN, "cuda", 23.5, ""),
-    ((*QWEN, "rollout=vllm", "rollout.sleep=false"), "cuda", 23.5, "rollout.sleep=true"),
+    ((*VLLM, "rollout.sleep=false"), "cuda", 23.5, "rollout.sleep=true"),
     (("model=smollm2_135m", "data.path=a/b", "micro_batch_tokens=16384"), "cpu", 8, "micro_batch_tokens="),
     ((*LARGE, "rollout=vllm", "rollout.kv_cache_gb=20"), "cuda", 23.5, "rollout.kv_cache_gb="),
     ((*LARGE, "sampling.max_tokens=30000", "micro_batch_tokens=40000"), "cuda", 23.5, "sampling.max_tokens="),
@@ -365,26 +306,19 @@ def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, kind, g
     told = planned(run, device)
     assert offered in " ".join(told.cure.overrides)
     settings = dict(word.split("=") for word in told.cure.overrides)
+    assert all(word in conclusion(told) for word in told.cure.overrides)
     harmless = {key for saved, same in savings(run, told.work.longest) if same for key in saved}
     assert told.cure.same_result is (settings.keys() <= harmless)
     *before, _ = settings  # what fits with fewer of the list is not given more
     fewer = with_changes(run, {key: yaml.safe_load(settings[key]) for key in before})
     assert planned(fewer, device).verdict != "fits"
-    assert all(word in conclusion(told) for word in told.cure.overrides)
     again = planned(typed(composed(*words, *told.cure.overrides)), device)
     assert again.verdict == "fits"
     assert again.plan.peak == told.cure.peak < told.plan.peak
 
 
-def test_where_nothing_helps_the_largest_part_is_named(composed):
-    told = planned(typed(composed(*LARGE)), Device("cpu", "here", 1 << 30, 1 << 30))
-    assert told.cure is None
-    parts = told.plan.training | told.plan.sampling
-    assert max(parts, key=parts.get) in conclusion(told)
-
-
-@pytest.mark.parametrize("text", ['{"model_type": "mamba"}', "{", "[]", '{"model_type": "llama", "vocab_size": -5}'])
-def test_a_shape_that_cannot_be_read_is_unknown(text, tmp_path, composed):
+@pytest.mark.parametrize("text", ['{"model_type": "mamba"}', "{", '{"model_type": "llama", "vocab_size": -5}'])
+def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(text, tmp_path, composed):
     (tmp_path / "config.json").write_text(text)
     run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
     told = planned(run, CPU)
@@ -393,6 +327,10 @@ def test_a_shape_that_cannot_be_read_is_unknown(text, tmp_path, composed):
     assert table(told) == [told.source]
     run.model.path = "nobody/has-this"
     assert "hf download nobody/has-this config.json" in conclusion(planned(run, CPU))
+    told = planned(typed(composed(*LARGE)), Device("cpu", "here", 1 << 30, 1 << 30))  # where nothing helps
+    assert told.cure is None
+    parts = told.plan.training | told.plan.sampling
+    assert max(parts, key=parts.get) in conclusion(told)
 
 
 def test_a_control_groups_limit_bounds_the_memory():
@@ -412,3 +350,73 @@ def test_a_template_counts_before_prompts_are_measured(tmp_path, composed):
         lengths[name] = assumed_prompt(typed(composed(*LARGE, f"prompt.file={tmp_path}/{name}.prompt")))
     assert lengths["short"] >= PROMPT
     assert lengths["long"] - lengths["short"] == pytest.approx(500, abs=4)  # characters / 3
+
+
+# Several ranks: whole models or parts of one, and engines on GPUs of their own
+
+
+def test_ranks_divide_what_is_held_or_add_a_bucket_and_never_what_is_computed(plan_for):
+    plan = partial(plan_for, CARD_80, *VLLM, "kl_placement=loss", "kl_coef=0.1")
+    alone, whole = plan(), plan("gpus=2", "parallel=replicate")
+    assert whole.training.pop("sum over ranks") >= 4 * SHAPE.vocab * SHAPE.width  # the embedding, in one piece
+    assert (whole.training, whole.sampling, whole.main_memory) == (alone.training, alone.sampling, 0)
+    part = plan("gpus=8", "parallel=shard")
+    for name in ("weights", "moments", "reference model", "gradients"):
+        assert part.training[name] == pytest.approx(alone.training[name] / 8, rel=1e-6)
+    for name in ("activations", "cast weights", "logits, head"):
+        assert part.training[name] == alone.training[name]
+    layer = (SHAPE.numbers - SHAPE.outside_layers) // SHAPE.layers
+    assert part.training["gathered weights"] >= 4 * (SHAPE.outside_layers + layer)
+    assert part.main_memory == 2 * f.weight_bytes(SHAPE, 4)  # rank 0's whole copies of policy and reference
+    assert part.sampling["engine's weights"] == alone.sampling["engine's weights"]
+
+
+def test_the_mode_is_that_of_the_plan_whatever_the_card(composed):
+    def mode(device, world, *words, shape=SHAPE):
+        return parallel_mode(typed(composed(*VLLM, *words)), shape, device, world)[0]
+
+    assert mode(CARD_40, 2) == mode(CARD_80, 2, "gpus=2", "parallel=shard") == "shard"
+    assert mode(CARD_80, 1) == mode(CARD_80, 2) == mode(CARD_40, 2, "gpus=2", "parallel=replicate") == "replicate"
+    for words in (["optimizer=adamw_8bit"], ["model.weights=bfloat16"], ["rollout=hf"]):
+        assert mode(CARD_40, 2, *words, "micro_batch_tokens=32768") == "replicate"
+    assert mode(dataclasses.replace(CARD_80, free=None), 2) == mode(CARD_40, 2, shape=None) == "replicate"
+    run, modes = typed(composed(*VLLM, "gpus=4")), set()
+    for gigabytes in range(16, 90, 12):
+        device = Device("cuda", "a card", gigabytes << 30, gigabytes << 30)
+        told = planned(run, device)
+        assert told.plan.parallel == parallel_mode(run, SHAPE, device, 4)[0]
+        whole = plan_of(dataclasses.replace(told.work, parallel="replicate"), device)
+        assert (told.plan.parallel == "replicate") == whole.fits(device)
+        modes.add(told.plan.parallel)
+    assert modes == {"replicate", "shard"}
+
+
+def test_what_is_taken_after_vllm_counts_the_weights_that_are_not_there_yet(composed):
+    """A sharded model is read into main memory: its parts come to the GPUs when vLLM has its cache."""
+    work = workload_of(typed(composed(*VLLM, "gpus=4")), SHAPE, CARD_40)
+    part = dataclasses.replace(work, parallel="shard")
+    held = plan_of(part, CARD_40).training
+    assert held_later(part) == held["weights"] + held["moments"]
+    whole = dataclasses.replace(work, parallel="replicate")
+    assert held_later(whole) == f.moment_bytes(work.trained, work.gradients, "adamw")
+
+
+def test_ranks_on_a_processor_share_its_memory_and_parts_are_a_way_to_fit(composed):
+    assert device_per_rank(CPU, 1) is CPU
+    assert planned(typed(composed(*VLLM, "gpus=4", "rollout=hf")), CPU).device.free == 4 << 30
+    told = planned(typed(composed(*VLLM, "gpus=2", "parallel=shard")), CARD_80)
+    assert "rank 0 of 2, by parallel=shard" in "\n".join(table(told))
+    assert (figures(told)["ranks"], figures(told)["parallel"]) == (2, "shard")
+    words = ("gpus=8", "parallel=replicate", "model.gradient_checkpointing=true", "micro_batch_tokens=2048")
+    cure = planned(typed(composed(*VLLM, *words)), CARD).cure
+    assert "parallel=shard" in cure.overrides
+    assert cure.same_result
+
+
+def test_several_engines_share_what_is_sampled(plan_for):
+    roomy = dataclasses.replace(CARD_140, second_free=CARD_140.free)
+    plan = partial(plan_for, roomy, *VLLM, "rollout.placement=second_gpu", "rollout.max_rows=4096")
+    one, four = (plan(f"rollout.gpus={n}") for n in (1, 4))
+    assert four.second_gpu["engine's weights"] == one.second_gpu["engine's weights"]
+    assert four.second_gpu["KV cache"] < one.second_gpu["KV cache"]
+    assert one.training == four.training

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import PROMPT
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
@@ -20,7 +21,6 @@ from rlreason.model.packing import pack
 from rlreason.model.parameters import END, PAD, TAGS, build_model, load_model, load_tokenizer
 from rlreason.model.policy import Policy, load_policy
 from rlreason.training.build import make_sampling
-from tests.starts import rlreason
 
 
 @pytest.fixture
@@ -54,7 +54,6 @@ FAULTS = {
     "a tensor is missing": (reweighed(lambda w: {k: v for k, v in w.items() if k != LACKING}), re.escape(LACKING)),
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
     "more layers": (reweighed(dict, num_hidden_layers=3, layer_types=None), "layers.2"),
-    "another shape": (reweighed(dict, intermediate_size=64), r"mlp\.down_proj"),
     "quantised": (reweighed(dict, quantization_config={"quant_method": "bitsandbytes"}), "quantization_config"),
     "an adapter": (adapter, "adapter_config.json"),
 }
@@ -64,9 +63,8 @@ FAULTS = {
 def test_weights_that_were_not_loaded_are_refused(saved, fault):
     change, named = FAULTS[fault]
     change(saved)
-    with pytest.raises(ConfigError, match=named) as refused:
+    with pytest.raises(ConfigError, match=named):
         load_policy(str(saved))
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +73,8 @@ def test_weights_that_were_not_loaded_are_refused(saved, fault):
         lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"]},
         lambda w: {("lm_head.weight" if "embed" in name else name): value for name, value in w.items()},
         lambda w: {name.removeprefix("model."): value for name, value in w.items()},
-        lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w["model.norm.weight"]},
+        lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w["model.norm.weight"]},  # old buffers
     ],
-    ids=["head and embeddings", "head alone", "of the base model", "old buffers"],
 )
 def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
     reweighed(change)(saved)
@@ -92,20 +89,12 @@ def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(sa
     assert model.config.tie_word_embeddings is False
 
 
-def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -> None:
-    """Let the tokenizer put these tokens around each text."""
-    ids = {token: load_tokenizer(str(folder)).convert_tokens_to_ids(token) for token in (*front, *behind)}
-    added = {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in ids.items()}
-    parts = [[{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens] for tokens in (front, behind)]
-    single = [*parts[0], {"Sequence": {"id": "A", "type_id": 0}}, *parts[1]]
-    edited(
-        folder / "tokenizer.json",
-        post_processor={"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": added},
-    )
-
-
 def test_an_end_that_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy):
-    surrounding(saved, (PAD,), (END,))
+    tokenizer = load_tokenizer(str(saved))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{PAD} $A {END}", special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in (PAD, END)]
+    )
+    tokenizer.save_pretrained(saved)
     changed = load_policy(str(saved))
     for text in ("How many?", f"so {END}", ""):
         bare = policy.tokenizer.encode(text, add_special_tokens=False)
@@ -135,18 +124,12 @@ def test_a_token_that_the_model_has_no_row_for_is_refused_in_a_text(saved, token
         policy.encode_prompt("How [PAD] many?")
 
 
-@pytest.fixture
-def padded(policy) -> Policy:
-    """The policy with rows that no token has, and that the model finds more likely than any token."""
+def test_rows_that_no_token_has_are_never_sampled_or_sent_and_change_no_probability(policy, problems, tmp_path):
     model, rows = copy.deepcopy(policy.model), len(policy.head)
     model.resize_token_embeddings(rows + 40, mean_resizing=False)
-    with torch.no_grad():
+    with torch.no_grad():  # more likely than any token
         model.get_input_embeddings().weight[rows:] = 8 * policy.head[20]
-    return Policy(model, policy.tokenizer)
-
-
-def test_rows_that_no_token_has_are_never_sampled_or_sent_and_change_no_probability(policy, padded, problems, tmp_path):
-    count = len(policy.head)
+    padded = Policy(model, policy.tokenizer)
     prompts = [Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), 7) for p in problems[:16]]
     plain, cut = (HFEngine(p).generate(prompts, Sampling(1.0, 0, 12), n=2) for p in (policy, padded))
     assert [r.token_ids for r in plain] == [r.token_ids for r in cut]
@@ -155,13 +138,13 @@ def test_rows_that_no_token_has_are_never_sampled_or_sent_and_change_no_probabil
     for each in (policy, padded):
         log_probs, entropy = each.log_probs(batch, 0.7)
         (log_probs.sum() + 3 * entropy.sum()).backward()
-        results.append((log_probs, entropy, each.head.grad[:count]))
+        results.append((log_probs, entropy, each.head.grad[:rows]))
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-    assert not padded.head.grad[count:].any()
+    assert not padded.head.grad[rows:].any()
     sent = dict(padded.engine_weights())
     assert all(w.equal(sent[name]) for name, w in policy.engine_weights())
-    assert json.loads((Path(write_model(padded, tmp_path)) / "config.json").read_text())["vocab_size"] == count
+    assert json.loads((Path(write_model(padded, tmp_path)) / "config.json").read_text())["vocab_size"] == rows
 
 
 def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path):
@@ -175,10 +158,3 @@ def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfQ: {question}\r\nA:")
     assert template_of(str(tmp_path / "own.prompt")) == "Q: {question}\nA:"
-
-
-def test_a_name_that_is_too_long_for_the_file_system_is_one_line(tmp_path):
-    done = rlreason("algorithm=evaluate", f"hydra.run.dir={'a' * 300}", cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert "too long" in line

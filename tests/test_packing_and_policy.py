@@ -1,43 +1,49 @@
-"""Padded, unpadded and packed sequences have the same log-probabilities; the right tokens are scored."""
+"""Single, packed and prompt-sharing sequences have the same log-probabilities and gradients, of the right tokens."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from conftest import random_pairs
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from test_learner import OBJECTIVES, RIGHT, gradient_of
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
+from rlreason.config.training import OptimizationConfig
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, end_to_end, one_by_one, select_kernel
-from rlreason.model.log_probs import chunked_log_probs
-from rlreason.model.packing import pack
+from rlreason.model.packing import CPU, attention_by_layout, divide, pack
 from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
 from rlreason.training.build import check_hardware
+from rlreason.training.learner import Learner
+from rlreason.types import Response, Sample
 from tests.run_settings import settings
 
 
-def plain_log_probs(model, prompt, response, temperature=1.0):
+def test_packed_scores_equal_one_sequence_at_a_time_in_the_order_given(policy):
     """The textbook way: one sequence, full logits, position t scored by the logits of t - 1."""
-    ids = torch.tensor([prompt + response])
-    log_probs = F.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float() / temperature, dim=-1)
-    return torch.stack([log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)])
-
-
-def test_packed_log_probs_equal_one_sequence_at_a_time(policy):
-    pairs = random_pairs(len(policy.tokenizer), 9)
-    flat, entropy = policy.log_probs(pack(pairs), 0.6)
-    expected = torch.cat([plain_log_probs(policy.model, p, r, 0.6) for p, r in pairs])
-    assert len(flat) == sum(len(r) for _, r in pairs) == len(entropy)
-    torch.testing.assert_close(flat, expected, atol=2e-5, rtol=0)
-
-
-def test_scoring_with_entropy_adds_the_entropies_and_keeps_the_order(policy):
     pairs = random_pairs(len(policy.tokenizer), 9)
     both = LogProbScorer(policy, 40, 0.7)(pairs)  # several packs, longest first
     assert [log_probs for log_probs, _ in both] == LogProbScorer(policy, 40, 0.7).log_probs(pairs)
-    for (prompt, response), (_, entropy) in zip(pairs, both, strict=True):
-        logits = policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].detach() / 0.7
-        expected = torch.distributions.Categorical(logits=logits[len(prompt) - 1 : -1]).entropy()
-        torch.testing.assert_close(torch.tensor(entropy), expected, atol=2e-5, rtol=0)
+    flat, entropies = policy.log_probs(pack(pairs), 0.7)
+    assert len(flat) == sum(len(r) for _, r in pairs) == len(entropies)
+    at = 0
+    for (prompt, response), (log_probs, entropy) in zip(pairs, both, strict=True):
+        ids = torch.tensor([prompt + response])
+        logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].detach().float() / 0.7
+        expected = torch.distributions.Categorical(logits=logits)
+        exact = [expected.log_prob(torch.tensor(response)), expected.entropy()]
+        here = slice(at, at + len(response))
+        for found in ([torch.tensor(log_probs), torch.tensor(entropy)], [flat[here], entropies[here]]):
+            torch.testing.assert_close(found, exact, atol=2e-5, rtol=0)
+        at += len(response)
 
 
 def test_first_and_last_response_token_are_scored_end_token_included(policy):
@@ -54,7 +60,6 @@ def test_rows_and_flat_are_the_same_numbers():
     rows = batch.to_rows(flat)
     assert torch.equal(rows[batch.response_mask], flat)
     rows.sum().backward()
-    assert flat.grad is not None
     assert flat.grad.eq(1).all()
 
 
@@ -64,7 +69,6 @@ def test_rows_and_flat_are_the_same_numbers():
         ("auto", (8, 0), torch.bfloat16, "varlen"),
         ("auto", None, torch.bfloat16, "sdpa"),
         ("auto", (9, 0), torch.float32, "sdpa"),
-        ("sdpa", (8, 0), torch.bfloat16, "sdpa"),
         ("flash_attention_2", (9, 0), torch.bfloat16, "flash_attn"),  # not installed here
         ("varlen", (7, 0), torch.bfloat16, r"capability 7\.0.*model\.dtype=bfloat16"),
     ],
@@ -120,21 +124,8 @@ def test_under_every_kernels_name_float32_numbers_are_the_same(policy):
     check_kernel(policy)
 
 
-def test_chunked_log_probs_match_full_logits_in_value_and_gradient():
-    torch.manual_seed(0)
-    h, w = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (10, 30))
-    labels, weight = torch.randint(30, (10,)), torch.randn(10)
-    full = F.log_softmax(h @ w.t() / 0.7, -1)
-    expected = torch.autograd.grad((full.gather(1, labels[:, None])[:, 0] * weight).sum(), [h, w], retain_graph=True)
-    log_probs, entropy = chunked_log_probs(h, w, labels, 0.7, 3)
-    for mine, theirs in zip(torch.autograd.grad((log_probs * weight).sum(), [h, w]), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(-1).detach(), atol=1e-5, rtol=1e-5)
-
-
 def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_path):
     policy.save(tmp_path / "model")
-    assert not (tmp_path / "model.partial").exists()
     pairs = random_pairs(len(policy.tokenizer), 3)
     again = load_policy(str(tmp_path / "model"), "float32")
     torch.testing.assert_close(again.log_probs(pack(pairs))[0], policy.log_probs(pack(pairs))[0])
@@ -154,3 +145,151 @@ def test_a_model_that_caps_its_logits_is_refused(tokenizer):
     )  # fmt: skip
     with pytest.raises(ConfigError, match="other log-probabilities"):
         Policy(Gemma2ForCausalLM(config), tokenizer)
+
+
+# A prompt that several responses share is computed once, and gives what repeated prompts give
+
+
+def groups(vocab: int, sizes=(3, 1, 8, 2), seed=0) -> list[tuple[list[int], list[int]]]:
+    """Pairs in groups of these sizes, each with one prompt; some responses are a single token."""
+    rng = random.Random(seed)
+
+    def ids(low, high):
+        return [rng.randrange(2, vocab) for _ in range(rng.randint(low, high))]
+
+    return [(prompt, ids(1, 9)) for size in sizes for prompt in [ids(1, 12)] for _ in range(size)]
+
+
+def samples_of(policy, pairs, old=False) -> list[Sample]:
+    rng = random.Random(1)
+    scores = LogProbScorer(policy, 512).log_probs(pairs)
+    made = []
+    for (prompt, response), lp in zip(pairs, scores, strict=True):
+        told = Response(str(prompt), prompt, response, lp, "", "stop")
+        made.append(Sample(told, RIGHT, advantage=rng.gauss(0, 1), old_log_probs=lp if old else None))
+    return made
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_outputs_and_gradients_equal_those_of_repeated_prompts_to_ten_digits(kv_heads):
+    """In float64, over groups of several sizes, one response of a single token, and a sequence alone."""
+    torch.manual_seed(0)
+    pairs = [([1] * 5, [2] * n) for n in (4, 1, 7)] + [([3] * 2, [2] * 3)] + [([4] * 6, [2] * n) for n in (3, 2)]
+    layout = pack(pairs, share_prompts=True).layout
+    lay = [(0, 5, (3, 0, 6)), (14, 2, (2,)), (18, 6, (2, 1))]  # first token, prompt, responses without their last token
+    tokens = sum(layout.parts.queries)
+    assert tokens == 27
+    q, k, v = (torch.randn(tokens, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, kv_heads, kv_heads))
+    ours = attention_by_layout(q, k, v, layout, CPU, 8**-0.5)
+    weights = torch.randn_like(ours)
+    mine = torch.autograd.grad((ours * weights).sum(), (q, k, v))
+    loss = torch.zeros((), dtype=torch.float64)
+    for first, prompt, responses in lay:  # each pair attends alone, its prompt written out before it
+        at = first + prompt
+        for number, size in enumerate(responses):
+            rows = [*range(first, first + prompt), *range(at, at + size)]
+            heads = [x[rows].transpose(0, 1)[None] for x in (q, k, v)]
+            out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+            torch.testing.assert_close(out, ours[rows], atol=1e-10, rtol=0)
+            new = slice(prompt if number else 0, None)  # the prompt counts once
+            loss = loss + (out[new] * weights[rows][new]).sum()
+            at += size
+    theirs = torch.autograd.grad(loss, (q, k, v))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+@hypothesis_settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
+    st.integers(5, 60),
+    st.one_of(st.none(), st.integers(1, 4)),
+)
+def test_every_pair_is_in_one_bin_within_the_budget_and_a_whole_group_in_one_where_it_fits(sizes, budget, max_rows):
+    pairs = [([g] * prompt, [0] * n) for g, (prompt, responses) in enumerate(sizes, 100) for n in responses]
+    bins = divide(pairs, budget, max_rows, share_prompts=True)
+    assert sorted(i for rows in bins for i in rows) == list(range(len(pairs)))
+    for rows in bins:
+        prompts = {tuple(pairs[i][0]) for i in rows}
+        tokens = sum(map(len, prompts)) + sum(len(pairs[i][1]) for i in rows)
+        assert len(rows) == 1 or (tokens <= budget and len(rows) <= (max_rows or len(rows)))
+        order = [pairs[i][0] for i in rows]
+        assert sum(a != b for a, b in pairwise(order)) == len(prompts) - 1  # neighbours
+    for g, (prompt, responses) in enumerate(sizes, 100):
+        if prompt + sum(responses) <= budget and len(responses) <= (max_rows or len(responses)):
+            assert sum(any(pairs[i][0][0] == g for i in rows) for rows in bins) == 1
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss.loss_type}-{o.length_norm.kind}")
+def test_a_step_on_groups_has_the_gradient_of_repeated_prompts_however_it_is_cut(policy, objective):
+    samples = samples_of(policy, groups(len(policy.tokenizer)), old=True)
+    random.Random(0).shuffle(samples)
+    assert policy.shares_prompts
+
+    def gradient(budget, rows=None):
+        config = OptimizationConfig(1e-3, micro_batch_size=rows)
+        return gradient_of(Learner(policy, objective, config, micro_batch_tokens=budget), samples)
+
+    found = [gradient(*cut) for cut in ((10_000,), (64,), (30,), (10_000, 3), (10_000, 1))]
+    policy.shares_prompts = False
+    expected = gradient(10_000)
+    assert expected.norm() > 0
+    for one in found:
+        torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):
+    """Counted at the model's embeddings: forward tokens of an update, of old log-probabilities, of a cut group."""
+    fed = []
+    policy.model.get_input_embeddings().register_forward_hook(lambda module, args, out: fed.append(args[0].numel()))
+    pairs = groups(len(policy.tokenizer), sizes=(8, 8))
+    prompts = sum(len(pairs[i][0]) for i in (0, 8))
+    once = prompts + sum(len(r) - 1 for _, r in pairs)
+    samples = samples_of(policy, pairs)
+    assert sum(fed) == once  # they were scored
+    repeated = sum(len(p) + len(r) - 1 for p, r in pairs)
+    for rows, shares, expected in ((None, True, once), (4, True, once + prompts), (None, False, repeated)):
+        fed.clear()
+        policy.shares_prompts = shares
+        Learner(policy, OBJECTIVES[0], OptimizationConfig(1e-3, micro_batch_size=rows)).update(samples)
+        assert sum(fed) == expected  # with four rows each group is cut in two
+
+
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero", "masked_select")
+
+
+class Reads(TorchFunctionMode):
+    """Counts what waits for a device: numbers that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        self.count.update([name] if name in READS else [])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("objective", [OBJECTIVES[0], replace(OBJECTIVES[3], entropy_coef=0.01)], ids=["plain", "clip"])
+def test_numbers_are_read_once_a_step_however_many_micro_batches_it_has(policy, objective):
+    samples = samples_of(policy, groups(len(policy.tokenizer), sizes=(4,) * 6), old=True)
+    counts = []
+    for budget in (10_000, 40):
+        learner = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=budget)
+        with Reads() as reads:
+            metrics = learner.update(samples)
+        counts.append((metrics["train/micro_batches"], reads.count))
+    (few, once), (many, again) = counts
+    assert few == 1 < 5 < many
+    assert once == again
+    assert once["tolist"] == 1
+
+
+def test_sharing_is_given_up_where_it_computes_something_else(policy, monkeypatch):
+    check_kernel(policy)
+    assert (policy.shares_prompts, policy.remarks) == (True, [])
+    monkeypatch.setattr("rlreason.model.packing.merged", lambda one, other: one)  # without the prompt
+    check_kernel(policy)
+    assert not policy.shares_prompts
+    assert policy.remarks[0] in policy.describe()

@@ -1,8 +1,10 @@
 """Groups by id, the same problems for the same step, notices as text, records that are whole or not there."""
 
 import json
+import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +14,18 @@ from rlreason.engines.rollouts import Rollouts, rollout_metrics
 from rlreason.errors import ConfigError
 from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
-from rlreason.records.reader import without_clock
+from rlreason.records import files
+from rlreason.records.files import opened, step_name
+from rlreason.records.reader import RunFolder, compared, without_clock
+from rlreason.records.resume import drop_later
+from rlreason.records.rows import TO_LEARN, sample_of, write_rows
 from rlreason.records.training_curves import series
 from rlreason.records.writer import RunWriter, refuse_occupied
 from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import lines_of
+from tests.test_subcommands import subcommand
 
 
 def graded(problem_id, reward, ids=(1, 2)):
@@ -72,9 +79,8 @@ def test_metrics_and_monitors_count_what_can_go_wrong_quietly():
     assert (m["reward/mean"], m["rollout/distinct"], m["rollout/length"]) == (0.25, 0.75, 1.25)
     said: list[str] = []
     monitors = Monitors(group_size=4, say=said.append)
-    bad = {"rollout/distinct": 0.25, "reward/frac_reward_zero_std": 1.0, "reward/mean": 0.0, "rollout/truncated": 0.9}
     for step in range(1, 13):
-        monitors.check(step, bad)
+        monitors.check(step, {"rollout/distinct": 0.25, "reward/mean": 0.0, "rollout/truncated": 0.9})
     assert monitors.counts.pop("zero_reward") == 3  # from the tenth step in a row on
     assert set(monitors.counts.values()) == {12}
     assert len(said) == 1 + 2 * len(monitors.counts)  # the 1st and the 10th time
@@ -104,3 +110,56 @@ def test_records_are_whole_and_a_finished_run_or_another_folder_is_refused(tmp_p
     with pytest.raises(ConfigError, match="holds"):
         refuse_occupied(tmp_path)
     assert (tmp_path / "model/weights").read_text() == "precious"
+
+
+# Files of responses are compressed
+
+TEXT = "so </think> <answer>7</answer>"
+SAMPLES = [
+    Sample(
+        Response("p", [5, 6], [1, number, 3], [-0.5, -0.25, -1.0], TEXT, "stop"), Grade(1.0, 1.0, 1.0, "correct"),
+        log_probs=[-0.5, -0.25, -1.0],
+    )
+    for number in range(40)
+]  # fmt: skip
+
+
+def run_in(folder: Path) -> Path:
+    records = RunWriter(folder, "prompt: {reward: r1_zero}\nalgorithm: grpo\nseed: 0\n")
+    for kind, step in ((files.ROLLOUTS, 1), (files.ROLLOUTS, 2), (files.EVALS, 2)):
+        records.responses(kind, step, SAMPLES, [Problem("p", "3+4?", "7")])
+    return folder
+
+
+def test_the_same_responses_give_the_same_bytes_whenever_they_are_written(tmp_path):
+    a, b = run_in(tmp_path / "a"), run_in(tmp_path / "b")
+    for path in a.glob("*/step_*"):
+        assert path.read_bytes() == (b / path.relative_to(a)).read_bytes()
+        assert path.stat().st_size < len(opened(path).read()) / 5
+
+
+def test_responses_are_read_as_written_and_graded_again_in_place(tmp_path):
+    folder, other = RunFolder(run_in(tmp_path / "a")), RunFolder(run_in(tmp_path / "b"))
+    rows = folder.rows(folder.rollouts()[0], TO_LEARN)
+    assert [sample_of(row) for row in rows.values()] == SAMPLES
+    assert compared(folder, other)[0]["responses"]
+    assert subcommand("inspect", folder.path, "--regrade", "--write") == 0
+    assert all("previous_grade" in row for row in folder.rows(folder.rollouts()[0], ()).values())
+    assert not compared(folder, other)[0]["responses"]
+
+
+def test_a_packed_file_that_was_cut_is_refused_and_resuming_cuts_later_ones_away(tmp_path):
+    folder = run_in(tmp_path)
+    file = RunFolder(folder).rollouts()[1]
+    file.path.write_bytes(file.path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=f"^{file.path} cannot be read"):
+        RunFolder(folder).rows(file, ())
+    drop_later(folder, {"step": 1, "lines": {}, "parts": {"validation": []}})
+    assert [file.step for file in RunFolder(folder).rollouts()] == [1]
+    assert not list((folder / "evals").iterdir())
+
+
+def test_numbers_that_are_not_finite_are_null_in_either_kind(tmp_path):
+    for name in ("a.jsonl", f"{step_name(1)}"):
+        write_rows(tmp_path / name, [{"a": [1.0, math.nan]}, {"b": 2}])
+        assert opened(tmp_path / name).read() == b'{"a": [1.0, null]}\n{"b": 2}\n'
