@@ -65,7 +65,7 @@ def describe_placement(placement: str, gpus: Sequence[int]) -> str:
     return f"rollout.placement={where}: vLLM runs on GPU {', '.join(map(str, gpus))}"
 
 
-BUCKET = 256 << 20  # bytes of gradients summed in one call: training/ranks.py
+BUCKET = 256 << 20  # bytes of a gradient in float32 while it is summed over ranks: a guess
 NCCL = 300 << 20  # bytes of its buffers: a guess
 #: Bytes of the libraries and their context, whatever the model: guesses on a GPU.
 CONTEXT = {"cuda": 600 << 20, "cpu": 500 << 20}
