@@ -148,7 +148,7 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path, capsys):
     with log.open("a") as file:
         file.write('{"problem_id": "p0", "samp')
     again = ResponseLog(tmp_path, "one", problems, 2)
-    assert f"{log}: left out 1 lines: line 5 " in capsys.readouterr().err
+    assert f"{log}: left out 1 of its lines: line 5 " in capsys.readouterr().err
     assert again.samples == {"p1": [sample("p1", ids=(7, number)) for number in (0, 1)]}  # every field, in full
     again.add(0, sample("p0"))
     assert all(json.loads(line) for line in log.read_text().splitlines())

@@ -227,7 +227,7 @@ def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
     for saved_at_first in (["50.0%", "75.0%", "1", "0"], ["25.0%", "100.0%", "0", "0"]):  # data with a verifier: by it
         assert subcommand("inspect", run, "--regrade", "--write") == 0
         printed = capsys.readouterr()
-        assert "left out 3 lines: line 2 " in printed.err
+        assert "left out 3 of its lines: line 2 " in printed.err
         assert table_of(printed.out) == {"saved": saved_at_first, "now": ["25.0%", "100.0%", "0", "0"]}
         lines = path.read_bytes().split(b"\n")
         assert (lines[1:3], lines[6]) == ([b'{"broken', b"\0\0"], b'{"half')

@@ -85,8 +85,8 @@ def cut(file: Path) -> None:
 
 
 BROKEN = (
-    (lambda r: cut(r / "metrics.jsonl"), "metrics.jsonl: left out line"),
-    (lambda r: cut(r / "evals/step_00040.jsonl"), "step_00040.jsonl: left out line"),
+    (lambda r: cut(r / "metrics.jsonl"), "metrics.jsonl: left out 2 of its lines"),
+    (lambda r: cut(r / "evals/step_00040.jsonl"), "step_00040.jsonl: left out 2 of its lines"),
     (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
     (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),

@@ -64,7 +64,7 @@ def test_a_broken_line_is_named_and_the_others_are_read(run, line, says):
     responses = folder.rollouts()[0]
     append(responses.path, line)
     assert len(folder.rows(responses, TO_SHOW)) == 1
-    assert said[0].startswith(f"{responses.path}: left out 1 lines: line 2 ")
+    assert said[0].startswith(f"{responses.path}: left out 1 of its lines: line 2 ")
     assert says in said[0]
 
 

@@ -85,8 +85,8 @@ def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["inspect", "--json", "HERE"], "--json 'HERE' is no file"),
-        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown /nonexist/a.md lies in no folder"),
+        (["inspect", "--json", "HERE"], "--json 'HERE'"),
+        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown '/nonexist/a.md'"),
     ],
 )
 def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, tmp_path, capsys):

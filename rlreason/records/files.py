@@ -189,7 +189,7 @@ def each_line(
     except (OSError, *DAMAGED) as error:
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}): move it away, or mend it") from error
     if broken:
-        say(f"{path}: left out {len(broken)} lines: {broken[0]}")
+        say(f"{path}: left out {len(broken)} of its lines: {broken[0]}")
 
 
 FORMAT = 2  # version of the contents of a checkpoint
