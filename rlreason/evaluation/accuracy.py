@@ -238,11 +238,6 @@ def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArr
     return np.asarray(rng.random((RANDOM_SUBSETS, n)).argpartition(k, axis=1)[:, :k], dtype=np.int64)
 
 
-def is_exact(n: int, k: int) -> bool:
-    """Return whether `subsets_of` returns every subset."""
-    return math.comb(n, k) <= MOST_SUBSETS
-
-
 def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
     """Return the class of each response's answer, numbered in order of appearance; None where it gives none.
 
