@@ -13,7 +13,7 @@ BUGS = [
     (F25, 'o = tokenizer(output, add_special_tokens=False)["input_ids"]', 'o = tokenizer(prompt + output, add_special_tokens=False)["input_ids"][len(p) :]', "tokenize_prompt_and_output", "as one text"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, :-1].bool()', "tokenize_prompt_and_output", "mask shifted"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, 1:].bool() & (full[:, 1:] != tokenizer.pad_token_id)', "tokenize_prompt_and_output", "value of the token"),
-    (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "labels"),
+    (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "labels are not shifted"),
     (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "input_ids"),
     (F25, "[0] * start + [1] * (len(row) - start) + [0]", "[0] * start + [1] * (len(row) - start) + [1]", "tokenize_prompt_and_output", "padding positions count"),
     (F25, "[0] * start +", "[1] * start +", "tokenize_prompt_and_output", "prompt positions"),

@@ -389,7 +389,8 @@ def _token_cases() -> list[Case]:
 
 def _wrong_tokens(i: Inputs, m: Mistake) -> Any:
     right = cs336_2026.tokenize_prompt_and_output(**i)
-    return {**right, "response_mask": m("mask", right["response_mask"])}
+    labels = m("tokens", right["labels"], right["input_ids"])
+    return {**right, "labels": labels, "response_mask": m("mask", right["response_mask"])}
 
 
 def _entropy_cases() -> list[Case]:

@@ -137,6 +137,9 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
     "read": ("what is read from the dictionary that reward_fn returns", lambda parts: parts["reward"], [
         ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
         ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"])]),
+    "tokens": ("the slices that make labels", lambda labels, ids: labels, [
+        ("labels are not shifted: each is the token that stands at its own position",
+         lambda labels, ids: ids)]),
     # Averages. Masks are (batch, seq) bool.
     "mask": ("where the mask is made and applied: which positions it is true for", lambda mask: mask, [
         ("the mask is ignored: prompt and padding positions count", torch.ones_like),
