@@ -149,7 +149,8 @@ def unreadable(word: str, words: Sequence[str]) -> str:
     if not equals:
         return no_override(word, words[0] == word)
     if value.endswith(","):
-        return f"{word} ends with a comma: values are listed without spaces, as in -m {word}ANOTHER"
+        following = words[words.index(word) + 1 :] or ["VALUE"]
+        return f"{word} ends with a comma: values are listed without spaces, as in -m {word}{following[0]}"
     if value.count("[") != value.count("]"):
         return f"{word} lacks a bracket: write it without spaces, as in '{key}=[{value.strip('[]')}]'"
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"
