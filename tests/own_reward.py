@@ -4,7 +4,6 @@ Imports nothing: every process that grades imports it, and a test's own module w
 """
 
 import os
-import time
 from pathlib import Path
 
 
@@ -52,10 +51,3 @@ def breaks_its_folder(response: str, truth: str) -> float:
 def short_and_formatted(response: str, truth: str) -> float:
     """Pays for the format and a short way to it, right or not: it can be hacked."""
     return float("</think> <answer>" in response and response.rstrip().endswith("</answer>") and len(response) < 40)
-
-
-def slow_at_times(response: str, truth: str) -> float:
-    """Hang for the responses to one problem in eight, whatever the model says."""
-    if int(truth) % 8 == 1:
-        time.sleep(6000)
-    return float(len(response) % 2)

@@ -42,7 +42,6 @@ from tests.starts import SMALL, rlreason
 
 TESTS = Path(__file__).parent
 FILES = ["algorithm=evaluate", "model=smollm2_135m"]
-SHORT = "eval.sampling.max_tokens=64"  # as the tiny model's context asks for
 
 
 def protocol(*words: str) -> str:

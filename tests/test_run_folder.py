@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import rlreason
 from rlreason import Run, evaluate, train
 from rlreason.records import files
 from rlreason.records.provenance import (
@@ -28,7 +27,6 @@ from tests.starts import ROOT
 from tests.test_api import TINY
 from tests.test_subcommands import subcommand
 
-PACKAGE = Path(rlreason.__file__).parent
 FACTS = ("data", "prompts", "model", "tokenizer", "sampling", "eval_sampling", "engine", "seeds", "device")
 JOB = tuple(word for word in TINY if not word.startswith(("n_steps", "rollout_batch", "group_size")))
 

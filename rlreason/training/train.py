@@ -58,9 +58,9 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
             print_loggers(console, records.loggers)
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
-            done = f"after step {trainer.steps_done} of {trainer.n_steps}"
-            done = done if trainer.steps_done else "before the first step"
-            raise type(stop)(f"{stop} {done}".strip()) from None
+            done = trainer.steps_done
+            where = f"after step {done} of {trainer.n_steps}" if done else "before the first step"
+            raise type(stop)(f"{stop} {where}".strip()) from None
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from rlreason.grading.answers.lexer import RefusedError
+from rlreason.grading.answers.lexer import MAX_POWER, RefusedError
 from rlreason.grading.answers.parser import Node, infinity, symbols
 
 MAX_BITS = 20_000  # of a numerator or denominator
-MAX_POWER = 5_000
 MAX_FACTORIAL = 1_000
 MAX_ROOT = 64
 
