@@ -12,8 +12,8 @@ from rlreason.cli.check import check_command_line
 from rlreason.cli.sweep import print_table
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
-from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
-from rlreason.sweeps.outcomes import CHOOSING, COMPARING, half_of, purposes
+from rlreason.report.carry import carry, losers, sweep_folder, why_dominated
+from rlreason.report.study import CHOOSING, COMPARING, half_of, purposes
 from rlreason.sweeps.state import DOMINATED, SweepState, begun, read_state, write_state
 from tests.sweep_folders import PROTOCOL, Answers, answers, designed, sweep
 
@@ -37,7 +37,7 @@ def test_the_winner_of_a_sweep_is_carried_with_its_difference_and_stands_in_its_
     assert found.means["learning_rate=1e-3"] > 0.7
     assert found.difference.problems + found.apart.problems == 200  # the halves share no problem
     assert found.difference.low > 0.2
-    assert "learning_rate=1e-3: better by 0." in found.sentence
+    assert "1e-3 is better than 1e-4 by" in found.sentence
     assert "model=tiny data=stories_long" in found.sentence
     assert json.loads(json.dumps(asdict(found)))["difference"]["seeds"] == 4
     assert len(print_table(tmp_path).runs) == 12
@@ -58,7 +58,7 @@ def test_a_diverged_run_counts_as_wrong_on_every_problem_and_the_evaluation_that
     found = carry(tmp_path / "diverged")
     assert found.means["learning_rate=1e-3"] == pytest.approx(0.6, abs=0.06)
     assert found.kept_default
-    assert "learning_rate=1e-3,seed=2 counts as diverged" in found.sentence
+    assert "1e-3 diverged in 1 of 4 seeds" in found.sentence
 
 
 def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
         return [k % 3 == seed % 3 if value == "a" else half == COMPARING for k, half in enumerate(halves)]
 
     sweep(tmp_path / "halves", "loss", ["a", "b"], apart, reference={"loss": "a"})
-    for name, word in (("s", "loss=a"), ("best", "no other setting"), ("one", "seeds would settle"), ("halves", "")):
+    for name, word in (("s", "loss=a"), ("best", "no other setting"), ("one", "One seed on a side"), ("halves", "")):
         found = carry(tmp_path / name)
         assert (found.words, found.kept_default) == ([], True), name
         assert word in found.sentence, name
@@ -100,8 +100,8 @@ def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
     rates(tmp_path / "cooler", protocols=cooler)
     for name, says in (
         ("unfinished", "1 of its 12 runs .*learning_rate=1e-3,seed=1: failed"),
-        ("none", "reference"),
-        ("other", "reference learning_rate=1e-4"),
+        ("none", "is none: .*reference"),
+        ("other", "learning_rate=1e-4, which has not run"),
         ("problems", "p199"),
         ("cooler", "sampling.temperature: 1.0 and 0.5"),
     ):
@@ -109,7 +109,7 @@ def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
             carry(tmp_path / name)
     hot = "eval.sampling.temperature"
     sweep(tmp_path / "t", hot, list(CHANCE), by_chance, reference={hot: "1e-4"}, protocols=cooler)
-    assert "sampling.temperature on purpose" in carry(tmp_path / "t").sentence
+    assert "varies it on purpose" in carry(tmp_path / "t").sentence
     assert purposes(["eval.prompt.stop", "prompt"]) == ("prompt", "chat.", "reward", "stop")
 
 
@@ -157,7 +157,7 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
         (tmp_path / run.name / "summary.json").unlink()
     why = {value: why_dominated(tmp_path / f"learning_rate={value},seed=3") for value in CHANCE}
     assert [value for value in CHANCE if why[value]] == ["1e-2"]
-    assert "learning_rate=1e-4 by 0." in why["1e-2"]
+    assert "worse than learning_rate=1e-4 by" in why["1e-2"]
     (stopped := tmp_path / "learning_rate=1e-2,seed=3").mkdir(exist_ok=True)
     write_status(stopped, DOMINATED, "it cannot win")
     assert why_dominated(tmp_path / "learning_rate=1e-2,seed=4") == "it cannot win"  # as the seed before it

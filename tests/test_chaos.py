@@ -56,7 +56,7 @@ def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs):
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
 CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
 CLOCKS |= {"sweeps/texts.py"}  # when a run began; which runs are the newest to estimate by
-CLOCKS |= {"report/assignment.py", "sweeps/carry.py"}  # the newest of a name
+CLOCKS |= {"report/assignment.py", "report/carry.py"}  # the newest of a name
 CLOCKS |= {"training/ranks.py"}  # torch wants its limits as a timedelta
 
 

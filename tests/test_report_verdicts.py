@@ -15,8 +15,8 @@ from report_objects import answered
 
 from rlreason.report.content import Series, Verdict
 from rlreason.report.sections import facts_of, warnings_of
-from rlreason.report.study import Answers, Study
-from rlreason.report.verdicts import best_of, comparing_half, summary_of, verdicts_of
+from rlreason.report.study import COMPARING, Answers, Study, half
+from rlreason.report.verdicts import best_of, summary_of, verdicts_of
 from tests.settings_of_nothing import arms
 
 Right = dict[int, np.ndarray | None]  # seed -> which problems are right; None: it diverged without an answer
@@ -195,7 +195,7 @@ def best_of_five(rng, n: int, seeds: int, spread: float) -> float:
     for _ in range(n):
         answers = arms(rng, seeds, 512, (spread,) * 10)
         sides = [best_of(study_of(answers[k : k + 5])) for k in (0, 5)]
-        wrong += has_direction(Study("x", "?", [], sides, among=comparing_half(sides)))
+        wrong += has_direction(Study("x", "?", [], sides, among=half(sides, COMPARING)))
     return wrong / n
 
 

@@ -34,7 +34,6 @@ from rlreason.runtime.statistics import (
     paired_difference,
     residual_variance,
     seeds_needed,
-    sentence,
     shared_variance,
     smallest_difference,
     unpaired_difference,
@@ -173,12 +172,6 @@ def test_the_seeds_that_are_asked_for_settle_the_difference():
     of_one = found.se_seeds * math.sqrt(found.seeds)
     widths = [half_width(0.05, of_one / math.sqrt(n), found.se_extra, n - 1) for n in (needed - 1, needed)]
     assert widths[0] >= 0.03 > widths[1]
-    assert f"about {needed} seeds" in sentence(found)
-    assert f"about {seeds_needed(found, 0.01)} seeds" in sentence(found, adjusted_p=0.9, family=5)
-    clear = difference(-0.1, (0.01, 0.0, 3.0), 4, 256, SEEDS)
-    assert sentence(clear) == "worse by 0.100 (0.068 to 0.132)"
-    assert sentence(clear, adjusted_p=0.2, family=6).startswith("cannot tell: ")
-    assert "two trained models" in sentence(difference(0.01, (0.0, 0.02, math.inf), 1, 256, PROBLEMS))
 
 
 def test_the_assumed_half_widths_are_those_of_the_simulation():

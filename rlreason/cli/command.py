@@ -39,7 +39,6 @@ from rlreason.runtime.machine import (
 from rlreason.runtime.plugins import find_modules_here
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
-from rlreason.sweeps.carry import why_dominated
 from rlreason.sweeps.design import key_of
 from rlreason.sweeps.launcher import CONSOLES, JOBLIB, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
@@ -89,10 +88,13 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
         if (folder / SUMMARY).exists() or read_status(folder) == DOMINATED:  # a sweep of ours has checked its settings
             return float((RunFolder(folder).summary or {}).get("accuracy") or "nan")
         watched = works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists()
-        if watched and (why := why_dominated(folder)):
-            write_status(folder, DOMINATED, why)
-            print(f"stopped: {why}", flush=True)
-            return float("nan")
+        if watched:
+            from rlreason.report.carry import why_dominated  # slow to import
+
+            if why := why_dominated(folder):
+                write_status(folder, DOMINATED, why)
+                print(f"stopped: {why}", flush=True)
+                return float("nan")
         config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
         # A sweep passes on a signal that has reached its runs.
         with signals.stoppable(patient=(signal.SIGTERM,)), stderr_logged():

@@ -40,7 +40,7 @@ from rlreason.sweeps.texts import closing, plan_text
 
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid
-    from rlreason.sweeps.carry import Carried
+    from rlreason.report.carry import Carried
 
 Note = Callable[[str], object]
 say = partial(print, flush=True)
@@ -77,7 +77,7 @@ def stage_of(request: Request, stage: str, note: Note = print, started: bool = T
     own, arms = request_of_stage(request, stage), list[list[str]]()
     with in_one_line(own.overrides, request.config_name):
         if (broad := file_of(own.overrides).best_of) in hand_on:
-            from rlreason.sweeps.carry import best_arms
+            from rlreason.report.carry import best_arms
 
             arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(hand_on[broad])]
             if with_meant(map(key_of, own.overrides)) & set(map(key_of, arms[0])):  # typed
@@ -157,7 +157,7 @@ def _checked_one(request: Request, before: Sequence[str], note: Note, stage: Sta
     words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
     design, folder = designed(request, note, list(words.values()), stage)
     if carried and stage is None:
-        from rlreason.sweeps.carry import model_of, refuse_other_model
+        from rlreason.report.carry import model_of, refuse_other_model
 
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
@@ -189,7 +189,7 @@ def _carried(request: Request, sweeps: Sequence[str], note: Note) -> list["Carri
     """Return what these sweeps, names or folders, hand on to the requested one."""
     if not sweeps:
         return []
-    from rlreason.sweeps.carry import carry, model_of, sweep_folder  # slow to import
+    from rlreason.report.carry import carry, model_of, sweep_folder  # slow to import
 
     base = composed(fixed(request.overrides), request.config_name)
     model, data = model_of(lambda key: OmegaConf.select(base, key)), str(OmegaConf.select(base, "data.name"))

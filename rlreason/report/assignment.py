@@ -26,8 +26,8 @@ from rlreason.report.documents import filled, policy_of, write_picture
 from rlreason.report.figures import STEPS
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
-from rlreason.report.study import Setting, Study, StudyRun
-from rlreason.report.verdicts import best_of, comparing_half
+from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half
+from rlreason.report.verdicts import best_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.statistics import TIED, mean_interval, wilson_interval
 from rlreason.runtime.streams import Answer
@@ -330,8 +330,8 @@ def _lines(part: str, **values: Any) -> list[str]:
 
 def _shown(question: Question, read: Found, course: Course) -> Shown:
     study, report = read.study, read.report
-    best, half = best_of(study), comparing_half(study.settings) if len(study.settings) > 1 else None
-    fair = interval_of(best, half)
+    best, apart = best_of(study), half(study.settings, COMPARING) if len(study.settings) > 1 else None
+    fair = interval_of(best, apart)
     lines = _lines(
         "study",
         question=question,

@@ -17,9 +17,9 @@ from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_study
 from rlreason.report.sections import health_of, warnings_of
-from rlreason.report.study import Setting, Study
+from rlreason.report.study import COMPARING, Setting, Study, half
 from rlreason.report.tabular import study_of_results
-from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, verdicts_of
+from rlreason.report.verdicts import EQUAL_WITHIN, best_of, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
 
 OUTCOMES = ("better", "worse", "same")
@@ -109,7 +109,7 @@ def compared_study(paths: Sequence[Path]) -> Study:
                 "on the other half, which did not choose."
             )
         sides.append(Setting((), label, best.runs, best.best_of))
-    among = comparing_half(sides) if best_notes else None
+    among = half(sides, COMPARING) if best_notes else None
     if among == set():
         raise ConfigError(f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side")
     same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)

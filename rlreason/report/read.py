@@ -26,11 +26,11 @@ from rlreason.report.study import (
     StudyRun,
     is_below,
     labels_of,
+    purposes,
     setting_text,
 )
 from rlreason.report.verdicts import picked
 from rlreason.runtime.text import few
-from rlreason.sweeps.outcomes import purposes
 from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
 
 Note = Callable[[str], None]  # takes a line about a broken part of a folder

@@ -1,19 +1,19 @@
 """Define what a report compares: settings, runs and answers; and pair the answers of two settings."""
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlreason.evaluation.protocol import Protocol
+from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ending
 from rlreason.report.content import Series
 from rlreason.runtime.statistics import Difference, Floats, compared, of_clusters
 from rlreason.runtime.text import question_keys
-from rlreason.sweeps.outcomes import split_differences
 from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
@@ -288,3 +288,68 @@ def is_below(name: str, groups: Sequence[str]) -> bool:
 def setting_text(value: Any) -> str:
     """Return a setting's value as typed."""
     return "null" if value is None else str(value)
+
+
+#: Swept settings -> the parts of the protocol that they change on purpose; a name ending in a dot stands for its group.
+ON_PURPOSE = {
+    "prompt": ("prompt", "chat.", "reward", "stop"),
+    "eval.prompt": ("prompt", "chat.", "reward", "stop"),
+    "eval.reward": ("reward",),
+    "sampling": ("sampling.",),
+    "eval.sampling": ("sampling.",),
+    "eval": ("prompt", "chat.", "reward", "stop", "sampling."),
+    "grading": ("grading.",),
+}
+
+
+def purposes(axes: Iterable[str]) -> tuple[str, ...]:
+    """Return the parts of the protocol that sweeping these settings changes on purpose.
+
+    >>> purposes(["eval.sampling.temperature", "learning_rate"]), purposes(["prompt"])[:2]
+    (('sampling.temperature',), ('prompt', 'chat.'))
+    """
+    meant: list[str] = []
+    for axis in axes:
+        groups = [key for key in ON_PURPOSE if f"{axis}.".startswith(f"{key}.")]
+        parts = ON_PURPOSE[group] if (group := max(groups, key=len, default="")) else ()
+        rest = axis.removeprefix(group).lstrip(".")
+        meant += [f"{parts[0]}{rest}"] if rest and len(parts) == 1 and parts[0].endswith(".") else parts
+    return tuple(dict.fromkeys(meant))
+
+
+def split_differences(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return (unintended differences between two protocols, a line each; the differing parts that were `meant` to)."""
+    others, intended = list[str](), list[str]()
+    for line in differences(one, two):
+        name = line.partition(":")[0]
+        on_purpose = any(name == part or (part.endswith(".") and name.startswith(part)) for part in meant)
+        (intended if on_purpose else others).append(name if on_purpose else line)
+    return others, intended
+
+
+CHOOSING, COMPARING = "choosing", "comparing"  # the halves of the problems: one chooses a setting, the other judges it
+
+
+def half_of(question: str) -> str:
+    """Return the half of the problems that a question is in: crc32 of its text, even or odd.
+
+    >>> half_of("What is 1+1?"), half_of("What is 1+2?")
+    ('comparing', 'choosing')
+    """
+    return COMPARING if zlib.crc32(question.encode()) % 2 else CHOOSING
+
+
+def half(settings: Iterable[Setting], which: str) -> set[str]:
+    """Return the problems of a half that any run of the settings answered."""
+    finals = [run.final for setting in settings for run in setting.runs if run.final is not None]
+    return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == which}
+
+
+def mean_on_half(setting: Setting, which: str) -> float:
+    """Return the mean accuracy over the seeds of a setting on a half of the problems; -1 without any."""
+    accuracies = []
+    for run in (run for run in setting.runs if run.accuracy is not None):
+        problems = run.final.problems.values() if run.final is not None else ()  # it diverged at once
+        shares = [problem.share for problem in problems if half_of(problem.question) == which]
+        accuracies.append(float(np.mean(shares)) if shares else 0.0)
+    return float(np.mean(accuracies)) if accuracies else -1.0

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlreason.report.content import Verdict, counted
-from rlreason.report.study import RUNNING, Pairing, Setting, Study, StudyRun, pair, unequal
+from rlreason.report.study import CHOOSING, RUNNING, Pairing, Setting, Study, StudyRun, mean_on_half, pair, unequal
 from rlreason.runtime.statistics import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
-from rlreason.sweeps.outcomes import CHOOSING, COMPARING, half_of
 from rlreason.sweeps.state import WAITING, Key, RunState
 
 MINUS = "\N{MINUS SIGN}"
@@ -299,22 +298,7 @@ def _caveat_of(run: StudyRun, setting: Setting) -> str:
 
 def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
-
-    def mean(one: Setting) -> float:
-        accuracies = []
-        for run in (run for run in one.runs if run.accuracy is not None):
-            problems = run.final.problems.values() if run.final is not None else ()  # it diverged at once
-            shares = [problem.share for problem in problems if half_of(problem.question) == CHOOSING]
-            accuracies.append(float(np.mean(shares)) if shares else 0.0)
-        return float(np.mean(accuracies)) if accuracies else -1.0
-
-    return max(study.settings, key=lambda one: (mean(one), one is study.reference))
-
-
-def comparing_half(settings: Sequence[Setting]) -> set[str]:
-    """Return the problems that were not used for choosing."""
-    finals = [run.final for setting in settings for run in setting.runs if run.final is not None]
-    return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == COMPARING}
+    return max(study.settings, key=lambda one: (mean_on_half(one, CHOOSING), one is study.reference))
 
 
 def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:

@@ -450,39 +450,6 @@ def points(accuracy: float) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def sentence(found: Difference, adjusted_p: float | None = None, family: int = 1) -> str:
-    """State whether one setting is better than another, and by how much; "cannot tell" where the interval includes 0.
-
-    `adjusted_p`: by Holm over a `family` of comparisons, which then decides; the interval shown is the raw one.
-
-    >>> sentence(difference(0.1, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
-    'better by 0.100 (0.068 to 0.132)'
-    >>> sentence(difference(0.02, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
-    'cannot tell: the difference lies between -0.012 and 0.052; about 7 seeds would settle a difference of this size'
-    >>> sentence(difference(-0.1, (0.0, 0.01, float("inf")), 1, 256, "problems"))
-    'these two trained models differ, worse by 0.100 (0.080 to 0.120); one seed tells nothing of the settings'
-    """
-    p = found.p if adjusted_p is None else adjusted_p
-    if p > LEVEL:
-        told = f"the difference lies between {points(found.low)} and {points(found.high)}"
-        if found.over == PROBLEMS:
-            return f"cannot tell these two trained models apart: {told}; one seed tells nothing of the settings"
-        return f"cannot tell: {told}; {settling(found, LEVEL if adjusted_p is None else LEVEL / max(family, 1))}"
-    ends = sorted((abs(found.low), abs(found.high)))
-    size = f"by {points(abs(found.mean))} ({points(ends[0])} to {points(ends[1])})"
-    word = ("better " if found.mean > 0 else "worse ") + size
-    if found.over == PROBLEMS:
-        return f"these two trained models differ, {word}; one seed tells nothing of the settings"
-    return word
-
-
-def settling(found: Difference, level: float = LEVEL) -> str:
-    """State how many seeds would decide a difference of this size."""
-    if (needed := seeds_needed(found, level)) is None:
-        return "no number of seeds would settle a difference of this size on these problems"
-    return f"about {max(needed, found.seeds + 1)} seeds would settle a difference of this size"
-
-
 def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     """Adjust the p-values by Holm's step-down rule (1979), in the order given.
 

@@ -121,7 +121,7 @@ class SweepState:
     jobs: int
     launcher: str
     runs: list[RunState]
-    carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
+    carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see report/carry.py
     #: By monitors.dominated: {"setting": Setting, "reason": str}.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
     sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it

@@ -1,0 +1,221 @@
+"""Decide what a finished sweep hands on to the next, and which settings of a running sweep can no longer win."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.files import CONFIG
+from rlreason.records.reader import RunFolder
+from rlreason.report.read import read_study
+from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, correctness, half, mean_on_half, unequal
+from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of
+from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, Floats, compared, holm
+from rlreason.runtime.streams import print_stderr
+from rlreason.runtime.text import few
+from rlreason.sweeps.state import FEWEST_SEEDS, FILE, SWEEPS, Key, read_state, setting_text, sweeps_named
+
+BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The setting that a sweep hands on.
+
+    `difference`: best setting minus reference, on the problems that chose it; `apart`: the same on the other problems.
+    Both are None where the reference is the best setting.
+    """
+
+    sweep: str  # its folder
+    words: list[str]  # the best setting, as typed; none where the default is kept
+    kept_default: bool
+    setting: dict[str, str]  # the best
+    reference: dict[str, str]
+    means: dict[str, float]  # setting -> mean accuracy over its seeds, on the problems that choose
+    difference: Difference | None
+    adjusted_p: float | None  # of `difference`, by Holm
+    apart: Difference | None
+    sentence: str
+    model: str = ""  # that it was chosen with
+
+
+def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
+    """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
+
+    Of several, prefer the same model and data, then a finished sweep, then the exact name, then the newest.
+    """
+    if word and Path(word).is_dir():
+        return Path(word)
+    exact = SWEEPS / word
+
+    def nearness(folder: Path) -> tuple[bool, bool, bool, float]:
+        runs = read_state(folder, lambda _: None).runs
+        begun = [RunFolder(folder / run.name).setting for run in runs if (folder / run.name / CONFIG).exists()]
+        same = bool(begun) and (model_of(begun[0]), begun[0]("data.name")) == (model, data)
+        return same, all(run.of_its_own for run in runs), folder == exact, (folder / FILE).stat().st_mtime
+
+    if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
+        return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
+    names = few(sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())) or "none"
+    raise ConfigError(f"carry={word} is no sweep that has run: give one of {SWEEPS} ({names}), or a sweep's folder")
+
+
+def carry(folder: Path) -> Carried:
+    """Return what the finished sweep in a folder hands on: its best setting, if its lead is significant over seeds."""
+    study = finished(folder)
+    reference, best = study.reference, best_of(study)
+    takes, chosen, apart = False, None, None
+    text = f"keeps the default {reference.typed}: no other setting had a larger mean"
+    if best is not reference:
+        chosen = verdicts_of(replace(study, among=half(study.settings, CHOOSING)))[study.settings.index(best) - 1]
+        [apart] = verdicts_of(replace(study, settings=[reference, best], among=half(study.settings, COMPARING)))
+        takes = chosen.outcome == "better" and chosen.difference is not None and chosen.difference.over != PROBLEMS
+        text = f"keeps the default {reference.typed}: of {best.typed}, which has the largest mean: {chosen.sentence}"
+        if takes:
+            text = f"carries {best.typed}: {chosen.sentence} On the problems that did not choose it: {apart.sentence}"
+    first = RunFolder(study.runs[0].folder).setting
+    return Carried(
+        sweep=str(folder),
+        words=[f"{key}={value}" for key, value in best.key] if takes else [],
+        kept_default=not takes,
+        setting=dict(best.key),
+        reference=dict(reference.key),
+        means={one.typed: mean_on_half(one, CHOOSING) for one in study.settings},
+        difference=chosen.difference if chosen else None,
+        adjusted_p=chosen.adjusted_p if chosen else None,
+        apart=apart.difference if apart else None,
+        sentence=f"{folder.name}: {text} Chosen with model={first('model.name')} data={first('data.name')}.",
+        model=model_of(first),
+    )
+
+
+def best_arms(folder: Path) -> list[dict[str, str]]:
+    """Return a finished sweep's reference and its best other settings (at most BEST) whose runs did not all diverge."""
+    study = finished(folder)
+    others = [one for one in study.settings[1:] if any(run.final is not None for run in one.runs)]
+    others.sort(key=lambda one: mean_on_half(one, CHOOSING), reverse=True)
+    return [dict(one.key) for one in (study.reference, *others[:BEST])]
+
+
+def finished(folder: Path) -> Study:
+    """Return the study of a finished sweep; `ConfigError` if it has not finished, or cannot choose a setting."""
+    state = read_state(folder)
+    if bad := [f"{run.name}: {run.status_text}" for run in state.runs if not run.of_its_own]:
+        many = f"{len(bad)} of its {len(state.runs)} runs did not come to their end ({few(bad, 3)})"
+        raise ConfigError(f"carry={folder} has not finished: {many}: type that sweep again, which goes on with them")
+    study = read_study([folder])
+    if state.reference is None or not state.reference.items() <= dict(study.reference.key).items():
+        which = "none" if state.reference is None else f"{setting_text(state.reference)}, which has not run"
+        raise ConfigError(
+            f"carry={folder}: the setting that the others are compared with is {which}: name one of them in the block "
+            "`reference: [key=value]` of the sweep's file, and type the sweep again (what has run stays)"
+        )
+    refuse_incomparable(study)
+    return study
+
+
+def refuse_incomparable(study: Study) -> None:
+    """Raise `ConfigError` unless all runs that have ended were measured alike, on the same problems."""
+    shared = [run for run in study.runs if run.shared_machine and run.status == "budget"]
+    if late := [run.name for run in shared if "budget.hours" in run.reason]:
+        why = "shared the machine and were ended by budget.hours, so what they reached says nothing of their settings"
+        raise ConfigError(f"{few(late, 3)} {why}: run them with jobs=1 in another folder, or by a budget of tokens")
+    for run in study.runs:
+        if run.ended and run.accuracy is None:
+            raise ConfigError(f"{run.folder} has lost its final evaluation: move it away and run it again")
+    for one in study.settings:
+        if others := unequal(one, study.reference, study.on_purpose)[0]:
+            raise ConfigError(
+                f"{study.reference.typed} and {one.typed} were measured differently ({'; '.join(others)}) and cannot "
+                "be compared: evaluate all settings of a sweep in one way"
+            )
+    asked = [(run.name, run.final.problems) for run in study.runs if run.final is not None]
+    for name, problems in asked[1:]:
+        if odd := sorted(problems.keys() ^ asked[0][1].keys()):
+            names = f"{asked[0][0]} and {name}"
+            raise ConfigError(f"{names} did not ask the same problems ({few(odd, 3)}): evaluate all on the same")
+    for which in (CHOOSING, COMPARING):
+        if asked and not half(study.settings, which):
+            raise ConfigError(f"{asked[0][0]} has no problem in the half for {which}: raise eval.final_problems")
+
+
+def model_of(setting: Callable[[str], Any]) -> str:
+    """Return the model of a run as text; `setting` looks up a key of its config."""
+    name, path = setting("model.name"), setting("model.path")
+    return f"{name} ({path})" if path else str(name)
+
+
+def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
+    """Raise `ConfigError` if a winner was chosen with another model: good learning rates differ by a factor of 100."""
+    for one in carried:
+        if one.words and one.model != model:
+            raise ConfigError(
+                f"carry={one.sweep} was chosen with model {one.model}, and this sweep has {model}: run that sweep with "
+                f"this model first, or type what is to be taken over ({' '.join(one.words)}) instead of carry="
+            )
+
+
+# Settings that can no longer win
+
+
+def losers(
+    right: Mapping[Key, Mapping[int, Floats]], reference: Key | None, settings: int, planned_seeds: int
+) -> dict[Key, str]:
+    """Return the settings that surely lose, each with the reason by its clearest comparison.
+
+    `right`: setting -> seed -> correctness (questions). `settings`, `planned_seeds`: how many the sweep has in all. The
+    level is divided by the number of looks, and Holm's method corrects over the pairs.
+    """
+    looks = planned_seeds - FEWEST_SEEDS
+    if looks < 1:
+        return {}
+    level = LEVEL / looks
+    pairs: Iterable[tuple[Key, Key]] = itertools.combinations(right, 2)
+    family = settings * (settings - 1) // 2
+    if reference:
+        pairs, family = [(key, reference) for key in right if key != reference and reference in right], settings - 1
+    found = []
+    for a, b in pairs:
+        seeds = right[a].keys() & right[b].keys()
+        if len(seeds) >= FEWEST_SEEDS:
+            ones, others = ({seed: right[key][seed] for seed in right[key] if seed in seeds} for key in (a, b))
+            found.append((a, b, compared(ones, others)))
+    reasons: dict[Key, str] = {}
+    adjusted = holm([lead.p for _, _, lead in found], family)
+    for (a, b, lead), p in sorted(zip(found, adjusted, strict=True), key=lambda one: one[1]):
+        better, worse = (a, b) if lead.mean >= 0 else (b, a)
+        if p <= level and worse != reference:
+            by = f"{size(lead.mean)} accuracy points ({interval(lead)})"
+            over = f"over {lead.seeds} seeds and {lead.problems} problems; Holm's {p_text(p)}, below {level:.2g}"
+            reasons.setdefault(worse, f"worse than {setting_text(dict(better))} by {by} {over}")
+    return reasons
+
+
+def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
+    """Return why the setting of the sweep's run in `folder` can no longer win, by the runs next to it; "" if it may."""
+    state = read_state(folder.parent)
+    mine = state.run(folder.name)
+    for stopped in state.stopped_settings:
+        if stopped["setting"] == mine.setting:
+            return str(stopped["reason"])
+    study = read_study([folder.parent])
+    settings = [Setting(one.key, one.label, [run for run in one.runs if run.ended]) for one in study.settings]
+    ended = replace(study, settings=[one for one in settings if one.runs])
+    if not ended.settings:
+        return ""
+    reference = None if state.reference is None else study.reference.key
+    try:
+        refuse_incomparable(ended)
+        if state.reference is not None and not state.reference.items() <= dict(study.reference.key).items():
+            raise ConfigError(
+                f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
+            )
+    except ConfigError as error:
+        say(f"! monitors.dominated=stop stops nothing: {error}")
+        return ""
+    problems = sorted(half(ended.settings, CHOOSING))
+    right = {one.key: correctness(one.right, problems, one.questions) for one in ended.settings}
+    seeds = len({run.seed for run in state.runs})
+    return losers(right, reference, len(study.settings), seeds).get(mine.key, "")
