@@ -262,8 +262,9 @@ class Loggers:
 
     def table(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log responses of a step; `kind` is `rollouts` or `evals`."""
-        values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
-        self._call("table", kind, values, self._counters)
+        if self._running:
+            values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
+            self._call("table", kind, values, self._counters)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
