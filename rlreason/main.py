@@ -13,7 +13,6 @@ from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS, LOG, STACKS
-from rlreason.records.provenance import Origin
 from rlreason.records.reader import RunFolder, known_status, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
@@ -74,7 +73,7 @@ def _work(run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], co
 
         seed_generators(run.seed)
         sources = own_sources(run)
-    records = RunWriter(folder, config, Origin(words, sources), trains=run.trains, say=console.say, clock=clock)
+    records = RunWriter(folder, config, words, sources, trains=run.trains, say=console.say, clock=clock)
     accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy

@@ -15,11 +15,9 @@ from rlreason.engines.rollouts import sampling_work, training_work
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, Work, group_work
-from rlreason.training.build import build_components
 from rlreason.training.progress import budget_spent
-from rlreason.training.train import close_records, train, trainer_of
+from rlreason.training.train import train
 from rlreason.types import Grade, Response, Sample
-from tests.killed import AT
 from tests.small_runs import words_of
 from tests.starts import rlreason
 from tests.test_trainer import run_of
@@ -53,6 +51,7 @@ def hands(monkeypatch) -> Hands:
 
 
 def test_phases_of_any_nesting_add_up_to_the_time_that_has_passed(hands):
+    """Bug: seconds of a nested phase, or of one that failed, count twice or not at all."""
     clock = Clock()
     hands.pass_by(1)
     clock.begin("loop")
@@ -79,6 +78,7 @@ def test_phases_of_any_nesting_add_up_to_the_time_that_has_passed(hands):
 
 
 def test_what_another_thread_does_is_busy_and_a_clock_that_is_put_back_tells_nothing_twice(hands):
+    """Bug: a resumed run reports again what is in the rows of its first part."""
     first = Clock()
     hands.pass_by(1)
     first.worked("train", Work(2.0, 10, 20, 30))
@@ -107,6 +107,7 @@ def test_what_another_thread_does_is_busy_and_a_clock_that_is_put_back_tells_not
 
 
 def test_a_prompt_is_worked_on_once_for_its_group_and_three_times_with_a_backward_pass():
+    """Bug: a utilisation that counts a shared prompt for each response."""
     grade, responses = Grade(1.0, 1.0, 1.0, "correct"), []
     for prompt, length in (([1, 2, 3], 4), ([1, 2, 3], 5), ([7], 2)):
         responses.append(Response(str(prompt), prompt, [1] * length, [-1.0] * length, "", "stop"))
@@ -119,23 +120,13 @@ def test_a_prompt_is_worked_on_once_for_its_group_and_three_times_with_a_backwar
     assert training_work(even[:1], 0.0, all_learn=True) == group_work(1, [2], passes=3)
 
 
-GRPO = ("rollout_batch_size=16", "group_size=4", "eval_every=1")
-
-
-@pytest.mark.parametrize("kind", ["grpo", "sft", "ahead"])
+@pytest.mark.parametrize("kind", ["grpo", "sft"])
 def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
-    """`ahead` with the engine in process, which the settings refuse for its numbers and not for its clock."""
-    words = ["algorithm=sft"] if kind == "sft" else GRPO
+    """Bug: seconds that stand in no phase, or in two."""
+    words = ["algorithm=sft"] if kind == "sft" else ["rollout_batch_size=16", "group_size=4", "eval_every=1"]
     run, config = run_of(*words, "train_batch_size=8", "checkpoint.every=1", "n_steps=3", "eval_problems=8")
     began = time.monotonic()
-    records, console = RunWriter(tmp_path, config, trains=True), Console()
-    if kind == "ahead":
-        components = build_components(run, tmp_path, console, clock=records.clock)
-        with trainer_of(run, components, records, console) as trainer:
-            trainer.batches.ahead = True
-            close_records(trainer, *trainer.train())
-    else:
-        train(run, records, console)
+    train(run, RunWriter(tmp_path, config, trains=True), Console())
     passed, found = time.monotonic() - began, load_run(tmp_path)
     rows, totals = found.metrics, [row["time/total"] for row in found.metrics]
     # a row's total is read before its phases, so the sum up to a row lies between its total and the next one's
@@ -143,13 +134,9 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
         assert total - 1e-6 <= add_up(rows[:until]) <= behind + 1e-6
     assert totals[-1] - 0.02 <= sum(found.summary["phases"].values()) <= passed + 0.02  # which are rounded
     names = {name for row in rows for name in row}
-    assert {"time/setup", "time/eval", "time/record", "time/other", "memory/process_peak_gb"} <= names
-    assert ("perf/rollout_tokens_per_second" in names) == (kind != "sft")
-    assert "busy/grading" in names  # of the evaluations
-    # steps 2 and 3, each while the one before was learned
-    assert sum("busy/rollout" in row for row in rows) == (2 if kind == "ahead" else 0)
-    if any("train/loss" in row for row in rows):
-        assert {"time/train", "time/weight_sync", "perf/train_tokens_per_second"} <= names
+    assert {"time/setup", "time/eval", "time/record", "time/other", "memory/process_peak_gb", "busy/grading"} <= names
+    assert {"time/train", "perf/train_tokens_per_second"} <= names
+    assert ({"time/weight_sync", "perf/rollout_tokens_per_second"} <= names) == (kind != "sft")
 
 
 # Budgets
@@ -158,16 +145,15 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
 @pytest.mark.parametrize(
     ("budget", "seconds", "problems", "says"),
     [
-        ({}, 1e9, 100, ""),
         ({"hours": 0.1}, 360 - 25, 100, ""),  # 1.2 (10 + 0.1 x 100) = 24 s are needed
         ({"hours": 0.1}, 360 - 23, 100, "budget.hours=0.1: 23 s"),
-        ({"hours": 0.1}, 360 - 25, 150, "budget.hours=0.1: 25 s"),
         ({"tokens": 100}, 0.0, 0, ""),
         ({"tokens": 99}, 0.0, 0, "budget.tokens=99: 39 "),
         ({"steps": 1}, 0.0, 0, "budget.steps=1 "),
     ],
 )
 def test_what_a_budget_still_allows(budget, seconds, problems, says):
+    """Bug: a run that ends a step too late, or with budget left for one."""
     used, pace = {"tokens/generated": 60, "time/total": seconds}, {"step": 10.0, "problem": 0.1, "tokens": 40.0}
     found = budget_spent(BudgetConfig(**budget), 1, used, pace, problems)
     assert found.startswith(says)
@@ -185,18 +171,3 @@ def test_tokens_are_never_exceeded_once_a_step_is_known_and_more_of_them_let_a_r
     assert rlreason("resume=run", "budget.tokens=9999", cwd=tmp_path).returncode == 0
     run = load_run(tmp_path / "run")
     assert (run.status, run.summary["rollout_step"]) == ("finished", 3)
-
-
-@pytest.mark.long
-def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
-    """A budget that the first part has spent leaves the second the last evaluation alone."""
-    at = "rlreason.training.algorithms:GRPO.collect:call:3"
-    killed = rlreason(*words_of("checkpoint.every=1", "n_steps=40"), cwd=tmp_path, **{AT: at})
-    assert killed.returncode == -9
-    hours = load_run(tmp_path / "run").metrics[-1]["time/total"] / 3600
-    done = rlreason("resume=run", f"budget.hours={hours}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = load_run(tmp_path / "run")
-    assert (run.status, run.summary["rollout_step"], run.summary["eval_problems"]) == ("budget", 2, 8)
-    assert all(row["time/total"] <= add_up(run.metrics[:until]) + 1e-6 for until, row in enumerate(run.metrics, 1))
-    assert sum("time/setup" in row for row in run.metrics) == 2

@@ -38,7 +38,7 @@ from rlreason.evaluation.protocol import differences, format_accuracy, make_prot
 from rlreason.grading import Grader
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
-from rlreason.records.files import UNFINISHED, growing
+from rlreason.records.files import UNFINISHED
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.statistics import wilson_interval
@@ -199,16 +199,17 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_grown_file_is_there_when_it_is_whole_and_a_failure_leaves_nothing(tmp_path):
-    path = tmp_path / "rows.jsonl"
+    records, path = RunWriter(tmp_path, "seed: 0\n"), tmp_path / "rows.jsonl"
+    before = set(tmp_path.iterdir())
     for numbers in (range(3), [9]):
-        with pytest.raises(KeyboardInterrupt) if numbers == [9] else nullcontext(), growing(path) as add:
+        with pytest.raises(KeyboardInterrupt) if numbers == [9] else nullcontext(), records.growing(path.name) as add:
             for number in numbers:
                 add({"number": number, "part": part} for part in range(2))
                 assert path.exists() == (numbers == [9])
             if numbers == [9]:
                 raise KeyboardInterrupt
     assert rows_of(path) == [{"number": number, "part": part} for number in range(3) for part in range(2)]
-    assert list(tmp_path.iterdir()) == [path]
+    assert {*tmp_path.iterdir()} == {*before, path}
 
 
 SMALL = [

@@ -59,7 +59,6 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
-        (lambda: None, 0, ""),
         (lambda: 5, 5, ""),
         (Mock(side_effect=ConfigError("n_steps=0 must be above 0")), 2, "rlreason: n_steps=0 must be above 0"),
         (Mock(side_effect=DataError("no problem is left")), 3, "rlreason: no problem is left"),
@@ -67,7 +66,6 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
         (Mock(side_effect=KeyboardInterrupt()), 130, "rlreason: stopped by a signal"),
         (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
         (lambda: Path("/dev/full").write_text("x"), 4, "No space left"),
-        (lambda: Path("x" * 999).read_text(), 2, "give a shorter path"),
     ],
 )
 def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(command, code, says, capsys):
@@ -88,11 +86,12 @@ def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(comm
     ],
 )
 def test_a_run_that_was_under_way_says_what_ended_it(tmp_path, error, status, reason):
+    """Bug: `running` of a run that has failed, or a reason of one that had ended before."""
     mark_ended(tmp_path, error)  # a folder that no run has taken stays as it is
     assert not list(tmp_path.iterdir())
     write_status(tmp_path, "running")
-    mark_ended(tmp_path, error)
-    mark_ended(tmp_path, ConfigError("another"))  # what has ended has ended
+    for ended in (error, ConfigError("another")):
+        mark_ended(tmp_path, ended)
     row = json.loads((tmp_path / "status.json").read_text())
     assert (row["status"], row["reason"]) == (status, reason)
 
@@ -115,9 +114,6 @@ def test_what_cannot_be_encoded_is_escaped_and_a_reader_may_leave_or_have_no_roo
     assert "No space left" in done.stderr
 
 
-# A full disk
-
-
 @contextmanager
 def files_of_at_most(size: int):
     """As on a full disk: files beyond so many bytes cannot be written."""
@@ -130,6 +126,7 @@ def files_of_at_most(size: int):
 
 
 def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
+    """Bug: a full disk leaves half a file, or ends the run with a traceback."""
     records = RunWriter(tmp_path / "run", "seed: 0\n")
     records.metrics({"train_step": 0, "eval_step": 1, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4})
     write_whole(tmp_path / "a.json", "old")
@@ -160,26 +157,21 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
 
 @contextmanager
 def terminal(columns: int):
-    """(stream to a terminal of this width, a function that returns what was written there so far)."""
+    """(stream to a terminal of this width, a function: the lines to be seen there so far, one after the other)."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     os.set_blocking(ours, False)
 
-    def written() -> str:
-        parts = []
+    def seen() -> list[str]:
+        written = b""
         with suppress(OSError):  # nothing more is there
             while part := os.read(ours, 1 << 16):
-                parts.append(part)
-        return b"".join(parts).decode().replace("\r\n", "\n")
+                written += part
+        return re.split(r"\n|\r\x1b\[K", written.decode().replace("\r\n", "\n"))
 
     with open(theirs, "w") as stream:
-        yield stream, written
+        yield stream, seen
     os.close(ours)
-
-
-def lines_of(written: str) -> list[str]:
-    """What was to be seen, one after the other: lines that stay, and lines shown in place."""
-    return [shown for line in written.split("\n") for shown in re.split(r"\r\x1b\[K", line)]
 
 
 LONG = "engine and trainer disagree by 0.200 nats per token (monitors.parity_bound=0.05): weights or precision differ"
@@ -191,7 +183,7 @@ ROW |= {"reward/mean": -0.25, "rollout/length": 1024.0, "train/grad_norm": 1e-9}
 
 def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with terminal(80) as (stream, written):
+    with terminal(80) as (stream, seen):
         console = Console(stream)
         console.say(f"! step 3: {LONG}\nrecords    {LONG}")
         console.start(200)
@@ -201,7 +193,7 @@ def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkey
         console.table(closing_table(METRICS, METRICS))
         console.table(curves_table([1], {f"best by number {i}": [[0.2, 0.1, 0.3]] for i in range(4)}))
         console.table(imitation_card(LengthNormConfig("token"), sampled=True).fitted(console.width))
-        lines = lines_of(written())
+        lines = seen()
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1
     assert sum("100/200" in line and "-0.250" in line and "1e-09" in line for line in lines) == 1
@@ -213,7 +205,7 @@ def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkey
 
 
 def test_a_wait_is_shown_with_how_far_it_has_come_on_a_terminal_alone(tmp_path):
-    with terminal(80) as (stream, written):
+    with terminal(80) as (stream, seen):
         console = Console(out=stream)
         console.shown_after_s = 600
         with console.wait("quick"):
@@ -223,10 +215,10 @@ def test_a_wait_is_shown_with_how_far_it_has_come_on_a_terminal_alone(tmp_path):
             console.shown_after_s = 0.1
             wait_for(lambda: wait.shown)
         console.say("done")
-        seen = lines_of(written())
-    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in seen)
-    assert "quick" not in " ".join(seen)
-    assert seen[-2:] == ["done", ""]
+        lines = seen()
+    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in lines)
+    assert "quick" not in " ".join(lines)
+    assert lines[-2:] == ["done", ""]
 
 
 # The noise of libraries, and secrets in it
@@ -267,31 +259,27 @@ def test_stray_lines_are_kept_in_the_runs_log_without_secrets(tmp_path, monkeypa
     assert f"native \ufffd {HIDDEN}" in (tmp_path / "log.txt").read_text()
     assert "swordfish" not in (tmp_path / "log.txt").read_text()
     done = python("-c", NOISE.format(folder="", last="raise ValueError('a bug')"))
-    assert "early" in done.stderr  # noise of a failure without a folder is shown
     assert "ValueError: a bug" in done.stderr
-    assert "early" not in python("-c", NOISE.format(folder="", last="raise SystemExit(2)")).stderr
 
 
-SECRETS = [
+SECRETS = (
     "logger.api_key=swordfish", "WANDB_API_KEY='swordfish'", "client:\n  password: swordfish\n  seed: 1",
     "a library says environment-fish!", "  api_key: a sword and a fish", "client.api_key='sword fish'",
     '{"api_key": "swordfish"}', "failed with password: swordfish in a line", "https://me:sword@fish@host",
-]  # fmt: skip
-NO_SECRETS = [
+)  # fmt: skip
+NO_SECRETS = (
     "sampling.max_tokens=4800000000 micro_batch_tokens: 1638400000", "rows.sort(key=natural_order)",
     "tokenizer=some/long/name author: Somebody-Else", "The answer key: everything", "an 1234567 of a short token",
     "https://host/path?x=1 git@github.com:a/b http://localhost:8080/a@b",
-]  # fmt: skip
+)  # fmt: skip
 
 
 def test_the_value_of_a_secret_name_is_hidden_and_nothing_else(monkeypatch, tmp_path):
     monkeypatch.setenv("my_Secret", "environment-fish")
     monkeypatch.setenv("SHORT_TOKEN", "1234567")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "somebody")
-    for text in SECRETS:
-        assert "fish" not in redacted(text)
-        assert HIDDEN in redacted(text)
-    assert list(map(redacted, NO_SECRETS)) == NO_SECRETS
+    assert all(HIDDEN in redacted(text) and "fish" not in redacted(text) for text in SECRETS)
+    assert tuple(map(redacted, NO_SECRETS)) == NO_SECRETS
     settings = {"path": "https://me:swordfish@host", "limit": 1e-06, "note": ["ünï: environment-fish", None, True]}
     hidden = {"path": f"https://me:{HIDDEN}@host", "limit": 1e-06, "note": [f"ünï: {HIDDEN}", None, True]}
     assert redacted(settings) == hidden

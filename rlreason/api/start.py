@@ -31,7 +31,7 @@ from rlreason.records.console import Console
 from rlreason.runtime.files import free_folder
 from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
 from rlreason.runtime.plugins import as_settings
-from rlreason.runtime.signals import stoppable_in_script
+from rlreason.runtime.signals import stoppable
 from rlreason.runtime.text import redacted
 from rlreason.sweeps.design import key_of
 
@@ -154,7 +154,7 @@ def _start(
             os.environ[SWEEP_VARIABLE] = one.sweep
             stack.callback(os.environ.pop, SWEEP_VARIABLE)
         divide_memory_finely()
-        stack.enter_context(stoppable_in_script())
+        stack.enter_context(stoppable(in_script=True))
         run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
     return Run(folder)
 

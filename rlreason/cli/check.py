@@ -24,7 +24,7 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.cli.sweep import checked_sweep
 from rlreason.errors import ConfigError
-from rlreason.records.reader import algorithm_of
+from rlreason.records.reader import settings_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.sweeps.design import fixed, key_of
 
@@ -43,7 +43,7 @@ def check_command_line(words: Sequence[str], note: Note | None = None, design: b
         folder = resumed_folder(request.overrides, request.multirun)
         if folder is not None:
             words = [word for word in words if key_of(word) != RESUME]
-    with reading(words, note, algorithm_of(folder) if folder else "") as request:
+    with reading(words, note, settings_in(folder).get("algorithm", "") if folder else "") as request:
         if folder is not None:
             if "cfg" not in request.flags and not request.starts:
                 raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them")

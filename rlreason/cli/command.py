@@ -28,7 +28,7 @@ from rlreason.main import run_job
 from rlreason.records.console import Console, print_error, run_cli
 from rlreason.records.files import SUMMARY
 from rlreason.records.reader import RunFolder, ending, exit_code, read_status, write_status
-from rlreason.records.writer import refuse_taken
+from rlreason.records.resume import resumes
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
 from rlreason.runtime.machine import (
@@ -51,7 +51,7 @@ def start_run(one: OneRun, words: Sequence[str]) -> int:
         os.environ[SWEEP_VARIABLE] = one.sweep  # loggers group it as in the sweep
     config = redacted(OmegaConf.to_yaml(one.config, resolve=True))
     with run_lock(one.folder, lambda _: None):  # before it loads anything
-        refuse_taken(one.folder, config, one.run.trains)
+        resumes(one.folder, config, one.run.trains)
     with stderr_logged():
         run_job(one.run, one.folder, config, words, Console(), own_process=True)
     return ending(read_status(one.folder) or "finished").exit_code or 0

@@ -14,7 +14,7 @@ from rlreason.model.plan import cure, planned, table, verdict
 from rlreason.model.plan import figures as memory_figures
 from rlreason.records.console import Console
 from rlreason.runtime.machine import believed_device
-from rlreason.runtime.statistics import ASSUMED, LEVEL, Spread, smallest_difference
+from rlreason.runtime.statistics import ASSUMED, LEVEL, smallest_difference
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import duration
 from rlreason.sweeps.texts import power_text, problems_of
@@ -64,11 +64,11 @@ def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], 
     """Return the smallest difference for these numbers, and the time of all runs."""
     seeds, settings = arguments.seeds, arguments.settings or 2
     comparisons = max(1, settings - 1)
-    spread = None if arguments.spread is None else Spread(arguments.spread**2, ASSUMED[0].residual)
+    spread = arguments.spread
     spreads = ASSUMED if spread is None else (spread,)
     lines = [f"can show   {power_text(seeds, problems, comparisons, spread)}"]
     figures: dict[str, Any] = {"seeds": seeds, "problems": problems, "settings": settings, "assumed": spread is None}
-    figures["spread"] = [one.seeds**0.5 for one in spreads]
+    figures["spread"] = list(spreads)
     for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):
         figures[name] = [smallest_difference(seeds, problems, one, level) for one in spreads]
     if arguments.minutes is not None:

@@ -19,7 +19,7 @@ from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
-from rlreason.records.reader import RunFolder, algorithm_of, compared
+from rlreason.records.reader import RunFolder, compared, settings_in
 from rlreason.runtime.files import free_folder
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.sweeps.design import key_of
@@ -44,7 +44,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         if now.exists() and (not now.is_dir() or any(now.iterdir())):  # a run there would go on
             raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
     register()
-    with reading([word for word in words if key_of(word) != RUN_DIR], console.say, algorithm_of(then)) as request:
+    algorithm = settings_in(then).get("algorithm", "")
+    with reading([word for word in words if key_of(word) != RUN_DIR], console.say, algorithm) as request:
         one = repeated(then, request.overrides, console.say, now, name="RUN")
         check_start([one.run], now, console.say)
     told, here = RunFolder(then).provenance, environment()

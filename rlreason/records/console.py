@@ -1,6 +1,5 @@
 """The terminal: a run's rows, its live line and closing table; and how a command ends, in one line and an exit code."""
 
-import errno
 import sys
 import threading
 import time
@@ -18,17 +17,17 @@ from rlreason.runtime.text import visible
 
 T = TypeVar("T")
 
-#: The columns of the table of steps: heading, width, the metrics of which the first that a step has is shown, format.
-COLUMNS: tuple[tuple[str, int, tuple[str, ...], str], ...] = (
-    ("step", 9, (), ""),
-    ("accuracy", 9, (), ""),
-    ("reward", 7, ("reward/mean",), ".3f"),
-    ("format", 7, ("reward/format", "eval/format"), ".3f"),
-    ("length", 7, ("rollout/length", "eval/length"), ".1f"),
-    ("entropy", 8, ("train/entropy",), ".3f"),
-    ("grad", 7, ("train/grad_norm",), ".3g"),
-    ("time", 6, (), ""),
-    ("left", 6, (), ""),
+#: The columns of the table of steps, and their widths.
+COLUMNS = {
+    "step": 9, "accuracy": 9, "reward": 7, "format": 7, "length": 7, "entropy": 8, "grad": 7, "time": 6, "left": 6,
+}  # fmt: skip
+#: Of the columns from `reward` to `grad`: the metrics of which the first that a step has is shown, and its format.
+FIGURES = (
+    (("reward/mean",), ".3f"),
+    (("reward/format", "eval/format"), ".3f"),
+    (("rollout/length", "eval/length"), ".1f"),
+    (("train/entropy",), ".3f"),
+    (("train/grad_norm",), ".3g"),
 )
 
 
@@ -97,18 +96,14 @@ class Console:
         `done`: steps that a resumed run had already finished.
         """
         self.began, self.n_steps, self.done = time.monotonic(), n_steps, done
-        self.table("\n" + in_columns([title for title, *_ in COLUMNS]))
+        self.table("\n" + in_columns(list(COLUMNS)))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
         """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
         alive()
         spent = time.monotonic() - self.began
         left = clock(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
-        numbers = [
-            next((f"{metrics[key]:{form}}" for key in keys if key in metrics), "")
-            for _, _, keys, form in COLUMNS
-            if keys
-        ]
+        numbers = [next((f"{metrics[key]:{form}}" for key in keys if key in metrics), "") for keys, form in FIGURES]
         row = in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
         self.table(row) if keep else self._in_place(row)
 
@@ -178,7 +173,7 @@ class Console:
 
 def in_columns(cells: Sequence[str]) -> str:
     """Format the cells of a row of the table of steps."""
-    return " ".join(f"{cell:>{width}}" for cell, (_, width, _, _) in zip(cells, COLUMNS, strict=True))
+    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
 
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -238,8 +233,6 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         signals.arrived()
         if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()  # it failed because the process was ending
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            error = ConfigError(f"{str(error.filename)[:80]} ... is too long for a path: give a shorter path")
         with suppress(ReaderGone):
             if not print_error(error):
                 raise
@@ -252,13 +245,10 @@ def run_cli(command: Callable[[], int | None]) -> NoReturn:
     After a signal the command cleans up; a second signal ends it immediately.
     """
 
-    def from_here() -> int | None:
-        find_modules_here()
-        return command()
-
     with signals.stoppable():
         try:
-            code = exit_code_of(from_here)
+            find_modules_here()
+            code = exit_code_of(command)
         except KeyboardInterrupt as error:  # it came while the error was being printed
             signals.arrived()
             print_error(error)

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from rlreason.errors import ConfigError
 from rlreason.runtime import streams
 from rlreason.runtime.files import explained, whole, write_whole
-from rlreason.runtime.signals import held, removed_if_left
 
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # the run's current state or its end
@@ -120,28 +119,6 @@ def written(path: Path) -> Iterator[BufferedIOBase]:
             yield packed
 
 
-@contextmanager
-def growing(path: Path) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
-    """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.
-
-    Unlike in `written`, a signal ends the block between two additions. `UnwritableError` where the system refuses.
-    """
-    partial = path.with_name(path.name + ".partial")
-
-    def add(rows: Iterable[Mapping[str, Any]]) -> None:
-        with held(), explained(path), partial.open("ab") as file:
-            file.writelines(map(line_of, rows))
-
-    with removed_if_left(partial):
-        try:
-            partial.unlink(missing_ok=True)  # of a process that was killed
-            yield add
-            with held(), explained(path):
-                os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
 def finite(value: Any) -> Any:
     """Replace every number that is not finite by None, since JSON has no such numbers.
 
@@ -240,27 +217,16 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(complete, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
-def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
-    """Return the newest checkpoint whose files are intact, and report every newer one.
-
-    `ConfigError` where there are some and none can be used.
-    """
-    checkpoints = checkpoints_in(folder)
-    for path in reversed(checkpoints):
+def newest_good(folder: Path, say: Callable[[str], object]) -> Path:
+    """Return the newest checkpoint whose files are intact, and report every newer one; `ConfigError` without any."""
+    for path in reversed(checkpoints_in(folder)):
         if not (fault := checkpoint_fault(path)):
             return path
         say(f"! {path} cannot be used: {fault}")
-    if checkpoints:
-        raise ConfigError(
-            f"hydra.run.dir={folder} holds no checkpoint that can be used: choose another folder, or move "
-            f"{CHECKPOINTS}/ away to begin anew"
-        )
-    return None
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of complete lines in a file; 0 if it does not exist."""
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    raise ConfigError(
+        f"hydra.run.dir={folder} holds no checkpoint that can be used: choose another folder, or move {CHECKPOINTS}/ "
+        "away to begin anew"
+    )
 
 
 def checkpoint_fault(path: Path) -> str:

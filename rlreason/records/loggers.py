@@ -6,11 +6,10 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,7 +30,7 @@ COLUMNS = (
     "entropy", "length",
 )  # fmt: skip
 
-#: Counter -> the metrics that are drawn over it. Every row carries every counter, so any other axis can be chosen too.
+#: The metrics that are drawn over each counter. Every row carries every counter, so any other axis can be chosen too.
 AXES: dict[str, tuple[str, ...]] = {
     "rollout_step": (
         "rollout/*", "reward/*", "grading/*", "ei/*", "time/*", "busy/*", "perf/*", "memory/*", "generations/rollouts",
@@ -40,8 +39,6 @@ AXES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 COUNTERS = ("rollout_step", "train_step", "eval_step")
 
-#: Seconds that W&B waits for its server at the start and at the end of a run.
-TIMEOUTS = {"init_timeout": 30.0, "finish_timeout": 30.0}
 REASON_CHARS = 200
 
 
@@ -81,8 +78,8 @@ def axis_of(metric: str) -> str:
     >>> axis_of("reward/mean"), axis_of("eval/accuracy")
     ('rollout_step', 'train_step')
     """
-    counters = (counter for counter, names in AXES.items() if any(fnmatchcase(metric, name) for name in names))
-    return next(counters, "train_step")
+    over_rollouts = any(fnmatchcase(metric, name) for name in AXES["rollout_step"])
+    return "rollout_step" if over_rollouts else "train_step"
 
 
 class WandbLogger(Logger):
@@ -105,21 +102,21 @@ class WandbLogger(Logger):
             "entity": chosen.entity or own.entity,
             "tags": chosen.tags or own.run_tags,
             "notes": chosen.notes or own.run_notes,
-            "id": own.run_id or run.id,
-            "resume": own.resume or ("allow" if run.resumed else None),
+            "id": run.id,
+            "resume": "allow" if run.resumed else None,
             "dir": os.environ.get("WANDB_DIR", str(run.folder)),
         }
         ours: dict[str, Any] = {
             "silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True,
+            "init_timeout": float(os.environ.get("WANDB_INIT_TIMEOUT", 30)), "finish_timeout": 30.0,  # seconds
             "reinit": "create_new",  # next to a run of the user's own in this process
             "x_disable_meta": redacted(sys.argv) != sys.argv,  # it has the command
         }  # fmt: skip
-        ours |= {name: value for name, value in TIMEOUTS.items() if f"WANDB_{name.upper()}" not in os.environ}
         login: dict[str, Any] = {"host": own.base_url, "prompt": False, "update_session": False}
         if names["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
             raise ValueError("no login was found here")  # for which W&B would prompt on a terminal and block the run
         self.run = wandb.init(**redacted(names), config=run.config, settings=ours)
-        self._table, self._step = wandb.Table, -1
+        self._step = -1
         if not self.run.disabled:
             folder = Path(os.path.relpath(self.run.settings.sync_dir)).parent  # with a folder for each part of the run
             upload = f"to upload it: wandb sync {shlex.quote(str(folder))}/*-{self.run.id}"
@@ -138,7 +135,9 @@ class WandbLogger(Logger):
         self.run.log(dict(row), step=self._step, commit=True)
 
     def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
-        table: Any = self._table(list(COLUMNS), [list(row) for row in rows])
+        import wandb
+
+        table: Any = wandb.Table(list(COLUMNS), [list(row) for row in rows])
         self.log({f"generations/{name}": table, **counters})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -189,31 +188,36 @@ class TrackioLogger(Logger):
     def __init__(self, run: LoggedRun) -> None:
         import trackio
 
-        names: dict[str, Any] = {
-            "project": run.settings.project or "rlreason",
-            "name": run.settings.name or run.folder.name,
-            "group": run.settings.group or os.environ.get(SWEEP_VARIABLE),
-        }
-        quiet: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        start = partial(trackio.init, **redacted(names), config=run.config, **quiet)
+        project = redacted(run.settings.project or "rlreason")
+
+        def start() -> Any:
+            name = redacted(run.settings.name or run.folder.name)
+            group = redacted(run.settings.group or os.environ.get(SWEEP_VARIABLE))
+            quiet: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+            return trackio.init(project, name, group, config=run.config, **quiet)
+
         with redirect_stdout(io.StringIO()):  # in a context of its own: a run of the user's own stays the current one
             self._run = contextvars.Context().run(start)
         self._run.id = run.id  # nothing was sent yet; Trackio itself would resume the newest run of this name
-        self._table, self._markdown, self._step = trackio.Table, trackio.Markdown, 0
+        self._step = 0
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
-        self.place = elsewhere or f"trackio show --project {shlex.quote(redacted(names)['project'])}"
+        self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
 
     def log(self, row: Row) -> None:
         self._step = int(row["train_step"])
         self._run.log(dict(row), step=self._step)
 
     def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
-        table = self._table(list(COLUMNS), [list(row) for row in rows])
+        import trackio
+
+        table = trackio.Table(list(COLUMNS), [list(row) for row in rows])
         self._run.log({f"generations/{name}": table}, step=self._step)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
+        import trackio
+
         if summary is not None:
-            self._run.log({"summary": self._markdown(f"```yaml\n{as_yaml(summary)}```")}, step=self._step)
+            self._run.log({"summary": trackio.Markdown(f"```yaml\n{as_yaml(summary)}```")}, step=self._step)
         with redirect_stdout(io.StringIO()):
             self._run.finish()  # waits for at most 30 s
 
@@ -239,51 +243,50 @@ class Loggers:
 
     def start(self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: bool = False) -> None:
         """Start the chosen loggers. `resumed`: each continues its run."""
-        if not settings.chosen:
-            return
         path = folder / LOGGERS
         ids = json.loads(path.read_text(encoding="utf-8")) if resumed and path.is_file() else {}
         ids |= {name: uuid4().hex[:12] for name in settings.chosen if name not in ids}
         write_whole(path, json.dumps(ids, indent=1) + "\n")
-        whole = encodable(redacted(config))
+        plain = encodable(redacted(config))
         for name in settings.chosen:
-            kind = SERVICES[name]
-            with self._dropped_if_failing(name, "could not start", kind):
-                self._running[name] = kind(LoggedRun(folder, settings, whole, ids[name], resumed))
+            try:
+                self._running[name] = SERVICES[name](LoggedRun(folder, settings, plain, ids[name], resumed))
                 self.places[name] = self._running[name].place
+            except Exception as error:
+                self._drop(name, f"could not start ({_reason(error)})", SERVICES[name].cure)
 
     def log(self, row: Row) -> None:
         """Log a row of metrics, completed by the latest counters."""
         self._counters |= {name: row[name] for name in COUNTERS if name in row}
-        for name, logger in list(self._running.items()):
-            with self._dropped_if_failing(name, "failed", logger):
-                logger.log(self._counters | dict(row))
+        self._call("log", self._counters | dict(row))
 
     def table(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log responses of a step; `kind` is `rollouts` or `evals`."""
-        if not self._running:
-            return
-        values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
-        for name, logger in list(self._running.items()):
-            with self._dropped_if_failing(name, "failed", logger):
-                logger.table(kind, values, self._counters)
+        if self._running:
+            values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
+            self._call("table", kind, values, self._counters)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
-        for name, logger in list(self._running.items()):
-            with self._dropped_if_failing(name, "could not end in order", logger):
-                logger.finish(summary and encodable(summary))
+        self._call("finish", summary and encodable(summary))
         self._running.clear()
 
-    @contextmanager
-    def _dropped_if_failing(self, name: str, failure: str, logger: Logger | type[Logger]) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever a service raises must not end the run
-            self._running.pop(name, None)
-            reason = shorten(str(error), REASON_CHARS) or type(error).__name__
-            self.failed[name] = self.places[name] = redacted(f"{failure} ({reason})")
-            self._say(f"! logger={name} {self.failed[name]}: {logger.cure}; the run folder has everything")
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Call a method of every logger; one that fails, whatever it raises, must not end the run."""
+        for name, logger in list(self._running.items()):
+            try:
+                getattr(logger, method)(*arguments)
+            except Exception as error:
+                self._drop(name, f"failed ({_reason(error)})", logger.cure)
+
+    def _drop(self, name: str, failure: str, cure: str) -> None:
+        self._running.pop(name, None)
+        self.failed[name] = self.places[name] = redacted(failure)
+        self._say(f"! logger={name} {self.failed[name]}: {cure}; the run folder has everything")
+
+
+def _reason(error: Exception) -> str:
+    return shorten(str(error), REASON_CHARS) or type(error).__name__
 
 
 def encodable(value: Any) -> Any:

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,32 +62,38 @@ def _git(root: Path, *arguments: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a run is started from.
+def provenance(words: Sequence[str] = (), own_functions: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the version of the folder, and where, when and by the words of which command line the run was started.
 
-    `overrides`: of the command line. `sources`: setting -> source of each function of the user's own.
+    `own_functions`: the settings that name functions of the user's own.
     """
-
-    overrides: Sequence[str] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-def provenance(origin: Origin) -> dict[str, Any]:
-    """Return the version of the folder, and where, when and by which command line the run was started."""
+    sweep = os.environ.get(SWEEP_VARIABLE)
     return {
         "schema_version": VERSION,
-        "command": shlex.join(["python", "-m", "rlreason", *redacted(list(origin.overrides))]),
+        "command": shlex.join(["python", "-m", "rlreason", *redacted(list(words))]),
         "directory": str(Path.cwd()),  # for relative paths in it
-        **({"sweep": sweep} if (sweep := os.environ.get(SWEEP_VARIABLE)) else {}),
+        **({"sweep": sweep} if sweep else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **environment(),
-        **({"own_functions": list(origin.sources)} if origin.sources else {}),
+        **({"own_functions": own_functions} if own_functions else {}),
     }
 
 
 def environment() -> dict[str, Any]:
-    """Return the code, the libraries and the machine of this process."""
+    """Return the code, the libraries and the machine of this process, as the system names it."""
+    packages = dict[str, str]()
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    driver = query_driver()
+    model = re.search(r"^model name\s*: (.*)", read_text("/proc/cpuinfo") or "", re.MULTILINE)
+    hardware = {
+        "cpu": model[1] if model else platform.machine(),
+        "processors": os.cpu_count(),  # of the machine
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        **({"gpus": [gpu.name for gpu in driver.gpus]} if driver.gpus else {}),
+        **({"driver": driver.version} if driver.version else {}),
+    }
     return {
         "rlreason": __version__,
         "commit": commit_of(),
@@ -96,22 +101,9 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": usable_processors(),  # of this process
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "hardware": hardware(),
+        "packages": packages,
+        "hardware": hardware,
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-    }
-
-
-def hardware() -> dict[str, Any]:
-    """Return processor, memory and graphics cards as the system names them, without loading a library."""
-    driver = query_driver()
-    model = re.search(r"^model name\s*: (.*)", read_text("/proc/cpuinfo") or "", re.MULTILINE)
-    return {
-        "cpu": model[1] if model else platform.machine(),
-        "processors": os.cpu_count(),  # of the machine
-        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        **({"gpus": [gpu.name for gpu in driver.gpus]} if driver.gpus else {}),
-        **({"driver": driver.version} if driver.version else {}),
     }
 
 
@@ -142,10 +134,3 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     texts = [[shorten(str(facts.get(key, "none")), 100) for facts in (before, after)] for key in changed]
     return [f"{key}: {old} then, {new} now" for key, (old, new) in zip(changed, texts, strict=True)]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,7 +1,6 @@
 """Read a run: the files of its folder, its status (written here too), exit code and time; compare two bit for bit."""
 
 import errno
-import hashlib
 import json
 import re
 import time
@@ -13,9 +12,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, each_line, opened, response_files
+from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.files import write_whole
@@ -58,21 +58,26 @@ def known_status(status: str) -> str:
     return status if status.partition(":")[0] in STATUSES else "failed"
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None where there is no such file, or a broken one."""
+    with suppress(OSError, ValueError):
+        if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
+            return value
+    return None
+
+
 def read_status(folder: Path) -> str | None:
     """Return the status in a run's `status.json`, else in its `summary.json`; None where neither can be read."""
-    for name in (STATUS, SUMMARY):
-        with suppress(OSError, ValueError, AttributeError):  # a file that is not there, or broken
-            return known_status(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
-    return None
+    row = read_object(folder / STATUS) or read_object(folder / SUMMARY)
+    return known_status(str(row.get("status", ""))) if row else None
 
 
 def read_ending(folder: Path) -> dict[str, str]:
     """Return when and how the run ended: {"ended", "status", "reason"}; {} while it runs, or if it was killed."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        row = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-        if row["status"] != "running":
-            return {"ended": str(row["time"]), "status": str(row["status"]), "reason": str(row["reason"])}
-    return {}
+    row = read_object(folder / STATUS) or {}
+    if row.get("status", "running") == "running":
+        return {}
+    return {"ended": str(row.get("time")), "status": str(row["status"]), "reason": str(row.get("reason", ""))}
 
 
 def written_at(folder: Path) -> int | None:
@@ -146,14 +151,9 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
 
 
 class RunFolder:
-    """One run's folder; each of its files is read when it is needed.
-
-    Raises `ConfigError` where there is no such folder.
-    """
+    """One run's folder; each of its files is read when it is needed. `say` prints what is broken."""
 
     def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
-        if not path.is_dir():
-            raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
         self.path, self._say = path, say
 
     @cached_property
@@ -167,15 +167,11 @@ class RunFolder:
         return self._object(files.SUMMARY)
 
     def _object(self, name: str) -> dict[str, Any] | None:
-        """Read a file with one JSON object; None where there is none, or where it is broken, which is reported."""
-        path = self.path / name
-        if not path.is_file():
-            return None
-        with suppress(ValueError):
-            if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
-                return value
-        self._say(f"{path} is left out: it is no JSON object")
-        return None
+        """Return the JSON object in a file of the folder; `say` that it is broken."""
+        value = read_object(self.path / name)
+        if value is None and (self.path / name).is_file():
+            self._say(f"{self.path / name} is left out: it is no JSON object")
+        return value
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -269,9 +265,9 @@ class RunFolder:
         return dict(each_line(file.path, self._say, needed))
 
 
-def algorithm_of(folder: Path) -> str:
-    """Return the algorithm of the run in a folder; "" where there is none."""
-    return str(RunFolder(folder).settings.get("algorithm")) if (folder / files.CONFIG).is_file() else ""
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder by their dotted names; {} where there is none."""
+    return flat(RunFolder(folder).settings) if (folder / files.CONFIG).is_file() else {}
 
 
 #: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
@@ -280,19 +276,34 @@ CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_secon
 
 def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], list[str]]:
     """Return of metrics, responses and weights whether both runs agree (None if one has none), and a sentence each."""
-    equal, said = dict[str, bool | None](), list[str]()
-    for kind, contents in (("metrics", metrics_of), ("responses", responses_of), ("weights", weights_of)):
-        then, now = contents(one), contents(other)
+    equal, sentences, before, after = dict[str, bool | None](), list[str](), contents_of(one), contents_of(other)
+    for kind, then in before.items():
+        now = after[kind]
         different = [key for key in then | now if key not in then or key not in now or then[key] != now[key]]
         equal[kind] = not different if then and now else None
         if equal[kind] is None:
-            said.append(f"{kind}: one of the two has none")
+            sentences.append(f"{kind}: one of the two has none")
         elif different:
             key = different[0]
-            said.append(f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now")
+            sentences.append(f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now")
         else:
-            said.append(f"{kind} are equal ({len(then)})")
-    return equal, said
+            sentences.append(f"{kind} are equal ({len(then)})")
+    return equal, sentences
+
+
+def contents_of(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """Return a run's metrics by row and name, and digests of its files of responses and weights."""
+    metrics = dict[str, Any]()
+    for number, row in enumerate(run.metrics, 1):
+        metrics |= {f"row {number}'s {name}": value for name, value in without_clock(row).items()}
+    saved = [file.path for file in [*run.rollouts(), *run.evaluations()]]
+    saved += [run.path / files.RESPONSES] if (run.path / files.RESPONSES).is_file() else []
+    weights = sorted(run.model.glob("*.safetensors")) if run.model else []
+    return {
+        "metrics": metrics,
+        "responses": {str(path.relative_to(run.path)): digest(path)[:8] for path in saved},
+        "weights": {path.name: digest(path)[:8] for path in weights},
+    }
 
 
 def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,26 +313,3 @@ def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
     {'train/loss': 0.5}
     """
     return {name: value for name, value in row.items() if not CLOCK.match(name)}
-
-
-def metrics_of(run: RunFolder) -> dict[str, Any]:
-    """Return the run's metrics by row and name, in order."""
-    rows = enumerate(map(without_clock, run.metrics), 1)
-    return {f"row {number}'s {name}": value for number, row in rows for name, value in row.items()}
-
-
-def responses_of(run: RunFolder) -> dict[str, str]:
-    """Return a digest of each file of responses, by its name in the run folder."""
-    found = [file.path for file in [*run.rollouts(), *run.evaluations()]]
-    found += [run.path / files.RESPONSES] if (run.path / files.RESPONSES).is_file() else []
-    return {str(path.relative_to(run.path)): _digest(path) for path in found}
-
-
-def weights_of(run: RunFolder) -> dict[str, str]:
-    """Return a digest of each file of the saved model's weights, by its name."""
-    return {path.name: _digest(path) for path in sorted(run.model.glob("*.safetensors"))} if run.model else {}
-
-
-def _digest(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:8]  # type: ignore[arg-type]  # of a packed file too

@@ -9,17 +9,18 @@ import yaml
 from rlreason.config.algorithms import DISCOVERY_BUDGETS
 from rlreason.config.groups import settings_of
 from rlreason.config.leaves import below, flat
-from rlreason.config.training import raised
+from rlreason.config.training import BUDGETS, raised
 from rlreason.errors import ConfigError
 from rlreason.records.files import (
     CALLS,
     CHECKPOINTS,
-    CONFIG,
+    CONTENTS,
     CURVES,
     EVALS,
     GROWING,
     METRICS,
     MODEL,
+    PROVENANCE,
     ROLLOUTS,
     SUMMARY,
     UNFINISHED,
@@ -29,12 +30,12 @@ from rlreason.records.files import (
     read_state,
     response_files,
 )
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, settings_in
 from rlreason.runtime.files import explained, removed, write_whole
 from rlreason.runtime.text import few
 
 #: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.
-HARMLESS = (
+HARMLESS: tuple[str, ...] = (
     "threads", "log_generations", "micro_batch_tokens", "gpus", "parallel", "rollout.max_rows", "rollout.kv_cache_gb",
     "model.check_memory",
 )  # fmt: skip
@@ -51,11 +52,6 @@ DISCOVERY_MAY_CHANGE = (
     "budget", "waits", "client.base_url", "client.env_variable", "client.timeout_s", "client.retries", "client.pause_s",
     "client.max_tokens", "client.extra", "client.prompt_price", "client.completion_price", "score.workers",
 )  # fmt: skip
-
-
-def settings_in(folder: Path) -> dict[str, Any]:
-    """Return the settings of the run in a folder by their dotted names; {} where there is none."""
-    return flat(RunFolder(folder).settings) if (folder / CONFIG).exists() else {}
 
 
 def flat_text(config: str) -> dict[str, Any]:
@@ -79,86 +75,56 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] =
     return few([f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys])
 
 
-def unchanged(folder: Path, config: str, allowed: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the run in the folder and those of a config, flat.
+def resumes(folder: Path, config: str, trains: bool) -> bool:
+    """Whether a run with this config resumes the one in the folder; else it begins there. `trains`: a training run.
 
-    `ConfigError` where others than the allowed ones differ: it was probably meant to resume, and its records must not
-    be mixed with others.
+    A training run resumes from its checkpoints, a job with the responses of an interrupted one of its algorithm,
+    discovery with its calls. `ConfigError` where the run can do neither: the folder holds another run or other files,
+    the run there has other settings than those that may change, or it has ended and nothing is left to do.
     """
     before, now = settings_in(folder), flat_text(config)
-    if different := changed(before, now, allowed):
-        kind = "a finished run" if (folder / SUMMARY).exists() else "an interrupted run"
+    algorithm, finished = now.get("algorithm"), (folder / SUMMARY).exists()
+    allowed = HARMLESS
+    if trains:
+        left, allowed = bool(before and checkpoints_in(folder)), MAY_CHANGE
+    elif algorithm == "discover":
+        left, allowed = (folder / CALLS).exists(), DISCOVERY_MAY_CHANGE
+    else:
+        left = (folder / UNFINISHED).exists() and not finished and before.get("algorithm") == algorithm
+    if not left:
+        refuse_occupied(folder)
+    elif different := changed(before, now, allowed):
+        kind = "a finished run" if finished else "an interrupted run"
         raise ConfigError(
             f"hydra.run.dir={folder} holds {kind} with other settings ({different}): type its command again to go on "
             f"with it (resume={folder}), or choose another folder"
         )
-    return before, now
+    elif finished:
+        refuse_done(folder, before, now)
+    return left
 
 
-def resumes_job(folder: Path, config: str) -> bool:
-    """Whether a job with this config resumes the interrupted one in the folder, which has the same algorithm.
+def refuse_occupied(folder: Path) -> None:
+    """`ConfigError` for a folder with a finished run, or with files that no run wrote."""
+    if (folder / SUMMARY).exists():
+        raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or move that one away")
+    names = [name for name in CONTENTS if (folder / name).exists()]
+    if names and not (folder / PROVENANCE).exists():
+        raise ConfigError(f"hydra.run.dir={folder} holds {names[0]}, which no run left there: choose another folder")
 
-    `ConfigError` where other settings differ.
+
+def refuse_done(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """`ConfigError` where a finished run has nothing left to do.
+
+    It resumes with more steps, a larger budget, or another setting of the monitor that stopped it.
     """
-    algorithm = flat_text(config).get("algorithm")
-    if not (folder / UNFINISHED).exists() or settings_in(folder).get("algorithm") != algorithm:
-        return False
-    unchanged(folder, config, HARMLESS)
-    return True
-
-
-def resumes_discovery(folder: Path, config: str) -> bool:
-    """Whether a run with this config resumes the one in the folder; a finished one only with a larger budget.
-
-    `ConfigError` where the folder has one with other settings, or one with nothing left to do.
-    """
-    if flat_text(config).get("algorithm") != "discover" or not (folder / CALLS).exists():
-        return False
-    before, now = unchanged(folder, config, DISCOVERY_MAY_CHANGE)
-    if (folder / SUMMARY).exists() and not raised(below(before, "budget."), below(now, "budget."), DISCOVERY_BUDGETS):
-        raise ConfigError(
-            f"hydra.run.dir={folder} holds a finished run that has spent its budget: choose another folder, or type "
-            f"resume={folder} with a larger budget ({', '.join(f'budget.{name}' for name in DISCOVERY_BUDGETS)})"
-        )
-    return True
-
-
-def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]) -> Path | None:
-    """Return the checkpoint from which a training run with this config resumes; None: it begins anew.
-
-    A run that has ended resumes with more steps, a larger budget, or another setting of the monitor that stopped it.
-    `ConfigError` where the folder has a run with other settings, except for `MAY_CHANGE`, or one with nothing left to
-    do.
-    """
-    if not (folder / CONFIG).exists() or not checkpoints_in(folder):
-        return None
-    refuse_other_run(folder, config)
-    checkpoint = newest_good(folder, say)
-    if checkpoint is None:
-        return None
-    before, now, state = settings_in(folder), flat_text(config), read_state(checkpoint)
-    if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
-        say(f"! so far the learning rate fell towards step {before['n_steps']}, and from here on towards the new end")
-    if (folder / SUMMARY).exists() and state["parts"]["counters"]["train_step"] and not moments_in(checkpoint):
-        say("! the run goes on with new moments of its optimizer: it kept none (checkpoint.keep_final=false)")
-    if (steps := now.get("n_steps")) and state["step"] > steps:
-        raise ConfigError(
-            f"n_steps={steps}: the run in {folder} has come to step {state['step']}: give it at least so many"
-        )
-    return checkpoint
-
-
-def refuse_other_run(folder: Path, config: str) -> None:
-    """`ConfigError` where the folder has another training run, or one with nothing left to do."""
-    if not (folder / CONFIG).exists():
-        return
-    before, now = unchanged(folder, config, MAY_CHANGE)
-    if not (folder / SUMMARY).exists():
-        return
     status = str((RunFolder(folder).summary or {}).get("status", ""))  # a killed start may have changed status.json
     kind, _, rule = status.partition(":")
-    if kind == "budget":
-        goes_on, by = raised(below(before, "budget."), below(now, "budget.")), "a larger budget"
+    discovers = now.get("algorithm") == "discover"
+    if discovers or kind == "budget":
+        budgets = DISCOVERY_BUDGETS if discovers else BUDGETS
+        goes_on = raised(below(before, "budget."), below(now, "budget."), budgets)
+        by = f"a larger budget ({', '.join(f'budget.{name}' for name in budgets)})"
     elif kind in ("stopped", "diverged"):
         keys = [key for key in settings_of(rule) if key in before]
         goes_on, by = any(before[key] != now.get(key) for key in keys), f"{keys[0]}=warn" if keys else ""
@@ -169,14 +135,22 @@ def refuse_other_run(folder: Path, config: str) -> None:
         raise ConfigError(f"hydra.run.dir={folder} holds a finished run, which ended as {status}: choose another{more}")
 
 
-def reopen(folder: Path, checkpoint: Path) -> None:
-    """Rename the summary of a finished run, so that the run counts as unfinished.
+def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]) -> Path:
+    """Return the checkpoint from which a training run with this config resumes, and `say` what changes in its course.
 
-    This comes before any other change, so that the run can resume also if this start is killed.
+    `ConfigError` where none can be used, or where it has come further than `n_steps`.
     """
-    if (summary := folder / SUMMARY).exists():
-        with explained(summary):
-            summary.rename(folder / f"summary_of_{read_state(checkpoint)['step']}_steps.json")
+    checkpoint = newest_good(folder, say)
+    before, now, state = settings_in(folder), flat_text(config), read_state(checkpoint)
+    if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
+        say(f"! so far the learning rate fell towards step {before['n_steps']}, and from here on towards the new end")
+    if (folder / SUMMARY).exists() and state["parts"]["counters"]["train_step"] and not moments_in(checkpoint):
+        say("! the run goes on with new moments of its optimizer: it kept none (checkpoint.keep_final=false)")
+    if (steps := now.get("n_steps")) and state["step"] > steps:
+        raise ConfigError(
+            f"n_steps={steps}: the run in {folder} has come to step {state['step']}: give it at least so many"
+        )
+    return checkpoint
 
 
 def drop_later(folder: Path, state: Mapping[str, Any]) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from rlreason.config.leaves import below
 from rlreason.errors import ConfigError
 from rlreason.records.files import UNFINISHED, each_line, finite, line_of, written
 from rlreason.runtime.clock import Clock
@@ -79,15 +78,8 @@ def grade_of(row: Row) -> Grade:
 
 def sample_of(row: Row) -> Sample:
     """Return the sample of a row, its response and grade. The row needs the fields of `TO_LEARN`."""
-    response = Response(
-        problem_id=row["problem_id"],
-        prompt_ids=row["prompt_ids"],
-        token_ids=row["token_ids"],
-        log_probs=row["log_probs"],
-        text=row["response"],
-        finish_reason=row["finish_reason"],
-        weight_version=row["weight_version"],
-    )
+    names = ("problem_id", "prompt_ids", "token_ids", "log_probs", "finish_reason", "weight_version")
+    response = Response(text=row["response"], **{name: row[name] for name in names})
     by_prompt = grade_of(row["prompt_reward"]) if row.get("prompt_reward") else None
     return Sample(response, grade_of(row), by_prompt, log_probs=row.get("trainer_log_probs"))
 
@@ -146,10 +138,6 @@ class ResponseLog:
         row = numbered_row(sample, self._problems[sample.group], number)
         append_line(self.path, json.dumps(row | {"log_probs": sample.response.log_probs}))
 
-    def remove(self) -> None:
-        """Remove the log, once all results of the responses are written."""
-        self.path.unlink(missing_ok=True)
-
 
 @dataclass
 class Counters:
@@ -198,17 +186,15 @@ class Counters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the pace and the clock, for a checkpoint."""
-        pace = {f"pace/{name}": value for name, value in self.pace.items()}
-        return self.row() | pace | {"clock": self.clock.state_dict()}
+        return self.row() | {"pace": self.pace, "clock": self.clock.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue counting from this state."""
-        self.rollout_step, self.train_step = int(state["rollout_step"]), int(state["train_step"])
-        self.eval_step = int(state["eval_step"])
-        self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
+        self.rollout_step, self.train_step = state["rollout_step"], state["train_step"]
+        self.eval_step = state["eval_step"]
+        self.tokens_generated, self.tokens_trained = state["tokens/generated"], state["tokens/trained"]
         self.clock.load_state_dict(state["clock"])
-        self.pace = below(state, "pace/")
-        self.pace.setdefault("until", self._spent())
+        self.pace = {"until": self._spent()} | state["pace"]
 
     def row(self) -> dict[str, float]:
         """Return the counters under the names above."""

@@ -11,31 +11,20 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.files import (
-    checkpoints_in,
-    count_lines,
     finite,
-    growing,
     line_of,
     opened,
     read_state,
     written,
 )
 from rlreason.records.loggers import Loggers
-from rlreason.records.provenance import Origin, code_differs, differences, provenance
+from rlreason.records.provenance import code_differs, differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
-from rlreason.records.resume import (
-    checkpoint_to_resume,
-    drop_behind,
-    drop_later,
-    refuse_other_run,
-    reopen,
-    resumes_discovery,
-    resumes_job,
-)
-from rlreason.records.rows import ResponseLog, Row, response_row, write_rows
+from rlreason.records.resume import checkpoint_to_resume, drop_behind, drop_later, resumes
+from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, explained, write_whole
-from rlreason.runtime.signals import held
+from rlreason.runtime.signals import held, removed_if_left
 from rlreason.runtime.streams import log_stderr_in, print_stderr
 from rlreason.runtime.text import redacted
 from rlreason.types import Problem, Sample
@@ -47,36 +36,33 @@ ROWS_SENT = 32  # responses of a step that the loggers get; the run folder has a
 class RunWriter:
     """Write one run folder. A finished run is never overwritten; the files of a broken-off one are set aside.
 
-    `trains`: whether it is a training run, which resumes from a checkpoint; None: it does not resume. An interrupted
-    run with the same settings resumes (`resumed`); with others it is refused. `say` prints what is set aside. `clock`
-    adds times to each row.
+    `words`: the command line that starts the run; `sources`: setting -> source of each function of the user's own.
+    `trains`: whether it is a training run, which resumes from a checkpoint. An interrupted run with the same settings
+    resumes (`resumed`); with others it is refused. `say` prints what is set aside. `clock` adds times to each row.
     """
 
     def __init__(
         self,
         folder: Path,
         config: str,
-        origin: Origin | None = None,
+        words: Sequence[str] = (),
+        sources: Mapping[str, str] | None = None,
         *,
-        trains: bool | None = None,
+        trains: bool = False,
         say: Callable[[str], None] = print_stderr,
         clock: Clock | None = None,
     ) -> None:
-        origin = origin or Origin()
         self.folder, self.config, self.clock = folder, config, clock or Clock()
         self.loggers = Loggers()  # replaced by the caller: they need this folder
-        self.checkpoint = checkpoint_to_resume(folder, config, say) if trains else None
-        continues_discovery = trains is False and resumes_discovery(folder, config)
-        self.resumed = self.checkpoint is not None or continues_discovery
-        if not self.resumed:
-            refuse_occupied(folder)
-            self.resumed = trains is False and resumes_job(folder, config)
-        if continues_discovery and (folder / files.SUMMARY).exists():
+        self.resumed = resumes(folder, config, trains)
+        self.checkpoint = checkpoint_to_resume(folder, config, say) if trains and self.resumed else None
+        if self.resumed and not trains and (folder / files.SUMMARY).exists():  # discovery with a larger budget
             with explained(folder / files.SUMMARY):
                 (folder / files.SUMMARY).rename(folder / "summary_before.json")
         folder.mkdir(parents=True, exist_ok=True)
-        self._provenance = provenance(origin)
-        self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in origin.sources.items())
+        sources = sources or {}
+        self._provenance = provenance(words, list(sources))
+        self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in sources.items())
         if self.resumed:
             self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
             path = folder / files.FUNCTIONS
@@ -87,7 +73,6 @@ class RunWriter:
         self._ending_before = read_ending(folder)
         write_status(folder, "running")
         log_stderr_in(folder)
-        self.log: ResponseLog | None = None
         if self.checkpoint is None:
             self._describe()
             self.document(files.METRICS, "")
@@ -108,10 +93,12 @@ class RunWriter:
                 f"hydra.run.dir={self.folder} holds a run that began with another input ({other[0]}): put back what it "
                 "began with, or choose another folder"
             )
-        reopen(self.folder, self.checkpoint)
+        state, summary = read_state(self.checkpoint), self.folder / files.SUMMARY
+        if summary.exists():  # before any other change, so that the run can resume also if this start is killed
+            with explained(summary):
+                summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
         self._describe()
         drop_behind(self.checkpoint)
-        state = read_state(self.checkpoint)
         dropped = drop_later(self.folder, state)
         again = f"; {dropped} later rows are written again" if dropped else ""
         say(f"goes on    from the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
@@ -129,7 +116,8 @@ class RunWriter:
 
     def lines(self) -> dict[str, int]:
         """Return how many lines the files have that grow by a line at a time."""
-        return {name: count_lines(self.folder / name) for name in files.GROWING}
+        growing = [self.folder / name for name in files.GROWING]
+        return {path.name: path.read_bytes().count(b"\n") for path in growing if path.exists()}
 
     @property
     def model(self) -> Path:
@@ -172,11 +160,6 @@ class RunWriter:
             write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
             self.loggers.table(kind, step, [finite(row_of(i, s)) for i, s in enumerate(samples[:ROWS_SENT])])
 
-    def open_log(self, identity: str, problems: Sequence[Problem], n: int) -> ResponseLog:
-        """Open the log of a job's responses, with those of an interrupted part; the summary removes it."""
-        self.log = ResponseLog(self.folder, identity, problems, n)
-        return self.log
-
     def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a file of JSON lines, such as the pass rates of a job."""
         with self.clock.phase("record"):
@@ -184,17 +167,27 @@ class RunWriter:
 
     @contextmanager
     def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
-        """Yield a function that adds rows to a file, which appears when the block ends."""
-        to_send = list[Row]()
-        with growing(self.folder / name) as add:
+        """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.
 
-            def add_rows(rows: Iterable[Row]) -> None:
-                with self.clock.phase("record"):
-                    block = list(rows)
-                    add(block)
-                    to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
+        A signal ends the block between two additions. `UnwritableError` where the system refuses.
+        """
+        path, to_send = self.folder / name, list[Row]()
+        partial = path.with_name(path.name + ".partial")
 
-            yield add_rows
+        def add(rows: Iterable[Row]) -> None:
+            block = list(rows)
+            with self.clock.phase("record"), held(), explained(path), partial.open("ab") as file:
+                file.writelines(map(line_of, block))
+            to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
+
+        with removed_if_left(partial):
+            try:
+                partial.unlink(missing_ok=True)  # of a process that was killed
+                yield add
+                with held(), explained(path):
+                    os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
         self.loggers.table(files.EVALS, 0, to_send)
 
     def document(self, name: str, text: str) -> None:
@@ -206,8 +199,7 @@ class RunWriter:
         with held():
             write_status(self.folder, summary["status"], summary.get("reason", ""))
             self._write_summary(summary)
-            if self.log is not None:
-                self.log.remove()
+            (self.folder / files.UNFINISHED).unlink(missing_ok=True)  # all that it holds is written
         self.loggers.finish(summary)
         if self.loggers.failed:
             self._write_summary(summary | {"failed_loggers": self.loggers.failed})
@@ -240,25 +232,6 @@ def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
     with opened(path) as before, written(path) as after:
         for number, line in enumerate(before, 1):
             after.write(line_of(rows[number]) if number in rows else line)
-
-
-def refuse_taken(folder: Path, config: str, trains: bool) -> None:
-    """`ConfigError` where a run with this config can neither begin in the folder nor resume there."""
-    if trains and checkpoints_in(folder):
-        refuse_other_run(folder, config)
-    elif trains or not resumes_discovery(folder, config):
-        refuse_occupied(folder)
-        if not trains:
-            resumes_job(folder, config)
-
-
-def refuse_occupied(folder: Path) -> None:
-    """`ConfigError` for a folder with a finished run, or with files that no run wrote."""
-    if (folder / files.SUMMARY).exists():
-        raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or move that one away")
-    names = [name for name in files.CONTENTS if (folder / name).exists()]
-    if names and not (folder / files.PROVENANCE).exists():
-        raise ConfigError(f"hydra.run.dir={folder} holds {names[0]}, which no run left there: choose another folder")
 
 
 def set_aside(folder: Path) -> Path | None:

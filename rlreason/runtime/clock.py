@@ -50,9 +50,9 @@ class Work(NamedTuple):
     positions: int = 0  # through the model, prompts included
     contexts: int = 0  # the sum over positions of the positions attended to
 
-    def plus(self, other: "Work") -> "Work":
-        """Return the sum."""
-        return Work(*(mine + its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
+    def plus(self, other: "Work", times: int = 1) -> "Work":
+        """Return the sum of this work and `times` the other."""
+        return Work(*(mine + times * its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
@@ -119,8 +119,8 @@ class Clock:
         self.model: ModelSize | None = None  # for FLOPs; None: they are not computed
         self.gauge: Callable[[], float] | None = None  # returns the peak bytes of a GPU since its last call
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext  # names phases in a trace
-        self._told, self._since = defaultdict[str, float](float), defaultdict[str, float](float)  # in rows, and since
-        self._work_told, self._work_since = defaultdict[str, Work](Work), defaultdict[str, Work](Work)  # by phase
+        self._seconds, self._work = defaultdict[str, float](float), defaultdict[str, Work](Work)  # so far, by phase
+        self._seconds_in_rows, self._work_in_rows = dict[str, float](), dict[str, Work]()  # at the newest row
         self._peaks: dict[str, float] = {}  # phase -> bytes of a GPU since the row before
         self._peak = 0.0  # of all phases
         self._owner = threading.get_ident()
@@ -130,24 +130,20 @@ class Clock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count this block as `name`, and not as the phase around it."""
-        before = self._switch(name)
+        before = self.begin(name)
         try:
             with self.annotate(name):
                 yield
         finally:
-            self._switch(before)
+            self.begin(before)
 
-    def begin(self, name: str = OTHER) -> None:
-        """From now on count the time outside of `phase` blocks as `name`."""
-        self._switch(name)
-
-    def _switch(self, name: str | None) -> str | None:
+    def begin(self, name: str | None = OTHER) -> str | None:
         """End the phase of this thread, begin another, and return the one that ended. None: no phase."""
         thread, now = threading.get_ident(), time.monotonic()
         before, since = self._now.get(thread, (None, now))
         if before is not None:
             with self._guard:
-                self._since[f"{'time' if thread == self._owner else 'busy'}/{before}"] += now - since
+                self._seconds[f"{'time' if thread == self._owner else 'busy'}/{before}"] += now - since
             if self.gauge is not None and thread == self._owner:
                 peak = self.gauge()
                 self._peak = max(peak, self._peak)
@@ -161,33 +157,31 @@ class Clock:
     def _settle(self) -> None:
         """Count the time of the loop's current phase so far."""
         if threading.get_ident() == self._owner:
-            self._switch(self._now[self._owner][0])
+            self.begin(self._now[self._owner][0])
 
     def busy(self, name: str, seconds: float) -> None:
         """Add the working time of another thread."""
         with self._guard:
-            self._since[f"busy/{name}"] += seconds
+            self._seconds[f"busy/{name}"] += seconds
 
     def parts_of(self, phase: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Move the `time/PART` metrics of an ended phase to phases of their own; return the other metrics."""
         for name, seconds in metrics.items():
             if name.startswith("time/") and name != f"time/{phase}":
-                self._since[f"time/{phase}"] -= seconds
-                self._since[name] += seconds
+                self._seconds[f"time/{phase}"] -= seconds
+                self._seconds[name] += seconds
         return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:
         """Add the work of a phase."""
         with self._guard:
-            self._work_since[name] = self._work_since[name].plus(work)
+            self._work[name] = self._work[name].plus(work)
 
     def phases(self) -> dict[str, float]:
         """Return the seconds of each phase of the loop so far, the current one included."""
         self._settle()
         with self._guard:
-            names = dict.fromkeys((*self._told, *self._since))
-            found = {name: self._told.get(name, 0.0) + self._since.get(name, 0.0) for name in names}
-        return {name[5:]: value for name, value in found.items() if name.startswith("time/") and value > 0}
+            return {name[5:]: value for name, value in self._seconds.items() if name.startswith("time/") and value > 0}
 
     def spent(self, phase: str) -> float:
         """Return the seconds of one phase of the loop so far."""
@@ -208,46 +202,36 @@ class Clock:
         if self.gauge is not None:
             memory = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._peaks.items()}
         with self._guard:
-            seconds = {name: value for name, value in self._since.items() if value > 0}
-            speeds = rates(self._work_since, self.model)
-            self._tell()
-        return {**seconds, **speeds, **memory}
-
-    def _tell(self) -> None:
-        """Count what has come since the last row as told."""
-        for name, seconds in self._since.items():
-            self._told[name] += seconds
-        for name, work in self._work_since.items():
-            self._work_told[name] = self._work_told[name].plus(work)
-        self._since.clear()
-        self._work_since.clear()
+            told = self._seconds_in_rows
+            seconds = {name: value - told.get(name, 0.0) for name, value in self._seconds.items()}
+            work = {name: done.plus(self._work_in_rows.get(name, Work()), -1) for name, done in self._work.items()}
+            self._seconds_in_rows, self._work_in_rows = dict(self._seconds), dict(self._work)
         self._peaks.clear()
+        return {**{name: value for name, value in seconds.items() if value > 0}, **rates(work, self.model), **memory}
 
     def overall(self) -> dict[str, float]:
         """Return tokens per second and utilisation of the whole run, as `perf/...`."""
         with self._guard:
-            work = dict(self._work_told)
-            for name, since in self._work_since.items():
-                work[name] = work.get(name, Work()).plus(since)
-        return rates(work, self.model)
+            return rates(self._work, self.model)
 
     def peak(self) -> float:
         """Return the peak bytes: of the GPU where it is measured, else of the process."""
         return self._peak if self.gauge is not None else process_peak()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all counts, those in rows and those since, as plain values."""
+        """Return all counts, so far and those in rows, as plain values."""
         self._settle()
-        work = [{name: list(done) for name, done in part.items()} for part in (self._work_told, self._work_since)]
-        return {"seconds": [dict(self._told), dict(self._since)], "work": work}
+        seconds, work = (self._seconds, self._seconds_in_rows), (self._work, self._work_in_rows)
+        return {"seconds": [dict(part) for part in seconds], "work": [dict(part) for part in work]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state; the time of this process so far is added and will be in the next row."""
-        for seconds, earlier in zip((self._told, self._since), state["seconds"], strict=True):
+        for seconds, earlier in zip((self._seconds, self._seconds_in_rows), state["seconds"], strict=True):
             for name, value in earlier.items():
-                seconds[name] += value
-        for work, done in zip((self._work_told, self._work_since), state["work"], strict=True):
-            work |= {name: work[name].plus(Work(*values)) for name, values in done.items()}
+                seconds[name] = seconds.get(name, 0.0) + value
+        for work, done in zip((self._work, self._work_in_rows), state["work"], strict=True):
+            for name, values in done.items():
+                work[name] = work.get(name, Work()).plus(Work(*values))
 
 
 def process_peak() -> float:

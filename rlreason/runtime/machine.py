@@ -277,9 +277,8 @@ def process_state_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         set_random_states(*generators)
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
-        os.environ |= variables
+        os.environ.clear()
+        os.environ.update(variables)
 
 
 def place_sockets() -> None:

@@ -79,16 +79,14 @@ def _state(value: Any, seen: dict[int, Any]) -> str:
         held = [part for item in value.items() for part in item]
     elif isinstance(value, set | frozenset):
         held = sorted(_state(one, seen) for one in value)
-    elif isinstance(value, partial):
-        held = [value.func, value.args, value.keywords]
-    elif inspect.ismethod(value):
-        held = [value.__func__, value.__self__]
+    elif isinstance(value, partial) or inspect.ismethod(value):
+        held = list(value.__reduce__())
     elif (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
         return f"{place} {source_of(value)}"
     elif inspect.isfunction(value):
         names = inspect.getclosurevars(value)
         held = [source_of(value) or value.__code__.co_code.hex(), value.__defaults__, value.__kwdefaults__]
-        held += sorted({**names.globals, **names.nonlocals}.items())
+        held += [names.globals, names.nonlocals]
     elif isinstance(value, type):
         held = [value.__qualname__, source_of(value)]
     elif kind.__reduce_ex__ is object.__reduce_ex__ and isinstance(getattr(value, "__dict__", None), dict):

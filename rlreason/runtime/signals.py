@@ -2,7 +2,7 @@
 
     while Python imports      `heed_signals`: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
-    in a user's own program   `stoppable_in_script`: the same, for Ctrl-C alone
+    in a user's own program   `stoppable(in_script=True)`: the same, for Ctrl-C alone
     a second signal           `leave_at_once`: child processes are killed, temporary folders are removed
 
 A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT after a script's `&`.
@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -49,8 +49,7 @@ class _Stop:
 
 
 _stop = _Stop()
-_folders: set[Path] = set()  # to be removed, however the process ends
-_callbacks: list[Callable[[], object]] = []  # called before an immediate end
+_callbacks: list[Callable[[], object]] = []  # called at an immediate end, when no child is left
 _terminal = 2  # the file descriptor of the original standard error; streams.py redirects 2 during a run
 
 
@@ -84,44 +83,28 @@ def end_with(text: str, code: int = CODE) -> NoReturn:
 
 
 @contextmanager
-def stoppable(patient: tuple[int, ...] = ()) -> Iterator[None]:
+def stoppable(patient: tuple[int, ...] = (), in_script: bool = False) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first signal in this block; end the process at the second.
 
-    `patient`: signals that do not count as a second one, such as those that a sweep forwards.
+    `patient`: signals that do not count as a second one, such as those that a sweep forwards. `in_script`: the process
+    is a user's own program. Then Ctrl-C alone is handled, unless the program has a handler of its own; a second one
+    raises there and then.
     """
     global _stop
-    _stop = _Stop(frozenset(patient), commands=True)
-    with _handled(SIGNALS):
-        yield
-
-
-@contextmanager
-def stoppable_in_script() -> Iterator[None]:
-    """Hold Ctrl-C back to the end of a `held` block in a user's own program; a second one raises there and then.
-
-    Other signals, and a handler that the program has set itself, are left alone.
-    """
-    global _stop
-    earlier, _stop = _stop, _Stop()
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    try:
-        with _handled((signal.SIGINT,) if ours else ()):
-            yield
-    finally:
-        _stop = earlier
-
-
-@contextmanager
-def _handled(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
-    """Handle those of these signals that are not ignored, in a block of the main thread."""
-    in_main = threading.current_thread() is threading.main_thread()
-    heeded = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]
+    earlier, _stop = _stop, _Stop(frozenset(patient), commands=not in_script)
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if in_script:
+        heeded = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
+    if threading.current_thread() is not threading.main_thread():
+        heeded = []
     before = {number: signal.signal(number, _on_signal) for number in heeded}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if in_script:
+            _stop = earlier
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -199,27 +182,19 @@ def arrived() -> None:
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
     """Yield the path of a new folder, removed at the end of the block or of the process, whichever is first."""
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-    with removed_if_left(path):
-        try:
-            yield str(path)
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+    with folder as path, removed_if_left(Path(path)):
+        yield path
 
 
-@contextmanager
-def removed_if_left(path: Path) -> Iterator[None]:
-    """Remove this file or folder if the process ends immediately in this block."""
-    _folders.add(path)
-    try:
-        yield
-    finally:
-        _folders.discard(path)
+def removed_if_left(path: Path) -> AbstractContextManager[None]:
+    """Remove this file or folder if the process ends immediately in the block."""
+    return before_leaving(lambda: shutil.rmtree(path) if path.is_dir() else path.unlink())
 
 
 @contextmanager
 def before_leaving(callback: Callable[[], object]) -> Iterator[None]:
-    """Call `callback`, which must be quick, first if the process ends immediately in this block."""
+    """Call `callback`, which must be quick, if the process ends immediately in this block."""
     _callbacks.append(callback)
     try:
         yield
@@ -240,9 +215,6 @@ def leave(code: int) -> NoReturn:
 
 def leave_at_once(text: str, code: int = CODE) -> NoReturn:
     """End the process and all its descendants, and remove its temporary folders; from any thread."""
-    for callback in list(_callbacks):
-        with suppress(BaseException):
-            callback()
     _clear()
     end_with(text, code)
 
@@ -251,19 +223,20 @@ def _clear() -> None:
     for process in below(os.getpid()):
         with suppress(OSError):
             os.kill(process, signal.SIGKILL)
-    for path in list(_folders):
-        with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for callback in list(_callbacks):
+        with suppress(BaseException):
+            callback()
 
 
 def below(process: int) -> list[int]:
-    """Return the ids of all descendants of a process, parents first, without Python's resource tracker. Linux only."""
-    found: list[int] = []
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, listed.read_text().split()):
-                if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found += [child, *below(child)]
+    """Return the ids of all descendants of a process, without Python's resource tracker."""
+    import psutil
+
+    found = []
+    for child in psutil.Process(process).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if not any("resource_tracker" in word for word in child.cmdline()):
+                found.append(child.pid)
     return found
 
 

@@ -16,16 +16,16 @@ Z95 = 1.959964  # of a normal distribution, 95% lie within so many standard devi
 Floats = NDArray[np.float64]
 
 
-def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float) -> tuple[float, float]:
     """Return the 95% interval of a proportion (Wilson 1927), accurate for small n and proportions near 0 or 1.
 
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
     """
     if n == 0:
         return 0.0, 1.0
-    p, z2 = successes / n, z * z
+    p, z2 = successes / n, Z95 * Z95
     middle = p + z2 / (2 * n)
-    half = z * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
+    half = Z95 * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
     low, high = (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)
     return max(0.0, min(p, low)), min(1.0, max(p, high))  # rounding must not put the proportion outside
 
@@ -35,20 +35,15 @@ def fewer_p(k: int, n: int, k_before: int, n_before: int) -> float:
 
         P(X <= k),   X hypergeometric:  C(K, i) C(N-K, n-i) / C(N, n),   K = k + k_before,  N = n + n_before
 
-    >>> round(fewer_p(0, 3, 3, 3), 4), fewer_p(3, 3, 0, 3)  # 1 / C(6, 3)
+    >>> round(fewer_p(0, 3, 3, 3), 4), round(fewer_p(3, 3, 0, 3), 4)  # 1 / C(6, 3)
     (0.05, 1.0)
     """
-    right, total = k + k_before, n + n_before
+    from scipy.stats import hypergeom  # here: it takes a second to import
 
-    def log_ways(of: int, some: int) -> float:
-        return math.lgamma(of + 1) - math.lgamma(some + 1) - math.lgamma(of - some + 1)
-
-    possible = range(max(0, n - (total - right)), min(k, right, n) + 1)
-    ways = (log_ways(right, i) + log_ways(total - right, n - i) - log_ways(total, n) for i in possible)
-    return min(1.0, math.fsum(map(math.exp, ways)))
+    return float(hypergeom.cdf(k, n + n_before, k + k_before, n))
 
 
-def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:
+def cluster_interval(successes: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:
     """Return the 95% interval of a proportion whose trials come in clusters, such as several samples of one problem.
 
     `successes[k]` of the `sizes[k]` trials of cluster k. It is Wilson's interval with as many independent trials as
@@ -60,7 +55,7 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float 
     p = sum(successes) / n
     robust = cluster_variance(successes, sizes)
     independent = min(max(p * (1 - p) / robust, k), n) if robust > 0 and 0 < p < 1 else (n if 0 < p < 1 else k)
-    return wilson_interval(p * independent, independent, z)
+    return wilson_interval(p * independent, independent)
 
 
 def cluster_variance(successes: Sequence[float], sizes: Sequence[int]) -> float:
@@ -99,10 +94,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = sum(values) / n
     if n < 2:
         return mean, math.nan, math.nan
-    from scipy.stats import t  # here: it takes a second to import
-
     variance = sum((v - mean) ** 2 for v in values) / (n - 1)
-    half = float(t.ppf(0.975, n - 1)) * math.sqrt(variance / n)
+    half = half_width(LEVEL, math.sqrt(variance / n), 0.0, n - 1)
     return mean, mean - half, mean + half
 
 
@@ -290,12 +283,16 @@ def paired_difference(d: Floats) -> Difference:
     if d.ndim != 2 or d.size == 0:
         raise ValueError(f"a layout of seeds x problems is needed, not one of shape {d.shape}")
     seeds, problems = d.shape
-    mean = float(d.mean())
     if seeds == 1:
-        return difference(mean, (0.0, _se_of_problems(d[0]), math.inf), 1, problems, PROBLEMS)
+        return difference_over_problems(d[0])
     se_seeds = math.sqrt(float(d.mean(axis=1).var(ddof=1)) / seeds)
     extra = tied_or(se_seeds, math.sqrt(shared_variance(d) / problems), _se_of_problems(d.mean(axis=0)))
-    return difference(mean, (se_seeds, extra, seeds - 1.0), seeds, problems, SEEDS)
+    return difference(float(d.mean()), (se_seeds, extra, seeds - 1.0), seeds, problems, SEEDS)
+
+
+def difference_over_problems(d: Floats) -> Difference:
+    """Return the difference between two models of one seed each, from d (problems): its interval is over problems."""
+    return difference(float(d.mean()), (0.0, _se_of_problems(d), math.inf), 1, len(d), PROBLEMS)
 
 
 def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
@@ -340,9 +337,8 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     problems, fewer = a.shape[1], min(len(a), len(b))
     between = a.mean(axis=0) - b.mean(axis=0)
-    mean = float(between.mean())
     if fewer == 1:
-        return difference(mean, (0.0, _se_of_problems(between), math.inf), 1, problems, PROBLEMS)
+        return difference_over_problems(between)
     parts = [float(arm.mean(axis=1).var(ddof=1)) / len(arm) for arm in (a, b)]
     dof = fewer - 1.0
     if len(a) == len(b):
@@ -354,7 +350,7 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
         shared = max(float(between.var(ddof=1)) - noise, 0.0) / problems
     se_seeds = math.sqrt(sum(parts))
     extra = tied_or(se_seeds, math.sqrt(shared), _se_of_problems(between))
-    return difference(mean, (se_seeds, extra, dof), fewer, problems, UNPAIRED)
+    return difference(float(between.mean()), (se_seeds, extra, dof), fewer, problems, UNPAIRED)
 
 
 def compared(a: Mapping[int, Floats], b: Mapping[int, Floats]) -> Difference:
@@ -376,35 +372,24 @@ def _se_of_problems(d: Floats) -> float:
 MOST_SEEDS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The variances of a difference of two settings, in squared units of accuracy (0 to 1).
-
-    Of one seed's mean over P problems: `seeds` + `residual` / P. Shared by all seeds: `shared` / P.
-    """
-
-    seeds: float
-    residual: float
-    shared: float = 0.0
-
-
 #: Without data: a difference spreads over seeds by 2 to 5 points, and has the variance 0.225 on one problem. With 256
 #: to 1,024 problems this gives the half widths of a simulation: 2 seeds 16-40 points, 3 5-13, 4 4-9, 5 3-7, 8 2-5.
-ASSUMED = Spread(0.02**2, 0.225), Spread(0.05**2, 0.225)
+ASSUMED = 0.02, 0.05
+RESIDUAL = 0.225
 
 
-def smallest_difference(seeds: int, problems: int, spread: Spread, level: float = LEVEL) -> float:
+def smallest_difference(seeds: int, problems: int, spread: float, level: float = LEVEL) -> float:
     """Return the expected half width over so many seeds and problems: a smaller difference stays undecided.
 
-        sqrt((t_{S-1} c4(S) s)^2 / S + z^2 shared / P),   s^2 = seeds + residual / P
+        t_{S-1} c4(S) s / sqrt(S),   s^2 = spread^2 + 0.225 / P
 
-    With one seed the interval is over problems, z sqrt((residual + shared) / P), and of two trained models.
+    `spread`: standard deviation over seeds, in accuracy. With one seed the interval is over problems,
+    z sqrt(0.225 / P), and of two trained models.
     """
-    shared = spread.shared / problems
     if seeds == 1:
-        return half_width(level, 0.0, math.sqrt(spread.residual / problems + shared), math.inf)
-    of_one = math.sqrt(spread.seeds + spread.residual / problems)
-    return half_width(level, c4(seeds) * of_one / math.sqrt(seeds), math.sqrt(shared), seeds - 1)
+        return half_width(level, 0.0, math.sqrt(RESIDUAL / problems), math.inf)
+    of_one = math.sqrt(spread**2 + RESIDUAL / problems)
+    return half_width(level, c4(seeds) * of_one / math.sqrt(seeds), 0.0, seeds - 1)
 
 
 def c4(n: int) -> float:
@@ -429,8 +414,8 @@ def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
     if found.seeds > 1:
         of_one, extra = found.se_seeds * math.sqrt(found.seeds), found.se_extra
     else:
-        middle = sum(math.sqrt(spread.seeds) for spread in ASSUMED) / len(ASSUMED)
-        of_one, extra = math.sqrt(middle**2 + ASSUMED[0].residual / found.problems), 0.0
+        middle = sum(ASSUMED) / len(ASSUMED)
+        of_one, extra = math.sqrt(middle**2 + RESIDUAL / found.problems), 0.0
     of_problems = found.dof_extra if found.seeds > 1 else math.inf
     if half_width(level, 0.0, extra, math.inf, of_problems) >= size:
         return None

@@ -131,12 +131,8 @@ class _StderrFile:
         with suppress(OSError), (folder / NAME).open("ab", buffering=0) as log:  # a full disk ends the run elsewhere
             self.path = folder / NAME
             os.dup2(log.fileno(), 2)
-            log.write(self.withheld())
-
-    def withheld(self) -> bytes:
-        """Return what was written before the run had a folder."""
-        self.spool.seek(0)
-        return _redacted_bytes(self.spool.read())
+            self.spool.seek(0)
+            log.write(_redacted_bytes(self.spool.read()))
 
     def tidy(self) -> None:
         """Remove the log where it is empty, and hide secrets that native code wrote into it."""
@@ -157,12 +153,9 @@ _screen: TextIO | None = None  # the command's standard error during a run
 
 @contextmanager
 def stderr_logged() -> Iterator[None]:
-    """Redirect standard error during a run, the block, except for `print_stderr`.
-
-    Output from before the run had a folder is shown in the terminal if the program fails.
-    """
+    """Redirect standard error during a run, the block, except for `print_stderr`."""
     global _file, _screen
-    python, descriptor, withheld = sys.stderr, os.dup(2), b""
+    python, descriptor = sys.stderr, os.dup(2)
     python.flush()
     _screen = open(descriptor, "w", encoding=python.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     _file = file = _StderrFile()
@@ -172,11 +165,6 @@ def stderr_logged() -> Iterator[None]:
     try:
         with signals.before_leaving(file.tidy):
             yield
-    except Exception as error:
-        if file.path is None and not isinstance(error, ConfigError):  # which is printed in one line
-            sys.stderr.flush()
-            withheld = file.withheld()
-        raise
     finally:
         sys.stderr.flush()
         if not signals.stop_signal():  # else the process is about to end while threads of libraries still write
@@ -184,8 +172,6 @@ def stderr_logged() -> Iterator[None]:
             faulthandler.disable()
             os.dup2(descriptor, 2)
             signals.print_to(2)
-            with suppress(OSError):
-                os.write(2, withheld)
             os.close(descriptor)
             _file = _screen = None
         file.tidy()

@@ -17,9 +17,10 @@ from rlreason.records.reader import (
     read_ending,
     read_status,
     runs_in,
+    settings_in,
     write_status,
 )
-from rlreason.records.resume import HARMLESS, MAY_CHANGE, changed, flat_text, settings_in
+from rlreason.records.resume import HARMLESS, MAY_CHANGE, changed, flat_text
 from rlreason.runtime.files import holder, number, write_whole
 from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.streams import print_stderr

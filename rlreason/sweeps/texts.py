@@ -11,7 +11,7 @@ from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
 from rlreason.runtime.machine import believed_device
-from rlreason.runtime.statistics import ASSUMED, LEVEL, Spread, mean_interval, points, smallest_difference
+from rlreason.runtime.statistics import ASSUMED, LEVEL, mean_interval, points, smallest_difference
 from rlreason.runtime.text import duration, few, size
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import (
@@ -101,7 +101,7 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     return text
 
 
-def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: Spread | None = None) -> str:
+def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: float | None = None) -> str:
     """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed."""
     asked = problems or 1000
     on = f"{problems} problems" if problems else f"about {asked} problems (their number is not known before)"
@@ -113,7 +113,7 @@ def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: S
         )
     spreads, by = list(ASSUMED), "assumed: seeds that spread by 0.02 to 0.05"
     if spread is not None:
-        spreads, by = [spread], f"seeds that spread by {spread.seeds**0.5:g}, half of it in both"
+        spreads, by = [spread], f"seeds that spread by {spread:g}, half of it in both"
     width, strictest = (
         " to ".join(points(min(1.0, smallest_difference(seeds, asked, one, level))) for one in spreads)
         for level in (LEVEL, LEVEL / comparisons)

@@ -95,7 +95,8 @@ class Job:
         check_askable(problems, f"split={run.split} of {key}={self.asks.data.name}", key)
         self.protocol = protocol_of(self.asks, problems, self.components.policy.tokenizer)
         self.weights = weights_hash(self.components.policy.named_weights())
-        log = records.open_log(f"protocol {self.protocol['hash']}, weights {self.weights}", problems, self.n)
+        identity = f"protocol {self.protocol['hash']}, weights {self.weights}"
+        log = ResponseLog(records.folder, identity, problems, self.n)
         self.finished_before = len(log.samples)
         records.clock.begin()
         self._sample_all(log)
