@@ -31,7 +31,6 @@ from rlreason.engines.hf.decoding import Batch, SampleUnderWay
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import _ChunkedLogProbs
 from rlreason.model.packing import _SharedPromptAttention, pack
-from rlreason.model.parameters import on_device
 from rlreason.model.policy import Policy
 
 HALF, FULL = torch.bfloat16, torch.float32
@@ -169,10 +168,6 @@ def check_packing(mode: FakeCuda) -> None:
     copies = [kwargs for _, kwargs, _ in mode.of("aten._to_copy.default") if "device" in kwargs]
     assert len(copies) == len(mode.of("aten._pin_memory.default")) == 1
     assert copies[0]["non_blocking"] is True
-    mode.calls.clear()
-    on_device(torch.zeros(3), "cuda")
-    moves = "aten._pin_memory.default", "aten._to_copy.default"
-    assert tuple(name for name, *_ in mode.calls if name in moves) == moves
 
 
 def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False):

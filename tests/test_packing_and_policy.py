@@ -1,8 +1,6 @@
 """Single, packed and prompt-sharing sequences have the same log-probabilities and gradients, of the right tokens."""
 
 import random
-from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from test_learner import OBJECTIVES, RIGHT, gradient_of
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlreason.config.training import OptimizationConfig
@@ -233,37 +230,6 @@ def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):
         policy.shares_prompts = shares
         Learner(policy, OBJECTIVES[0], OptimizationConfig(1e-3, micro_batch_size=rows)).update(samples)
         assert sum(fed) == expected  # with four rows each group is cut in two
-
-
-READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero", "masked_select")
-
-
-class Reads(TorchFunctionMode):
-    """Counts what waits for a device: numbers that are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        self.count.update([name] if name in READS else [])
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("objective", [OBJECTIVES[0], replace(OBJECTIVES[3], entropy_coef=0.01)], ids=["plain", "clip"])
-def test_numbers_are_read_once_a_step_however_many_micro_batches_it_has(policy, objective):
-    samples = samples_of(policy, groups(len(policy.tokenizer), sizes=(4,) * 6), old=True)
-    counts = []
-    for budget in (10_000, 40):
-        learner = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=budget)
-        with Reads() as reads:
-            metrics = learner.update(samples)
-        counts.append((metrics["train/micro_batches"], reads.count))
-    (few, once), (many, again) = counts
-    assert few == 1 < 5 < many
-    assert once == again
-    assert once["tolist"] == 1
 
 
 def test_sharing_is_given_up_where_it_computes_something_else(policy, monkeypatch):
