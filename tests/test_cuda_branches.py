@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional as F
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
@@ -146,18 +147,6 @@ def are_bounds(*several):
         assert (bounds.dtype, bounds.dim(), bounds.device.type) == (torch.int32, 1, "cuda"), bounds
 
 
-class Functions(TorchFunctionMode):
-    """Keeps torch's functions that are called by name, which operations no longer show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.calls.append((func.__name__, args))
-        return func(*args, **(kwargs or {}))
-
-
 def check_packing(mode: FakeCuda) -> None:
     """Lists go to pinned memory once, and from there without waiting; everything lies on the GPU."""
     batch = pack(PAIRS, torch.device("cuda"))
@@ -263,11 +252,12 @@ def check_attention_in_float32(mode: FakeCuda) -> None:
     """A card without bfloat16: one call per sequence, heads repeated, so that a kernel without grouped heads runs."""
     policy = policy_of("Qwen2", "sdpa", FULL, FULL)
     batch = policy.pack(PAIRS)
-    with Functions() as functions:
+    attend = F.scaled_dot_product_attention
+    with mock.patch.object(F, "scaled_dot_product_attention", wraps=attend) as spy:
         found, _ = policy.log_probs(batch)
     assert found.dtype == FULL
     sizes = [b - a for a, b in pairwise(PARTS)]
-    shapes = [tuple(x.shape) for name, args in functions.calls if name == "scaled_dot_product_attention" for x in args]
+    shapes = [tuple(x.shape) for call in spy.call_args_list for x in call.args]
     assert shapes == [(1, HEADS, size, HEAD_DIM) for _ in range(LAYERS) for size in sizes for _ in range(3)]
 
 
