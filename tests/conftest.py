@@ -13,6 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from rlreason.cli.flags import Request
+from rlreason.config.data import HabitsConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
 from rlreason.data.tasks import habit_trace, make_stories
@@ -105,8 +106,8 @@ def problems() -> list[Problem]:
 
 @pytest.fixture(scope="session")
 def tokenizer(problems):
-    rng = random.Random(0)
-    return build_tokenizer([PROMPT.format(question=p.question) + habit_trace(p, rng, 0.5, 0.1) for p in problems])
+    rng, habits = random.Random(0), HabitsConfig(hasty_share=0.5, slip_share=0.1)
+    return build_tokenizer([PROMPT.format(question=p.question) + habit_trace(p, rng, habits) for p in problems])
 
 
 @pytest.fixture

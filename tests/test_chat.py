@@ -1,7 +1,6 @@
 """Chat templates: the prompt is the tokenizer's own, to the token, and what a template cannot do is one line."""
 
 import copy
-import json
 import re
 from dataclasses import replace
 
@@ -15,9 +14,7 @@ from rlreason.model.chat import Chat, check_prompts, encoder, end_of_turn, remar
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
-from rlreason.records.writer import RunWriter
 from rlreason.training.build import make_sampling, make_traces
-from rlreason.training.jobs import start
 from rlreason.training.warm_start import shipped
 from rlreason.types import Problem
 from tests.run_settings import settings
@@ -76,10 +73,7 @@ def asking(tokenizer):
 
 
 def prompt(**chosen):
-    made = shipped("chat")
-    for key, value in chosen.items():
-        setattr(made, key, value)
-    return made
+    return replace(shipped("chat"), **chosen)
 
 
 USER = "What is 1 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -179,14 +173,3 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(asking):
     assert [line.split(":")[0] for line in differences(first, other)] == ["chat.prompt", "chat.template"]
     run.prompt.system = "Be brief."
     assert protocol_of(run.evaluation, [ONE], qwen)["hash"] not in (first["hash"], other["hash"])
-
-
-def test_an_instruct_model_is_asked_in_its_chat_template(asking, gsm8k):
-    asking(QWEN3).save(gsm8k / "model")
-    words = ["algorithm=evaluate", "model=local", f"model.path={gsm8k / 'model'}", "data=jsonl",
-             f"data.path={gsm8k}", "prompt=chat", "prompt.enable_thinking=false", "sampling.max_tokens=8",
-             "threads=1"]  # fmt: skip
-    start(settings(*words), RunWriter(gsm8k / "out", "seed: 0\n", trains=False), Console())
-    row = json.loads((gsm8k / "out/responses.jsonl").read_text().splitlines()[0])
-    assert row["prompt"].startswith("<|im_start|>user\n")
-    assert row["prompt"].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, FunctionDataConfig
+from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, FunctionDataConfig, RowsDataConfig
 from rlreason.config.leaves import render, resource_dir, template_of
 from rlreason.config.rules import wrong_values
 from rlreason.data.prepare import (
@@ -31,7 +31,7 @@ from rlreason.data.prepare import (
     without_overlap,
 )
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
-from rlreason.data.sources import BadRowError, RowRules, field_names, fingerprint, own_id, question_hash, to_problem
+from rlreason.data.sources import KNOWN, BadRowError, fingerprint, question_hash, to_problem
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.runtime.text import question_key
@@ -57,8 +57,9 @@ def read(data: FileDataConfig) -> tuple[list[Problem], list[Problem], list[str]]
     return *read_files(data, notes.append), notes
 
 
-def parse(row, gold="auto", wrap=False, max_chars=1000, **names) -> Problem:
-    return to_problem(row, "id", RowRules(field_names(names), gold, max_chars, wrap))
+def parse(row, gold="auto", wrap=False, **names) -> Problem:
+    data = RowsDataConfig(name="x", gold=gold, fields=FieldsConfig(**names), max_chars=1000)
+    return to_problem(row, "id", data, as_solution=wrap)[0]
 
 
 CHAT = "#### Step 1\nAdd.\nFinal Answer: The final answer is $60$. I hope it is correct."
@@ -152,19 +153,15 @@ JSON = st.recursive(
 @hypothesis.settings(max_examples=300)
 @given(row=JSON, gold=st.sampled_from(["auto", "hash", "boxed", "final", "field"]))
 def test_no_row_whatsoever_breaks_the_reading(row, gold):
-    """A problem that can be stored, hashed and asked, or a reason in words."""
+    """A problem that can be stored, hashed and asked, or a reason."""
     try:
-        outcome = parse(row, gold=gold)
-    except BadRowError as reason:
-        outcome = reason
-    name = own_id(row, field_names({})) or "none"
-    if isinstance(outcome, BadRowError):
-        assert str(outcome).startswith(("has ", "is "))
-    else:
-        assert outcome.question.strip()
-        assert len(fingerprint([replace(outcome, id=name)])) == 12
-        assert outcome.prompt is None or outcome.prompt.strip()
-        assert outcome.answer == outcome.answer.strip()
+        problem, name = to_problem(row, "id", RowsDataConfig(name="x", gold=gold))
+    except BadRowError:
+        return
+    assert problem.question.strip()
+    assert len(fingerprint([replace(problem, id=name or "none")])) == 12
+    assert problem.prompt is None or problem.prompt.strip()
+    assert problem.answer == problem.answer.strip()
 
 
 def folder(path: Path, files: dict[str, list], **settings):
@@ -230,9 +227,9 @@ def test_a_hub_name_without_the_hub_and_a_folder_without_validation_say_what_to_
 
 def test_a_function_returns_rows_problems_or_splits_and_what_else_it_does_is_one_line(monkeypatch):
     """Numbers of numpy are those of rows; without validation rows a tenth is held out."""
-    assert set(field_names({})) == set(vars(FieldsConfig()))
+    assert set(KNOWN) == set(vars(FieldsConfig()))
     returned: Any = None
-    monkeypatch.setattr("rlreason.data.sources.load", lambda name: lambda: returned)
+    monkeypatch.setattr("rlreason.data.prepare.load", lambda name: lambda: returned)
     data = FunctionDataConfig(name="own", function="own:rows", options={})
     notes: list[str] = []
     returned = [{"question": f"{i}?", "answer": numpy.int64(i), "level": i} for i in range(20)]
@@ -504,9 +501,9 @@ def test_nothing_but_the_question_that_is_asked_is_taken_for_it():
     known = [Problem("a", "1?", ""), Problem("b", "1?", "2"), Problem("c", " 1? ", "3"), Problem("d", "2+1?", "4")]
     for write in (fill, str):
         asked = [Problem("r", write(q), "", prompt=write(q)) for q in ("1?", "11?", "-1?", "2*1+1?", "2+1?", "\n 2+1?")]
-        assert [p.answer for p in by_question(asked, known, fill)[0]] == ["2", "", "", "", "4", "4"]
-    assert by_question([Problem("bare", "1?\n", "")], known, fill) == ([Problem("bare", "1?\n", "2")], 1)
-    assert by_question([Problem("own", "1?", "9")], known, fill) == ([Problem("own", "1?", "9")], 0)
+        assert [p.answer for p in by_question(asked, known, fill)] == ["2", "", "", "", "4", "4"]
+    assert by_question([Problem("bare", "1?\n", "")], known, fill) == [Problem("bare", "1?\n", "2")]
+    assert by_question([Problem("own", "1?", "9")], known, fill) == [Problem("own", "1?", "9")]
 
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")

@@ -57,6 +57,11 @@ def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(
         template_of("nowhere.prompt")
 
 
+def countdown(n: int, seed: int = 0, validation: bool = False, **sizes: int) -> list[Problem]:
+    data = CountdownConfig(name="c", seed=seed, n_train=n, n_validation=n, **sizes)
+    return make_countdown(data, validation)
+
+
 def numbers_and_target(problem):
     """Read from the question, as a model must."""
     numbers, target = problem.question.removeprefix("Use the numbers ").split(". ")[0].split(" to make ")
@@ -125,7 +130,7 @@ def test_no_text_raises(text):
     [("r1_zero", " steps </think> <answer> {} </answer>"), ("question_only", "steps, so \\boxed{{{}}}.")],
 )
 def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
-    problems = make_countdown(20, seed=3)
+    problems = countdown(20, seed=3)
     with Grader(patient(), f"{COUNTDOWN}:{form}") as grader:
         golds = [p.answer for p in problems]
         right = grader.grade_batch([wrap.format(p.answer) for p in problems], golds)
@@ -139,7 +144,7 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
 
 @pytest.mark.parametrize("made", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
 def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(made):
-    for problem in make_countdown(300, seed=1, **made):
+    for problem in countdown(300, seed=1, **made):
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
@@ -150,17 +155,17 @@ def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solutio
 
 
 def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
-    train, validation = make_countdown(500, seed=0), make_countdown(200, seed=0, validation=True)
-    assert train == make_countdown(500, seed=0)
-    assert train[:100] == make_countdown(100, seed=0)
-    assert train != make_countdown(500, seed=1)
+    train, validation = countdown(500, seed=0), countdown(200, seed=0, validation=True)
+    assert train == countdown(500, seed=0)
+    assert train[:100] == countdown(100, seed=0)
+    assert train != countdown(500, seed=1)
     for seed in range(3):  # whatever the seeds are
-        others = {str(numbers_and_target(p)) for p in make_countdown(500, seed=seed)}
+        others = {str(numbers_and_target(p)) for p in countdown(500, seed=seed)}
         assert not others & {str(numbers_and_target(p)) for p in validation}
     assert len({p.id for p in train + validation}) == len({str(numbers_and_target(p)) for p in train + validation})
     assert {len(numbers_and_target(p)[0]) for p in train} == {3, 4}
     with pytest.raises(ConfigError, match=r"data\.max_value=2.*only about.*raise"):
-        make_countdown(100, seed=0, max_value=2, max_count=3)
+        countdown(100, seed=0, max_value=2, max_count=3)
 
 
 def load(path: Path | str, n_train: int = 200, n_validation: int = 30, bad_rows: str = "stop"):
@@ -290,8 +295,7 @@ FOUR = Problem("x", "Mia has 1 pens, buys 1, buys 1, buys 1, buys 1. How many?",
 def test_habits_have_their_shares():
     def traces(problem: Problem = FOUR, **shares) -> list[str]:
         habits, rng = HabitsConfig(**{"hasty_share": 0.0, "slip_share": 0.0} | shares), random.Random(0)
-        given = habits.hasty_share, habits.slip_share, "{solution}", habits
-        return [habit_trace(problem, rng, *given) for _ in range(4000)]
+        return [habit_trace(problem, rng, habits, "{solution}") for _ in range(4000)]
 
     assert share(traces(hasty_share=0.3), lambda text: text == "1+1=2") == pytest.approx(0.3, abs=0.03)
     stopping = traces(stop_share=0.4)
@@ -305,11 +309,9 @@ def test_habits_have_their_shares():
     assert all(len(text.split(" ")) == 4 for text in rambling if text not in wrong)  # a right answer never rambles
     told = Problem("y", FOUR.question.replace("How", "A friend guesses 17. How"), FOUR.answer, FOUR.solution)
     assert share(traces(told, guess_share=0.2), lambda text: text == "17") == pytest.approx(0.2, abs=0.03)
-    rngs = random.Random(1), random.Random(1)  # habits that are off draw no random number
-    plain = [habit_trace(FOUR, rngs[0], 0.72, 0.05) for _ in range(200)]
-    assert plain == [habit_trace(FOUR, rngs[1], 0.72, 0.05, more=HabitsConfig()) for _ in range(200)]
     with Grader(patient()) as grader:
-        grades = grader.grade_batch([habit_trace(FOUR, rngs[0], hasty, 0.0) for hasty in (1.0, 0.0)], ["5", "5"])
+        habits = [HabitsConfig(hasty_share=share, slip_share=0.0) for share in (1.0, 0.0)]
+        grades = grader.grade_batch([habit_trace(FOUR, random.Random(1), one) for one in habits], ["5", "5"])
     assert [(g.format, g.outcome) for g in grades] == [(1.0, "wrong"), (1.0, "correct")]
 
 

@@ -6,17 +6,13 @@ from functools import partial
 import pytest
 import torch
 from conftest import random_pairs
-from test_learner import make_samples
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.log_probs import (
     _Linear,
-    _onednn_is_faster,
     chunked_log_probs,
     linear,
     operand,
@@ -25,8 +21,6 @@ from rlreason.model.log_probs import (
 )
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.objectives.objective import Objective
-from rlreason.training.learner import Learner
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -108,18 +102,7 @@ def test_the_engine_in_this_process_samples_with_the_trainers_head(tokenizer, po
 
 # Products by oneDNN are those of torch, with their gradients; where they do not apply nothing changes
 
-by_onednn = torch.ops.mkldnn._linear_pointwise.default if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
-needs_onednn = pytest.mark.skipif(by_onednn is None, reason="this torch has no oneDNN")
-
-
-class Products(TorchDispatchMode):
-    """Counts products by oneDNN."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is by_onednn
-        return func(*args, **(kwargs or {}))
+needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch has no oneDNN")
 
 
 def tensors(*shape_of_x, out=128):
@@ -149,17 +132,6 @@ def test_tensors_with_gaps_are_read_as_they_are():
         (wide, weight, bias[:1].expand(256)),
     ]:
         torch.testing.assert_close(_Linear.apply(x, w, b), F.linear(x, w, b), atol=2e-4, rtol=0)
-
-
-@pytest.mark.skipif(not _onednn_is_faster("cpu"), reason="oneDNN is not faster on this processor")
-def test_training_multiplies_by_it_there_and_back(tokenizer):
-    policy = Policy(build_model(len(tokenizer), width=256), tokenizer, torch.float32)
-    layers = sum(isinstance(module, nn.Linear) for module in policy.backbone.modules())
-    samples = make_samples(policy)
-    with Products() as products:
-        micro = Learner(policy, Objective(), OptimizationConfig(1e-3)).update(samples)["train/micro_batches"]
-    # Outputs, and gradients of inputs and of weights; the head makes its logits anew in its backward pass.
-    assert products.count == (3 * layers + 4) * micro
 
 
 def test_a_frozen_weight_gets_no_gradient_and_types_names_and_copies_are_those_of_torch():

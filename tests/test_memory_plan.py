@@ -263,8 +263,12 @@ def test_an_engine_of_its_own_is_counted_where_it_is(plan_for):
     with_kl = plan(CARD_140, "kl_placement=loss", "kl_coef=0.1", "rollout.sleep=false", "rollout.max_rows=4096")
     later = moments + 4 * shape.numbers + passes(with_kl)
     assert with_kl.sampling["KV cache"] == int(0.4 * (free - 2 * shape.numbers - later))
-    alone = plan(dataclasses.replace(CARD, second_free=4 << 30), "rollout.placement=second_gpu")
-    assert alone.second_gpu["engine's weights"] == 2 * shape.numbers
+    roomy = dataclasses.replace(CARD_140, second_free=CARD_140.free)
+    apart = "rollout.placement=second_gpu", "rollout.max_rows=4096"
+    alone, four = (plan(roomy, *apart, f"rollout.gpus={n}") for n in (1, 4))  # which share what is sampled
+    assert alone.second_gpu["engine's weights"] == four.second_gpu["engine's weights"] == 2 * shape.numbers
+    assert alone.second_gpu["KV cache"] > four.second_gpu["KV cache"]
+    assert alone.training == four.training
     assert not {"engine's weights", "KV cache"} & (alone.training.keys() | alone.sampling.keys())
     assert plan(CPU).training["engine's weights"] == 4 * shape.numbers  # where sleep has no effect
 
@@ -411,12 +415,3 @@ def test_ranks_on_a_processor_share_its_memory_and_parts_are_a_way_to_fit(compos
     cure = planned(typed(composed(*VLLM, *words)), CARD).cure
     assert "parallel=shard" in cure.overrides
     assert cure.same_result
-
-
-def test_several_engines_share_what_is_sampled(plan_for):
-    roomy = dataclasses.replace(CARD_140, second_free=CARD_140.free)
-    plan = partial(plan_for, roomy, *VLLM, "rollout.placement=second_gpu", "rollout.max_rows=4096")
-    one, four = (plan(f"rollout.gpus={n}") for n in (1, 4))
-    assert four.second_gpu["engine's weights"] == one.second_gpu["engine's weights"]
-    assert four.second_gpu["KV cache"] < one.second_gpu["KV cache"]
-    assert one.training == four.training

@@ -9,6 +9,7 @@ from functools import reduce
 import pytest
 import torch
 
+from rlreason.config.data import HabitsConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import read_splits
 from rlreason.data.tasks import habit_trace
@@ -79,7 +80,8 @@ def test_both_habits_are_written_as_the_prompts_reward_reads_them_and_fit(name):
     problems = read_splits(run.data, print)[0]
     problem = max(problems, key=lambda p: len(p.solution))
     form = format_of(prompt)
-    hasty, careful = (habit_trace(problem, rng, share, 0.0, form.trace) for share in (1.0, 0.0))
+    habits = [HabitsConfig(hasty_share=share, slip_share=0.0) for share in (1.0, 0.0)]
+    hasty, careful = (habit_trace(problem, rng, one, form.trace) for one in habits)
     assert (hasty.count("="), careful.count("=")) == (1, problem.solution.count("="))
     with Grader(patient(), prompt.reward) as grader:
         grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)

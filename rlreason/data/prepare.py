@@ -2,11 +2,11 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlreason.config.conflicts import as_eval
 from rlreason.config.data import (
@@ -28,15 +28,16 @@ from rlreason.data.sources import (
     as_table,
     file_rows,
     hub_splits,
+    numbered,
     question_hash,
-    read_split,
-    rows_of,
+    rows_of_split,
     validation_split,
 )
 from rlreason.data.tasks import load_countdown, make_countdown, make_gym, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
-from rlreason.runtime.text import few, question_key, question_keys, shorten
+from rlreason.runtime.plugins import describe_error, load
+from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
@@ -102,8 +103,8 @@ def note_repetitions(problems: Sequence[Problem], what: str, judge: Grader | Non
     """Say how many problems ask a question again, and which of these questions have different ground truths."""
     same = str.__eq__ if judge is None or judge.plugin else judge.same
     answers: dict[str, list[str]] = {}
-    for key, p in zip(question_keys((p.id, p.question) for p in problems).values(), problems, strict=True):
-        answers.setdefault(key, []).extend([p.answer] if p.answer else [])
+    for p in problems:
+        answers.setdefault(question_key(p.question), []).extend([p.answer] if p.answer else [])
     if len(answers) == len(problems):
         return
     say(f"{len(problems)} {what} rows ask {len(answers)} different questions")
@@ -161,8 +162,7 @@ def read_splits(
             train = with_wrong_solutions(stories(data.n_train), data.wrong_share if traces else 0.0)
             return train, list(stories(data.n_validation, validation=True))
         case CountdownConfig(path=None):
-            sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
-            return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
+            return make_countdown(data), make_countdown(data, validation=True)
         case CountdownConfig():
             return load_countdown(data, say)
         case GymConfig():
@@ -170,37 +170,68 @@ def read_splits(
             return problems[data.n_validation :], problems[: data.n_validation]
         case FunctionDataConfig():
             return read_function(data, say, traces)
-    assert isinstance(data, FileDataConfig)
-    return read_files(data, say, traces, validation_only)
+        case FileDataConfig():
+            return read_files(data, say, traces, validation_only)
+    raise TypeError(f"unknown data {data}")
 
 
 def read_files(
     data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False
 ) -> tuple[Problems, Problems]:
     """Read (train, validation) from files or a hub data set."""
+
+    def table(split: str, label: str) -> Table:
+        return as_table(data, *rows_of_split(data.path, split, data.hub_config), label, traces, say)
+
     if data.n_validation is not None:
-        (problems,) = with_ids([read_split(data, data.train, Path(data.train).stem, traces, say)])
+        (problems,) = with_ids([table(data.train, Path(data.train).stem)])
         if validation_only and data.n_validation == len(problems):
             return [], problems
         return hold_out(problems, data.n_validation, data.split_seed)
-    names = [*([] if validation_only else [data.train]), data.validation or validation_split(data)]
-    labels = [Path(name).stem for name in names]
-    if len(set(labels)) < len(labels):
+    validation = data.validation or validation_split(data)
+    labels = [Path(data.train).stem, Path(validation).stem]
+    if validation_only:
+        return [], with_ids([table(validation, labels[1])])[0]
+    if labels[0] == labels[1]:
         labels = ["train", "validation"]
-    tables = with_ids([read_split(data, *named, traces, say) for named in zip(names, labels, strict=True)])
-    return ([] if validation_only else tables[0]), tables[-1]
+    train, held = with_ids([table(data.train, labels[0]), table(validation, labels[1])])
+    return train, held
 
 
 def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
-    """Read (train, validation) from a user's function."""
-    splits = {label: (f"{data.function}'s {label} rows", rows) for label, rows in rows_of(data).items()}
-    problems = with_ids([as_table(data, *split, label, traces, say) for label, split in splits.items()])
-    if len(problems) > 1:
-        return problems[0], problems[1]
-    n = data.n_validation or min(200, max(1, len(problems[0]) // 10))
+    """Read (train, validation) from a user's function, which returns rows, or rows by train and validation.
+
+    `DataError` where it fails or returns something else, `ConfigError` where data.n_validation is set although the
+    function splits the rows itself.
+    """
+    try:
+        returned = load(data.function)(**data.options)
+        splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
+        if set(splits) not in ({"train"}, {"train", "validation"}):
+            raise TypeError(f"it returned the keys {sorted(splits)}: return rows, or rows by train and validation")
+        rows = {label: list(numbered(_plain(splits[label]))) for label in sorted(splits)}
+    except Exception as error:  # anything that a user's function raises
+        raise DataError(f"data.function={data.function} fails: {describe_error(error)}: fix it") from error
+    if len(rows) == 2 and data.n_validation is not None:
+        raise ConfigError(
+            f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
+        )
+    named = {label: f"{data.function}'s {label} rows" for label in rows}
+    train, *validation = with_ids([as_table(data, named[k], rows[k], k, traces, say) for k in rows])
+    if validation:
+        return train, validation[0]
+    n = data.n_validation or min(200, max(1, len(train) // 10))
     if data.n_validation is None:
-        say(f"{n} of the {len(problems[0])} problems are held out for validation (data.n_validation)")
-    return hold_out(problems[0], n, data.split_seed)
+        say(f"{n} of the {len(train)} problems are held out for validation (data.n_validation)")
+    return hold_out(train, n, data.split_seed)
+
+
+def _plain(rows: Any) -> Iterator[Any]:
+    """Yield a table of pandas as its rows, without empty cells, and a `Problem` as the row that it is read from."""
+    if hasattr(rows, "iterrows"):
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    for row in rows:
+        yield row.facts | asdict(row) if isinstance(row, Problem) else row
 
 
 def check_ground_truths(
@@ -232,17 +263,21 @@ def check_ground_truths(
 
 
 def with_ground_truths(
-    data: FileDataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
+    data: DataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
 ) -> tuple[Problems, Problems]:
-    """Look up ground truths for rows without one, where requested or needed to filter; return (train, validation).
+    """Look up ground truths for rows of files without one, where requested or needed to filter.
 
-    They are found by question in data.ground_truth, or else in the usual splits and the validation data.
+    They are found by question in data.ground_truth, or else in the usual splits and the validation data. Return
+    (train, validation).
     """
     wanting = sum(not p.answer for p in (*train, *validation))
-    if not wanting or (data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct")):
+    if not isinstance(data, FileDataConfig) or not wanting:
+        return train, validation
+    if data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct"):
         return train, validation
     sources = _known(data) | {"the validation data": validation}
-    rows, found = by_question([*train, *validation], [p for known in sources.values() for p in known], fill)
+    rows = by_question([*train, *validation], [p for known in sources.values() for p in known], fill)
+    found = wanting - sum(not p.answer for p in rows)
     if not found and (data.ground_truth is not None or not any(p.answer for p in train)):
         key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
         raise DataError(
@@ -255,8 +290,8 @@ def with_ground_truths(
     return rows[: len(train)], rows[len(train) :]
 
 
-def by_question(problems: Problems, known: Problems, fill: Callable[[str], str]) -> tuple[Problems, int]:
-    """Give problems without an answer that of the known problem they ask; return (problems, the number found).
+def by_question(problems: Problems, known: Problems, fill: Callable[[str], str]) -> Problems:
+    """Give problems without an answer that of the known problem they ask.
 
     `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
@@ -265,14 +300,12 @@ def by_question(problems: Problems, known: Problems, fill: Callable[[str], str])
         for text in (p.question, fill(p.question)) if p.answer else ():
             partners.setdefault(question_hash(text), p)
     rows: Problems = []
-    found = 0
     for p in problems:
-        partner = None if p.answer else partners.get(question_hash(p.question))
-        if partner is not None:  # a bare question keeps its white space
-            question = p.question if p.prompt is None else partner.question
-            p, found = replace(p, answer=partner.answer, question=question), found + 1
+        partner = partners.get(question_hash(p.question))
+        if partner and not p.answer:  # a bare question keeps its white space
+            p = replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
         rows.append(p)
-    return rows, found
+    return rows
 
 
 def _known(data: FileDataConfig) -> dict[str, Problems]:
@@ -287,8 +320,10 @@ def _known(data: FileDataConfig) -> dict[str, Problems]:
         splits = [str(file) for file in dict.fromkeys(files) if file not in (None, train)]
     found: dict[str, Problems] = {}
     for split in splits:
+        source, rows = rows_of_split(data.path, split, data.hub_config)
         try:
-            found[split] = [problem for problem, _ in read_split(data, split, GROUND_TRUTH, traces=False)]
+            table = as_table(data, source, rows, GROUND_TRUTH, traces=False, say=lambda note: None)
+            found[split] = [problem for problem, _ in table]
         except DataError:
             if data.ground_truth is not None:
                 raise  # of the usual splits one may hold no row that can be used
@@ -320,31 +355,30 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         needed = not run.uses_training_data or run.samples_training_data
         validation = check_ground_truths(validation, judge, run.evaluation.data, say, needed)
     note_repetitions(validation, "validation", judge, say)
-    if not run.uses_training_data:
-        return Loaded([], validation, {"validation": len(validation)})
-    if not run.trains:
-        grader = judge
+    of_training = grader if run.trains else judge
     if run.samples_training_data:
-        train = check_ground_truths(train, grader, run.data, say)
-    note_repetitions(train, "training", grader, say)
+        train = check_ground_truths(train, of_training, run.data, say)
+    note_repetitions(train, "training", of_training, say)
     train = subset(train, run.data.limit, run.seed)
-    return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
+    if run.uses_training_data:
+        sizes["train"] = len(train)
+    return Loaded(train, validation, sizes | {"validation": len(validation)})
 
 
 def read_problems(run: RunConfig, say: Say) -> tuple[Problems, Problems]:
     """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
-    data, own = run.data, run.eval.data
-    if own is not None and not run.uses_training_data:
-        return [], read_validation(run, say)  # training data must not stop a measurement
-    train, validation = read_splits(data, say, run.reads_traces)
-    if run.uses_training_data and not run.trains:
-        check_enough(run, train)
-    elif own is None:
-        check_enough(run, validation)
-    if not run.uses_training_data:
-        train = []
-    if isinstance(data, FileDataConfig):
-        train, validation = with_ground_truths(data, train, validation, prompt_renderer(run.asking.prompt.file), say)
+    own = run.eval.data
+    train: Problems = []
+    validation: Problems = []
+    if own is None or run.uses_training_data:  # else training data must not stop a measurement
+        train, validation = read_splits(run.data, say, run.reads_traces)
+        if run.uses_training_data and not run.trains:
+            check_enough(run, train)
+        elif own is None:
+            check_enough(run, validation)
+        train = train if run.uses_training_data else []
+        fill = prompt_renderer(run.asking.prompt.file)
+        train, validation = with_ground_truths(run.data, train, validation, fill, say)
     return train, validation if own is None else read_validation(run, say)
 
 
@@ -382,7 +416,6 @@ def read_validation(run: RunConfig, say: Say) -> Problems:
 
     with naming_eval_settings(run, "data"):
         problems = read_splits(data, note, traces=False, validation_only=True)[1]
-        if isinstance(data, FileDataConfig):
-            problems = with_ground_truths(data, [], problems, fill, note)[1]
+        problems = with_ground_truths(data, [], problems, fill, note)[1]
         check_enough(run, problems)
         return problems

@@ -5,18 +5,16 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from rlreason.config.conflicts import nothing_to_evaluate
-from rlreason.config.data import FileDataConfig, FunctionDataConfig, RowsDataConfig
+from rlreason.config.data import FieldsConfig, FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import locate, required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
-from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few, first_line
 from rlreason.types import Problem
 
@@ -36,21 +34,31 @@ def file_rows(path: Path) -> Iterator[RawRow]:
 
     A line that is no JSON is yielded as a `BadRowError`, not raised.
     """
-    if path.suffix == ".json":
-        rows = _json(path.read_bytes())
-        if not isinstance(rows, list):
-            raise DataError(f"{path} holds no list of rows, as a .json file does: name it .jsonl if each line is one")
-        yield from numbered(rows)
+    if path.suffix != ".json":
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"line {number}", _json(line)
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield f"line {number}", _json(line)
+    rows = _json(path.read_bytes())
+    if not isinstance(rows, list):
+        raise DataError(f"{path} holds no list of rows, as a .json file does: name it .jsonl if each line is one")
+    yield from numbered(rows)
 
 
 def numbered(rows: Iterable[Any], first: int = 1) -> Iterator[RawRow]:
     """Yield rows with their places, "row 1" and so on."""
     return ((f"row {number}", row) for number, row in enumerate(rows, first))
+
+
+def rows_of_split(path: str | None, split: str, hub_config: str | None = None) -> tuple[str, Iterable[RawRow]]:
+    """Return (source, rows) of a file, or of a split on the hub; `ConfigError` where it cannot be read."""
+    if file := locate(path, split):
+        return str(file), file_rows(file)
+    splits = hub_splits(path or "", hub_config)
+    if split not in splits:
+        raise ConfigError(f"data.path={path} has no split {split}: choose one of {', '.join(splits)}")
+    return f"{path}/{split}", numbered(splits[split], 0)
 
 
 def _json(text: bytes) -> Any:
@@ -125,58 +133,19 @@ def fingerprint(problems: Iterable[Problem], asked_only: bool = False) -> str:
     return digest.hexdigest()[:12]
 
 
-def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
-    """Return the rows of "train" and, where the function returns them separately, of "validation".
-
-    `DataError` where it fails or returns something else, `ConfigError` where data.n_validation is set although the
-    function splits the rows itself.
-    """
-    try:
-        returned = load(data.function)(**data.options)
-        splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
-        if set(splits) not in ({"train"}, {"train", "validation"}):
-            raise TypeError(f"it returned the keys {sorted(splits)}: return rows, or rows by train and validation")
-        rows = {label: list(numbered(_plain(splits[label]))) for label in sorted(splits)}
-    except Exception as error:  # anything that a user's function raises
-        raise DataError(f"data.function={data.function} fails: {describe_error(error)}: fix it") from error
-    if len(rows) == 2 and data.n_validation is not None:
-        raise ConfigError(
-            f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
-        )
-    return rows
-
-
-def _plain(rows: Any) -> Iterator[Any]:
-    """Yield a table of pandas as its rows, without empty cells, and a `Problem` as the row that it is read from."""
-    if hasattr(rows, "iterrows"):
-        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    for row in rows:
-        yield row.facts | asdict(row) if isinstance(row, Problem) else row
-
-
-def read_split(
-    data: FileDataConfig, split: str, label: str, traces: bool = True, say: Say = lambda text: None
-) -> Table:
-    """Read the problems of one file or hub split; `label` is part of the ids of rows without one."""
-    if file := locate(data.path, split):
-        return as_table(data, str(file), file_rows(file), label, traces, say)
-    splits = hub_splits(data.path or "", data.hub_config)
-    if split not in splits:
-        raise ConfigError(f"data.path={data.path} has no split {split}: choose one of {', '.join(splits)}")
-    return as_table(data, f"{data.path}/{split}", numbered(splits[split], 0), label, traces, say)
-
-
 def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, traces: bool, say: Say) -> Table:
-    """Parse the rows of `source` into problems; `traces`: their responses will be imitated or graded."""
-    names = field_names(asdict(data.fields))
+    """Parse the rows of `source` into problems; `traces`: their responses will be imitated or graded.
+
+    `label` is part of the ids of rows without one.
+    """
     # A trace that is graded against a ground truth of its own would always be right.
     truth_elsewhere = label == GROUND_TRUTH or getattr(data, "ground_truth", None) is not None
-    truth_in_response = not truth_elsewhere and not (traces and data.filter == "correct")
-    rules = RowRules(names, data.gold, data.max_chars, traces and data.response_as == "solution", truth_in_response)
-
-    def parse(row: Any, id: str) -> tuple[Problem, str | None]:
-        return to_problem(row, id, rules), own_id(row, names)
-
+    parse = partial(
+        to_problem,
+        data=data,
+        as_solution=traces and data.response_as == "solution",
+        truth_in_response=not truth_elsewhere and not (traces and data.filter == "correct"),
+    )
     return read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
 
 
@@ -218,50 +187,48 @@ _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
 
 
-def field_names(own: Mapping[str, str | None]) -> Names:
-    """Return the fields to read: `KNOWN`, with its names replaced by those in `own` (`data.fields`)."""
-    names = {key: (name,) if (name := own.get(key)) else known for key, known in KNOWN.items()}
-    if own.get("question") == "prompt":  # then it is a question to fill in, not a whole prompt
+def field_names(fields: FieldsConfig) -> Names:
+    """Return the fields to read: `KNOWN`, with its names replaced by those in `data.fields`."""
+    names = {key: (name,) if (name := getattr(fields, key)) else known for key, known in KNOWN.items()}
+    if fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
         names["prompt"] = ()
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class RowRules:
-    """How rows are read: the fields (`field_names`), where the ground truth is, and what a response is for."""
+def to_problem(
+    row: Any, id: str, data: RowsDataConfig, as_solution: bool = False, truth_in_response: bool = True
+) -> tuple[Problem, str | None]:
+    """Parse a row into (problem, the row's own id, if it has one); `BadRowError` where it cannot be used.
 
-    names: Names
-    gold: str = "auto"  # data.gold, see `reference_answer`
-    max_chars: int = 100_000  # of one field
-    wrap: bool = False  # a response is a solution, to be filled into the trace's template
-    truth_in_response: bool = True  # not where the response is graded against it
-
-
-def to_problem(row: Any, id: str, rules: RowRules) -> Problem:
-    """Parse the row into a problem; `BadRowError` where it cannot be used."""
+    `as_solution`: a response is a solution, to be filled into the trace's template. `truth_in_response`: not where the
+    response is graded against it.
+    """
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
-    names = rules.names
+    names = field_names(data.fields)
     question, answer, solution, prompt, response = (
-        _text(row, names[key], rules.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
+        _text(row, names[key], data.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )
-    if (chat := _first_value(row, names["messages"])) is not None:
-        question, response, prompt = *_chat(chat, rules.max_chars, response), None
+    chat = _first(row, names["messages"])[1]
+    if chat is not None:
+        question, response, prompt = *_chat(chat, data.max_chars, response), None
     question = question or prompt
     if question is None:
         raise BadRowError(f"has no text under {_listed(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
         raise BadRowError(f"has no text under {_listed(names, 'answer', 'solution', 'response')}")
-    trace = solution or (response if rules.truth_in_response else None)
-    found = reference_answer(rules.gold, answer, trace)
+    trace = solution or (response if truth_in_response else None)
+    found = reference_answer(data.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
         before, mark, _ = answer.rpartition("####")
         solution = before if mark else answer
-    if rules.wrap and response is not None:
+    if as_solution and response is not None:
         solution, response = response, None
-    return Problem(
-        id, question.strip(), found, solution.strip() if solution else None, prompt, response, facts_of(row, names)
-    )
+    solution = solution.strip() if solution else None
+    own = _first(row, names["id"])[1]
+    named = isinstance(own, str | int) and str(own).strip() and str(own).isprintable()
+    problem = Problem(id, question.strip(), found, solution, prompt, response, facts_of(row, names))
+    return problem, str(own) if named else None
 
 
 def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
@@ -278,37 +245,6 @@ def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
         if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
             found.setdefault(fact, text)
     return found
-
-
-def own_id(row: Any, names: Names) -> str | None:
-    """Return the row's id in the data, if it has one."""
-    value = _first_value(row, names["id"]) if isinstance(row, dict) else None
-    return str(value) if isinstance(value, str | int) and str(value).strip() and str(value).isprintable() else None
-
-
-def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
-    r"""Return the ground truth by `rule` (`data.gold`); "" where `auto` finds none.
-
-    `hash` is the text after `####` in its line, `boxed` the last `\boxed{}`, `final` the answer of Minerva's closing
-    sentence, `tag` the last `<answer>`, `field` the unchanged answer field. `auto` takes the first of these that
-    matches, in the answer field and then in the trace. Any other rule that finds none raises `BadRowError`.
-    """
-    readers: dict[str, Callable[[str], str | None]] = {
-        "hash": _after_hash,
-        "boxed": boxed,
-        "final": lambda text: found[-1].strip("$* ").rstrip(".$* ") if (found := _FINAL.findall(text)) else None,
-        "tag": lambda text: found[-1].strip() if (found := _TAG.findall(text)) else None,
-        "hash line": partial(_hash_line, headings=rule == "hash"),
-    }
-    for text in (answer, trace):
-        for name, read in readers.items():
-            if text is not None and rule in (name, name.split()[0], "auto") and (found := read(text)) is not None:
-                return _usable(found)
-        if text is not None and text is answer and rule in ("field", "auto"):
-            return without_thousands_commas(_usable(text))
-    if rule == "auto":
-        return ""
-    raise BadRowError(f"has no ground truth for data.gold={rule}")
 
 
 def without_thousands_commas(answer: str) -> str:
@@ -333,6 +269,47 @@ def _hash_line(text: str, headings: bool = False) -> str | None:
     return without_thousands_commas(found[-1]) if found else None
 
 
+def _last(text: str, pattern: re.Pattern[str], around: str | None = None) -> str | None:
+    """Return the last match in the text, without the characters `around` it."""
+    found = pattern.findall(text)
+    return found[-1].strip(around) if found else None
+
+
+def _closing_sentence(text: str) -> str | None:
+    found = _last(text, _FINAL, "$* ")
+    return None if found is None else found.rstrip(".$* ")
+
+
+_tag = partial(_last, pattern=_TAG)
+#: data.gold -> how a ground truth is read from a text, in the order of trial.
+READERS: dict[str, tuple[Callable[[str], str | None], ...]] = {
+    "hash": (_after_hash, partial(_hash_line, headings=True)),
+    "boxed": (boxed,),
+    "final": (_closing_sentence,),
+    "tag": (_tag,),
+    "field": (),
+    "auto": (_after_hash, boxed, _closing_sentence, _tag, _hash_line),
+}
+
+
+def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
+    r"""Return the ground truth by `rule` (`data.gold`); "" where `auto` finds none.
+
+    `hash` is the text after `####` in its line, `boxed` the last `\boxed{}`, `final` the answer of Minerva's closing
+    sentence, `tag` the last `<answer>`, `field` the unchanged answer field. `auto` takes the first of these that
+    matches, in the answer field and then in the trace. Any other rule that finds none raises `BadRowError`.
+    """
+    for text in (answer, trace):
+        for read in READERS[rule]:
+            if text is not None and (found := read(text)) is not None:
+                return _usable(found)
+        if text is not None and text is answer and rule in ("field", "auto"):
+            return without_thousands_commas(_usable(text))
+    if rule == "auto":
+        return ""
+    raise BadRowError(f"has no ground truth for data.gold={rule}")
+
+
 def _usable(answer: str) -> str:
     if not (answer := answer.strip()):
         raise BadRowError("has an empty ground truth")
@@ -353,8 +330,7 @@ def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, 
 
 def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
     """Return the text of the first of these fields that the row has; a number as text."""
-    name = next((name for name in names if row.get(name) is not None), None)
-    value = None if name is None else row[name]
+    name, value = _first(row, names)
     if isinstance(value, Real) and not isinstance(value, bool):  # also of numpy
         if not math.isfinite(value):
             raise BadRowError(f"has {value}, which is no number, under {name!r}")
@@ -370,8 +346,9 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
     return value
 
 
-def _first_value(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+    """Return (name, value) of the first of these fields that the row has."""
+    return next(((name, row[name]) for name in names if row.get(name) is not None), ("", None))
 
 
 def _listed(names: Names, *keys: str) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import accumulate, cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlreason.config.data import CountdownConfig, HabitsConfig
 from rlreason.config.leaves import locate, may_be_hub_name, required
-from rlreason.data.sources import BadRowError, Say, file_rows, hub_splits, numbered, read_table
+from rlreason.data.sources import BadRowError, Say, read_table, rows_of_split
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
@@ -30,20 +30,13 @@ def is_validation(*parts: object) -> bool:
     return zlib.crc32(repr(parts).encode()) % VALIDATION_SHARE == 0
 
 
-class Story(NamedTuple):
-    """A start value and what is added (positive) or taken away (negative), event by event."""
+def draw_story(
+    rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool
+) -> tuple[int, tuple[int, ...]]:
+    """Draw a start value, and what is added (positive) or taken away (negative), event by event.
 
-    start: int
-    changes: tuple[int, ...]
-
-    @property
-    def totals(self) -> list[int]:
-        """The number of things at the start and after each event."""
-        return list(accumulate(self.changes, initial=self.start))
-
-
-def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool) -> Story:
-    """Draw a story of the requested half with every total in 0..max_value; `ConfigError` where there is none."""
+    Every total is in 0..max_value. `ConfigError` where the requested half has no such story.
+    """
     for _ in range(10_000):  # a half of a very small story space can be empty
         total = start = rng.randint(1, max_value)
         changes: list[int] = []
@@ -52,9 +45,8 @@ def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: 
             change = rng.randint(1, up) if up and (not down or rng.random() < 0.5) else -rng.randint(1, down)
             changes.append(change)
             total += change
-        story = Story(start, tuple(changes))
-        if is_validation(*story) == validation:
-            return story
+        if is_validation(start, tuple(changes)) == validation:
+            return start, tuple(changes)
     raise ConfigError(f"data.max_value={max_value} leaves no stories for one half of the data: raise it")
 
 
@@ -76,8 +68,8 @@ def make_stories(
     rng, half = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}"), HALVES[validation]
     problems: dict[str, Problem] = {}
     for _ in range(100 * n + 1000):
-        story = draw_story(rng, min_events, max_events, max_value, validation)
-        totals, friend = story.totals, ""
+        start, changes = draw_story(rng, min_events, max_events, max_value, validation)
+        totals, friend = list(accumulate(changes, initial=start)), ""
         answer = guess = totals[-1]
         if guessed and validation:  # a number in 0..max_value that is not the answer, all equally likely
             guess = rng.randint(0, max_value - 1)
@@ -85,9 +77,9 @@ def make_stories(
         if guessed:
             friend = f" A friend guesses {guess}."
         name, thing = rng.choice(NAMES), rng.choice(THINGS)
-        events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in story.changes)
-        question = f"{name} has {story.start} {thing}, {events}.{friend} How many?"
-        steps = (f"{total}{c:+d}={total + c}" for total, c in zip(totals, story.changes, strict=False))
+        events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in changes)
+        question = f"{name} has {start} {thing}, {events}.{friend} How many?"
+        steps = (f"{total}{c:+d}={total + c}" for total, c in zip(totals, changes, strict=False))
         if question not in problems:
             problems[question] = Problem(f"stories-{half}-{len(problems)}", question, str(answer), " ".join(steps))
         if len(problems) == n:
@@ -121,34 +113,27 @@ R1_ZERO_TRACE = " {solution} </think> <answer>{answer}</answer>"
 GUESS = re.compile(r"(?<= guesses )\d+(?=\.)")
 
 
-def habit_trace(
-    problem: Problem,
-    rng: random.Random,
-    hasty_share: float,
-    slip_share: float,
-    template: str = R1_ZERO_TRACE,
-    more: HabitsConfig | None = None,
-) -> str:
+def habit_trace(problem: Problem, rng: random.Random, habits: HabitsConfig, template: str = R1_ZERO_TRACE) -> str:
     """Write a response for the warm start: hasty (one step, then an answer) or worked through, sometimes with a slip.
 
     `template` is filled with `{solution}`, the steps, and `{answer}`, the result of the last one. A hasty trace is
-    well-formed, and wrong unless the story has one step. `more` may repeat the guess, stop after any step and add
-    idle steps; where it does none of these, it draws no random number.
+    well-formed, and wrong unless the story has one step. Other habits repeat the guess, stop after any step and add
+    idle steps; one whose share is 0 draws no random number.
     """
     assert problem.solution is not None
-    if more and more.guess_share and rng.random() < more.guess_share and (guess := GUESS.search(problem.question)):
+    if habits.guess_share and rng.random() < habits.guess_share and (guess := GUESS.search(problem.question)):
         return template.format(solution=guess.group(), answer=guess.group())
     steps = problem.solution.split(" ")
-    if rng.random() < hasty_share:
+    if rng.random() < habits.hasty_share:
         steps = steps[:1]
-    if more and more.stop_share:
-        steps = steps[: next((n for n in range(1, len(steps)) if rng.random() < more.stop_share), len(steps))]
-    if rng.random() < slip_share:
+    if habits.stop_share:
+        steps = steps[: next((n for n in range(1, len(steps)) if rng.random() < habits.stop_share), len(steps))]
+    if rng.random() < habits.slip_share:
         left, right = steps[-1].split("=")
         steps[-1] = f"{left}={max(0, int(right) + rng.choice((-2, -1, 1, 2)))}"
     result = steps[-1].split("=")[1]
-    if more and more.ramble_share and result != problem.answer and rng.random() < more.ramble_share:
-        steps += [f"{result}+0={result}"] * rng.randint(1, more.ramble_steps)
+    if habits.ramble_share and result != problem.answer and rng.random() < habits.ramble_share:
+        steps += [f"{result}+0={result}"] * rng.randint(1, habits.ramble_steps)
     return template.format(solution=" ".join(steps), answer=result)
 
 
@@ -174,18 +159,6 @@ def taught(problems: Sequence[Problem], habits: HabitsConfig, max_value: int) ->
 MAX_MISSES = 20_000  # in a row, after which no new problem is expected
 
 
-class Term(NamedTuple):
-    """A part of an expression."""
-
-    value: int
-    text: str
-
-    @property
-    def inside(self) -> str:
-        """Its text inside a larger expression."""
-        return f"({self.text})" if " " in self.text else self.text
-
-
 def countdown_question(numbers: Sequence[int], target: int) -> str:
     """Return the question of a countdown problem."""
     return (
@@ -194,59 +167,57 @@ def countdown_question(numbers: Sequence[int], target: int) -> str:
     )
 
 
-def draw_solution(rng: random.Random, numbers: Sequence[int]) -> tuple[Term, str]:
-    """Combine the numbers at random, pair by pair, into one term; return it and the steps as text.
+def draw_solution(rng: random.Random, numbers: Sequence[int]) -> tuple[int, str, str]:
+    """Combine the numbers at random, pair by pair; return the value, the expression and the steps as text.
 
     Every intermediate value is a whole number above 0, so divisions are exact; division by 1 is excluded.
     """
-    terms, steps = [Term(number, str(number)) for number in numbers], []
+    terms, steps = [(number, str(number)) for number in numbers], []
     while len(terms) > 1:
         rng.shuffle(terms)
-        left, right = terms.pop(), terms.pop()
-        values = {"+": left.value + right.value, "*": left.value * right.value}
-        if left.value > right.value:
-            values["-"] = left.value - right.value
-        if right.value > 1 and left.value % right.value == 0:
-            values["/"] = left.value // right.value
+        (a, left), (b, right) = terms.pop(), terms.pop()
+        values = {"+": a + b, "*": a * b}
+        if a > b:
+            values["-"] = a - b
+        if b > 1 and a % b == 0:
+            values["/"] = a // b
         sign = rng.choice(list(values))
-        terms.append(Term(values[sign], f"{left.inside} {sign} {right.inside}"))
-        steps.append(f"{left.value} {sign} {right.value} = {values[sign]}")
-    return terms[0], ", ".join(steps)
+        terms.append((values[sign], f"{_inside(left)} {sign} {_inside(right)}"))
+        steps.append(f"{a} {sign} {b} = {values[sign]}")
+    return *terms[0], ", ".join(steps)
 
 
-def make_countdown(
-    n: int,
-    seed: int,
-    min_count: int = 3,
-    max_count: int = 4,
-    max_value: int = 99,
-    max_target: int = 100,
-    validation: bool = False,
-) -> list[Problem]:
-    """Make n different problems of min_count to max_count numbers; the answer is one right expression of many.
+def _inside(expression: str) -> str:
+    return f"({expression})" if " " in expression else expression
 
-    The same arguments give the same problems. `ConfigError` where fewer than n exist.
+
+def make_countdown(data: CountdownConfig, validation: bool = False) -> list[Problem]:
+    """Make the different problems of one half; the answer is one right expression of many.
+
+    The same settings give the same problems. `ConfigError` where fewer exist.
     """
-    rng = random.Random(f"countdown/{seed}/{validation}/{min_count}-{max_count}-{max_value}-{max_target}")
-    half = HALVES[validation]
+    n, half = data.n_validation if validation else data.n_train, HALVES[validation]
+    sizes = f"{data.min_count}-{data.max_count}-{data.max_value}-{data.max_target}"
+    rng = random.Random(f"countdown/{data.seed}/{validation}/{sizes}")
     problems: dict[tuple[tuple[int, ...], int], Problem] = {}
     misses = 0
     while len(problems) < n:
-        count = min_count + len(problems) % (max_count - min_count + 1)  # in turn: small counts are found more often
-        numbers = [rng.randint(1, max_value) for _ in range(count)]
-        solution, steps = draw_solution(rng, numbers)
-        key, is_other = (tuple(sorted(numbers)), solution.value), is_validation(sorted(numbers), solution.value)
-        if solution.value > max_target or is_other != validation or key in problems:
-            misses += 1
-            if misses > MAX_MISSES:
-                raise ConfigError(
-                    f"data.max_value={max_value} with data.max_count={max_count} and data.max_target={max_target} "
-                    f"allows only about {len(problems)} different {half} problems, and {n} were asked for: raise them"
-                )
+        # in turn: small counts are found more often
+        count = data.min_count + len(problems) % (data.max_count - data.min_count + 1)
+        numbers = [rng.randint(1, data.max_value) for _ in range(count)]
+        target, expression, steps = draw_solution(rng, numbers)
+        key, in_validation = (tuple(sorted(numbers)), target), is_validation(sorted(numbers), target)
+        if target <= data.max_target and in_validation == validation and key not in problems:
+            question, misses = countdown_question(numbers, target), 0
+            problems[key] = Problem(f"countdown-{half}-{len(problems)}", question, expression, steps)
             continue
-        misses = 0
-        question = countdown_question(numbers, solution.value)
-        problems[key] = Problem(f"countdown-{half}-{len(problems)}", question, solution.text, steps)
+        misses += 1
+        if misses > MAX_MISSES:
+            raise ConfigError(
+                f"data.max_value={data.max_value} with data.max_count={data.max_count} and data.max_target="
+                f"{data.max_target} allows only about {len(problems)} different {half} problems, and {n} were asked "
+                "for: raise them"
+            )
     return list(problems.values())
 
 
@@ -255,18 +226,13 @@ def load_countdown(data: CountdownConfig, say: Say) -> tuple[list[Problem], list
 
     `ConfigError` where there are too few.
     """
-    setting, file = f"data.path={data.path}", locate(None, data.path or "")
-    if file is not None:
-        rows = file_rows(file)
-    elif may_be_hub_name(data.path or ""):
-        splits = hub_splits(data.path or "", None)
-        if "train" not in splits:
-            raise ConfigError(f"{setting} has no split train: give a JSON-lines file of it instead")
-        rows = numbered(splits["train"], 0)
-    else:
+    setting, path = f"data.path={data.path}", data.path or ""
+    is_file = locate(None, path) is not None
+    if not is_file and not may_be_hub_name(path):
         raise ConfigError(f"{setting} is no .jsonl or .json file: give one, or a hub name, or null to make some")
+    rows = rows_of_split(path, path if is_file else "train")[1]
     halves: dict[str, list[Problem]] = {half: [] for half in HALVES}
-    for problem, half in read_table(rows, data.path or "", data.name, countdown_row, data.bad_rows == "skip", say):
+    for problem, half in read_table(rows, path, data.name, countdown_row, data.bad_rows == "skip", say):
         halves[half or ""].append(problem)
     for half, wanted in zip(HALVES, (data.n_train, data.n_validation), strict=True):
         if len(halves[half]) < wanted:
@@ -348,6 +314,6 @@ class PromptFormat:
 
 def texts_in(formats: Sequence[PromptFormat], problems: Sequence[Problem]) -> Iterator[str]:
     """Yield the tokenizer's training texts: prompts and responses in all formats, the same for every seed."""
-    rng = random.Random("tokenizer")
+    rng, habits = random.Random("tokenizer"), HabitsConfig(hasty_share=0.5, slip_share=0.0)
     for problem, form in zip(problems[:2000], cycle(dict.fromkeys(formats)), strict=False):
-        yield form.prompt(problem.question) + habit_trace(problem, rng, 0.5, 0.0, form.trace)
+        yield form.prompt(problem.question) + habit_trace(problem, rng, habits, form.trace)

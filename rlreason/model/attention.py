@@ -1,9 +1,7 @@
 """Attention for packed training and cached sampling, and the kernels that this machine can use."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
@@ -14,9 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlreason.errors import ConfigError
-from rlreason.model.packing import CPU, GPU, Layout, attention_by_layout
-
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None], Tensor]
+from rlreason.model.packing import Layout, attention_by_layout
 
 HALF = (torch.float16, torch.bfloat16)
 OLDEST_GPU = (8, 0)  # compute capability of Ampere, the first for which the flash kernels are written
@@ -50,43 +46,6 @@ def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> t
             "kernels model.dtype=bfloat16"
         )
     return requested, "as asked"
-
-
-def end_to_end(
-    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float | None
-) -> Tensor:
-    """Call a kernel with transformers' shapes.
-
-    (1, heads, tokens, head_dim) and (1, kv_heads, tokens, head_dim) -> (1, tokens, heads, head_dim)
-    """
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    return kernel(q, k, v, bounds, longest, scale).unsqueeze(0)
-
-
-def by_torch(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Call torch's own variable-length flash kernel."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    grouped: dict[str, Any] = {}
-    if (times := q.shape[1] // k.shape[1]) > 1:
-        if "enable_gqa" in signature(varlen_attn).parameters:
-            grouped = {"enable_gqa": True}
-        else:  # torch up to 2.11
-            k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), **grouped)
-    assert isinstance(out, Tensor)  # the log-sum-exp was not requested
-    return out
-
-
-def by_flash_attn(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Call the flash-attn package's kernel; keys may have fewer heads than queries."""
-    from flash_attn import flash_attn_varlen_func
-
-    out: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest, softmax_scale=scale, causal=True)
-    return out
-
-
-KERNELS: dict[str, Kernel] = {"varlen": by_torch, "flash_attention_2": by_flash_attn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +124,18 @@ def packed_attention(
             layer: Any = module.layer_idx
             return single_query(query, key, value, attention_mask, scaling, prompts, layer), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if layout.shared is not None or not query.is_cuda:
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
+    half = query.dtype in HALF  # a check in float32 tests the numbers, not the kernel
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
+    if layout.shared is not None or not query.is_cuda or (kernel == "varlen" and half):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attention_by_layout(q, k, v, layout, GPU if q.is_cuda else CPU, scale).unsqueeze(0), None
-    if kernel != "sdpa" and query.dtype in HALF:  # a check in float32 tests the numbers, not the kernel
-        bounds = layout.parts.query_bounds
-        return end_to_end(KERNELS[kernel], query, key, value, bounds, layout.longest, scaling), None
+        return attention_by_layout(q, k, v, layout, scale)[None], None
+    if kernel == "flash_attention_2" and half:
+        from flash_attn import flash_attn_varlen_func
+
+        tensors = q.contiguous(), k.contiguous(), v.contiguous()
+        return flash_attn_varlen_func(*tensors, *layout.parts.limits(), softmax_scale=scaling, causal=True)[None], None
     # torch's float32 kernel on a GPU takes no grouped heads, and without it all scores would be kept for backward
-    return one_by_one(query, key, value, list(layout.parts.queries), scaling, repeat=query.dtype not in HALF), None
+    return one_by_one(query, key, value, list(layout.parts.queries), scaling, repeat=not half), None
 
 
 def one_by_one(
@@ -183,9 +145,10 @@ def one_by_one(
 
     `sizes` are the sequences' lengths in tokens; `repeat` gives every query head its own copy of the keys.
     """
-    if repeat and (times := query.shape[1] // key.shape[1]) > 1:
+    times = query.shape[1] // key.shape[1]
+    if repeat:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    gqa = query.shape[1] != key.shape[1]
+    gqa = times > 1 and not repeat
     parts = [  # splits, not slices: the gradient of a slice is as large as the whole row, once per sequence
         F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
         for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)

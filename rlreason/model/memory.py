@@ -18,10 +18,10 @@ CACHE_BLOCK = 128  # tokens: vLLM allocates its cache in blocks of at most this;
 PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured
 TINY_PROMPT = 128
 TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's, and the four tags
-#: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
-FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
-#: Bytes that these norms keep for the gradient of each number of queries and keys, under half-precision products.
-NORM_BYTES = {"none": 0, "head": 6, "whole": 8}
+#: Bytes that norms of queries and keys keep for the gradient of each number of these, under half-precision products.
+EACH_HEAD, ALL_HEADS = 6, 8
+#: model_type in config.json -> these bytes.
+FAMILIES = {"llama": 0, "qwen2": 0, "qwen3": EACH_HEAD, "olmo2": ALL_HEADS}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -37,7 +37,7 @@ class ModelShape:
     head_dim: int
     intermediate: int  # width inside the MLP
     tied: bool  # the output head is the embedding
-    qk_norm: str = "none"  # none | head | whole
+    norm_bytes: int = 0  # of the norms of queries and keys: 0, EACH_HEAD or ALL_HEADS
     context: int = 1 << 30  # tokens with positions
 
     @property
@@ -79,10 +79,10 @@ class ModelShape:
 PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
     "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, context=4096),
-    "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=40960),
-    "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=32768),
-    "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, "head", context=32768),
-    "allenai/OLMo-2-0425-1B": ModelShape(100352, 2048, 16, 16, 16, 128, 8192, False, "whole", context=4096),
+    "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, EACH_HEAD, context=40960),
+    "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, EACH_HEAD, context=32768),
+    "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, EACH_HEAD, context=32768),
+    "allenai/OLMo-2-0425-1B": ModelShape(100352, 2048, 16, 16, 16, 128, 8192, False, ALL_HEADS, context=4096),
     "meta-llama/Llama-3.2-1B": ModelShape(128256, 2048, 16, 32, 8, 64, 8192, True, context=131072),
 }
 
@@ -100,7 +100,7 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
     file = Path(name) / "config.json" if Path(name).is_dir() else _in_cache(name)
     if file is not None:
         shape = None
-        with suppress(OSError, ValueError, AttributeError, TypeError):
+        with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, ZeroDivisionError):
             shape = shape_from(json.loads(file.read_text(encoding="utf-8")))
         known = str(file) if shape else f"the shape is unknown: the plan reads {', '.join(FAMILIES)} from {file}"
         return shape, known
@@ -110,12 +110,10 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
-    """Read the shape from a config.json; None for another family, or where a size is missing or no count."""
-    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    family, sizes = config.get("model_type"), [config.get(key) for key in keys]
-    if family not in FAMILIES or not all(isinstance(size, int) and size > 0 for size in sizes):
+    """Read the shape from a config.json; None for a family that the plan does not know."""
+    family, heads = config.get("model_type"), config.get("num_attention_heads", 0)
+    if family not in FAMILIES:
         return None
-    heads = config["num_attention_heads"]
     return ModelShape(
         vocab=config["vocab_size"],
         width=config["hidden_size"],
@@ -125,7 +123,7 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
         head_dim=config.get("head_dim") or max(1, config["hidden_size"] // heads),
         intermediate=config["intermediate_size"],
         tied=bool(config.get("tie_word_embeddings")),
-        qk_norm=FAMILIES[family],
+        norm_bytes=FAMILIES[family],
         context=config.get("max_position_embeddings") or 1 << 30,
     )
 
@@ -133,12 +131,11 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
 def _in_cache(name: str) -> Path | None:
     """Return the config.json of a model in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
-    with suppress(HFValidationError):  # not a valid name on the hub
+    file = None
+    with suppress(ValueError):  # not a valid name on the hub
         file = try_to_load_from_cache(name, "config.json")
-        return Path(file) if isinstance(file, str) else None
-    return None
+    return Path(file) if isinstance(file, str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +313,7 @@ def saved_by_layer(shape: ModelShape, products: int) -> int:
     outputs of gate, SiLU and up, and their product. The last term is of norms of queries and keys, where there are any.
     """
     d, q, k, m = shape.width, shape.query_width, shape.kv_width, shape.intermediate
-    norm = NORM_BYTES[shape.qk_norm] * (q + k)
+    norm = shape.norm_bytes * (q + k)
     if products == 4:
         return 4 * (6 * d + 2 * q + 2 * k + 4 * m + shape.heads) + (8 * (q + k) if norm else 0)
     return 4 * (4 * d + shape.heads) + 2 * (5 * d + 2 * q + 2 * k + 4 * m) + norm

@@ -1,9 +1,9 @@
 """Pack sequences end to end within a token budget, sharing prompts, and map per-token numbers back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ class Cut:
     query_bounds: Tensor  # (stretches + 1,) int32, where each begins and ends, on the device
     key_bounds: Tensor
 
+    def limits(self) -> tuple[Tensor, Tensor, int, int]:
+        """Return bounds and longest stretches of queries and keys, as flash kernels take them."""
+        return self.query_bounds, self.key_bounds, max(self.queries), max(self.keys)
+
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
@@ -35,26 +39,12 @@ class Layout:
     """Where packed sequences are in a row."""
 
     parts: Cut  # of the whole row: sequences that share nothing, prompts, responses; each attends to itself
-    longest: int  # tokens of the longest sequence
     shared: SharedPrompts | None = None  # None: each part is a separate sequence
 
 
-class Attended(NamedTuple):
-    """Results of attention: outputs (tokens, heads, head_dim), and log-sum-exps of scores (heads, tokens) float."""
-
-    out: Tensor
-    lse: Tensor
-
-
-class Kernel(NamedTuple):
-    """Attention, forward and backward: queries (tokens, heads, head_dim), keys and values (tokens, kv_heads, head_dim).
-
-    `forward(q, k, v, cut, causal, scale)`, and `backward(grad, q, k, v, attended, cut, causal, scale)` -> gradients of
-    q, k and v.
-    """
-
-    forward: Callable[[Tensor, Tensor, Tensor, Cut, bool, float], Attended]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Attended, Cut, bool, float], tuple[Tensor, Tensor, Tensor]]
+#: Results of attention: outputs (tokens, heads, head_dim), and log-sum-exps of scores (heads, tokens) float.
+Attended = tuple[Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
 
 
 def merged(one: Attended, other: Attended) -> Attended:
@@ -62,48 +52,88 @@ def merged(one: Attended, other: Attended) -> Attended:
 
         lse = log(exp(lse_1) + exp(lse_2)),    out = exp(lse_1 - lse) out_1 + exp(lse_2 - lse) out_2
 
-    >>> one = Attended(torch.tensor([[[1.0]]]), torch.tensor([[0.0]]))
-    >>> [round(x.item(), 4) for x in merged(one, Attended(torch.tensor([[[4.0]]]), torch.tensor([[2.0]]).log()))]
+    >>> one = torch.tensor([[[1.0]]]), torch.tensor([[0.0]])
+    >>> [round(x.item(), 4) for x in merged(one, (torch.tensor([[[4.0]]]), torch.tensor([[2.0]]).log()))]
     [3.0, 1.0986]
     """
-    lse = torch.logaddexp(one.lse, other.lse)
-    weights = [(part.lse - lse).exp().t()[..., None] for part in (one, other)]
-    out = weights[0] * one.out + weights[1] * other.out
-    return Attended(out.to(one.out.dtype), lse)
+    (out_1, lse_1), (out_2, lse_2) = one, other
+    lse = torch.logaddexp(lse_1, lse_2)
+    weight_1, weight_2 = ((part - lse).exp().t()[..., None] for part in (lse_1, lse_2))
+    return (weight_1 * out_1 + weight_2 * out_2).to(out_1.dtype), lse
 
 
 class _SharedPromptAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel: Kernel, scale: float) -> Tensor:
-        out, lse = kernel.forward(q, k, v, layout.parts, True, scale)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
+        out, lse = _attend(q, k, v, layout.parts, True, scale)
         if (shared := layout.shared) is not None:
             rows, prompts = shared.response_at, shared.prompt_at
-            own = Attended(out[rows], lse[:, rows])
-            both = merged(own, kernel.forward(q[rows], k[prompts], v[prompts], shared.across, False, scale))
-            out[rows], lse[:, rows] = both.out, both.lse
+            across = _attend(q[rows], k[prompts], v[prompts], shared.across, False, scale)
+            out[rows], lse[:, rows] = merged((out[rows], lse[:, rows]), across)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.layout, ctx.kernel, ctx.scale = layout, kernel, scale
+        ctx.layout, ctx.scale = layout, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        layout, scale, backward = ctx.layout, ctx.scale, ctx.kernel.backward
-        grad = grads[0]
-        dq, dk, dv = backward(grad, q, k, v, Attended(out, lse), layout.parts, True, scale)
+        layout, scale, grad = ctx.layout, ctx.scale, grads[0]
+        dq, dk, dv = _differentiate(grad, q, k, v, (out, lse), layout.parts, True, scale)
         if (shared := layout.shared) is not None:
             rows, prompts = shared.response_at, shared.prompt_at
-            both = Attended(out[rows], lse[:, rows])
-            across = backward(grad[rows], q[rows], k[prompts], v[prompts], both, shared.across, False, scale)
-            for whole, at, more in zip((dq, dk, dv), (rows, prompts, prompts), across, strict=True):
-                whole[at] += more  # no position occurs twice in either
-        return dq, dk, dv, None, None, None
+            both = out[rows], lse[:, rows]
+            more = _differentiate(grad[rows], q[rows], k[prompts], v[prompts], both, shared.across, False, scale)
+            dq[rows] += more[0]  # no position occurs twice in either
+            dk[prompts] += more[1]
+            dv[prompts] += more[2]
+        return dq, dk, dv, None, None
 
 
-def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel: Kernel, scale: float) -> Tensor:
+def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
     """Attention (tokens, heads, head_dim) of a row in this layout; keys may have fewer heads. Differentiable."""
-    found: Tensor = _SharedPromptAttention.apply(q, k, v, layout, kernel, scale)
+    found: Tensor = _SharedPromptAttention.apply(q, k, v, layout, scale)
     return found
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
+    """Compute one variable-length flash call on a GPU, else one call per stretch, written into one tensor."""
+    if q.is_cuda:
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q.contiguous(), k.contiguous(), v.contiguous(), *cut.limits(), 0.0, causal, False, scale=scale
+        )
+        return out, lse
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
+    heads = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
+    into = out.transpose(0, 1)[None].split(cut.queries, 2), lse[None].split(cut.queries, 2)
+    for one, keys, values, to, norm_to in zip(*heads, *into, strict=True):
+        found, norm = attend(one, keys, values, 0.0, causal, scale=scale)
+        to.copy_(found)
+        norm_to.copy_(norm)
+    return out, lse
+
+
+def _differentiate(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attended: Attended, cut: Cut, causal: bool, scale: float
+) -> Gradients:
+    """Compute the backward pass of `_attend`."""
+    out, lse = attended
+    if q.is_cuda:
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+        tensors = [x.contiguous() for x in (grad, q, k, v, out, lse)]
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            *tensors, *cut.limits(), 0.0, causal, *no_dropout, scale=scale
+        )
+        return dq, dk, dv
+    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    by_query = [_stretches(x, cut.queries) for x in (grad, q, out, lse.t())]
+    by_key = [_stretches(x, cut.keys) for x in (k, v)]
+    found: list[Gradients] = []
+    for g, one, output, norm, keys, values in zip(*by_query, *by_key, strict=True):
+        found.append(differentiate(g, one, keys, values, output, norm, 0.0, causal, scale=scale))
+    dq, dk, dv = (torch.cat(parts, 2)[0].transpose(0, 1).to(q.dtype) for parts in zip(*found, strict=True))
+    return dq, dk, dv
 
 
 def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -114,59 +144,6 @@ def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     parts: tuple[Tensor, ...] = wide.transpose(0, 1)[None].split(sizes, 2)
     return parts
-
-
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
-    """Compute one call per stretch, written into one tensor."""
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
-    heads = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
-    into = out.transpose(0, 1)[None].split(cut.queries, 2), lse[None].split(cut.queries, 2)
-    for one, keys, values, to, norm_to in zip(*heads, *into, strict=True):
-        found, norm = attend(one, keys, values, 0.0, causal, scale=scale)
-        to.copy_(found)
-        norm_to.copy_(norm)
-    return Attended(out, lse)
-
-
-def _cpu_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attended: Attended, cut: Cut, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    by_query = [_stretches(x, cut.queries) for x in (grad, q, attended.out, attended.lse.t())]
-    by_key = [_stretches(x, cut.keys) for x in (k, v)]
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for g, one, out, norm, keys, values in zip(*by_query, *by_key, strict=True):
-        found.append(differentiate(g, one, keys, values, out, norm, 0.0, causal, scale=scale))
-    dq, dk, dv = (torch.cat(parts, 2)[0].transpose(0, 1).to(q.dtype) for parts in zip(*found, strict=True))
-    return dq, dk, dv
-
-
-def _gpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
-    """Compute one variable-length flash call."""
-    longest = max(cut.queries), max(cut.keys)
-    bounds = cut.query_bounds, cut.key_bounds
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest, 0.0, causal, False, scale=scale
-    )
-    return Attended(out, lse)
-
-
-def _gpu_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attended: Attended, cut: Cut, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    longest = max(cut.queries), max(cut.keys)
-    no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
-    given = [x.contiguous() for x in (grad, q, k, v, *attended)]
-    dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        *given, cut.query_bounds, cut.key_bounds, *longest, 0.0, causal, *no_dropout, scale=scale
-    )
-    return dq, dk, dv
-
-
-CPU = Kernel(_cpu_forward, _cpu_backward)
-GPU = Kernel(_gpu_forward, _gpu_backward)
 
 
 Pair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
@@ -211,7 +188,6 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     """
     ids, positions, score_at, parts = list[int](), list[int](), list[int](), list[int]()
     prompt_at, response_at, prompt_sizes, response_sizes = list[int](), list[int](), list[int](), list[int]()
-    longest = 0
     groups = [[pair] for pair in pairs]
     if share_prompts:
         groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
@@ -223,13 +199,12 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
         ids += prompt
         positions += range(size)
         sizes = [size]
-        for response in responses:  # without its last token
-            at, more = len(ids), max(0, len(response) - 1)
-            ids += response[:-1]
-            positions += range(size, size + more)
-            score_at += [first + size - 1, *range(at, at + more)][: len(response)]
-            sizes.append(more)
-            longest = max(longest, size + more)
+        for response in responses:
+            at, tokens = len(ids), response[:-1]
+            ids += tokens
+            positions += range(size, size + len(tokens))
+            score_at += [first + size - 1, *range(at, at + len(tokens))][: len(response)]
+            sizes.append(len(tokens))
         if len(responses) == 1:  # one sequence
             sizes = [sum(sizes)]
         elif any(sizes[1:]):
@@ -254,7 +229,7 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     return PackedBatch(
         input_ids=input_ids[None],
         position_ids=position_ids[None],
-        layout=Layout(Cut(tuple(parts), tuple(parts), part_bounds, part_bounds), longest, shared),
+        layout=Layout(Cut(tuple(parts), tuple(parts), part_bounds, part_bounds), shared),
         score_at=scored,
         labels=targets,
         lengths=response_lengths,
@@ -274,18 +249,16 @@ def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_promp
     >>> divide(pairs, 10, None, share_prompts=True), divide(pairs, 10, None, share_prompts=False)
     ([[0, 2], [1]], [[0, 1], [2]])
     """
-    if not share_prompts:
-        return within_budget([len(p) + len(r) for p, r in pairs], budget, max_rows)
-    groups: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for i, (prompt, _) in enumerate(pairs):
-        groups.setdefault(tuple(prompt), []).append(i)
+        groups.setdefault(tuple(prompt) if share_prompts else i, []).append(i)
     pieces: list[list[int]] = []
     sizes: list[int] = []
-    for prompt, members in groups.items():
-        lengths = [len(pairs[i][1]) for i in members]
-        for piece in within_budget(lengths, budget - len(prompt), max_rows):
+    for members in groups.values():
+        prompt_size, lengths = len(pairs[members[0]][0]), [len(pairs[i][1]) for i in members]
+        for piece in within_budget(lengths, budget - prompt_size, max_rows):
             pieces.append([members[j] for j in sorted(piece)])
-            sizes.append(len(prompt) + sum(lengths[j] for j in piece))
+            sizes.append(prompt_size + sum(lengths[j] for j in piece))
     bins = within_budget(sizes, budget, max_rows, list(map(len, pieces)))
     return [[i for piece in bin_ for i in pieces[piece]] for bin_ in bins]
 

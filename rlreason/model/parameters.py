@@ -156,8 +156,7 @@ def load_model(path: str) -> PreTrainedModel:
     report: dict[str, Any] = loaded[1]
     unexpected = [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)]
     wrong = {"missing": report["missing_keys"], "unknown": unexpected, "of another shape": report["mismatched_keys"]}
-    if any(wrong.values()):
-        first = [f"{sorted(some)[0]} is {what}" for what, some in wrong.items() if some]
+    if first := [f"{min(some)} is {what}" for what, some in wrong.items() if some]:
         raise ConfigError(
             f"model.path={path}: its weights are not those of the model in its config.json ({'; '.join(first)}): give "
             "the folder as save_pretrained wrote it"

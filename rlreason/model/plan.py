@@ -7,6 +7,7 @@ import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 from rlreason.config.run import RunConfig
@@ -112,26 +113,19 @@ class Plan:
         return device.free is None or self.peak <= SHARE * device.free
 
 
-def may_be_sharded(work: Workload) -> bool:
-    """Whether ranks may have parts of the model: 8-bit moments and half-precision weights cannot be divided.
-
-    Nor can a model on a GPU from which the in-process engine samples.
-    """
-    samples_whole = work.engine == "hf" and work.on_gpu
-    return work.optimizer == "adamw" and work.weights == 4 and not samples_whole
-
-
 def plan_of(work: Workload, device: Device) -> Plan:
     """Return the plan on `device`. If several ranks may choose: whole models if those fit, else parts.
 
     training: held + gradients + casts + activations + head or layer;    sampling: held + casts + KV cache + decoding
     """
-    if work.ranks == 1 and work.parallel != "replicate":
-        return plan_of(replace(work, parallel="replicate"), device)
-    if work.parallel == "auto":
+    if work.parallel == "auto" or (work.ranks == 1 and work.parallel == "shard"):
         whole = plan_of(replace(work, parallel="replicate"), device)
-        stays = whole.fits(device) or not may_be_sharded(work)
-        return whole if stays else plan_of(replace(work, parallel="shard"), device)
+        samples_whole = work.engine == "hf" and work.on_gpu
+        # 8-bit moments and half-precision weights cannot be divided
+        divisible = work.optimizer == "adamw" and work.weights == 4 and not samples_whole
+        if work.ranks == 1 or whole.fits(device) or not divisible:
+            return whole
+        work = replace(work, parallel="shard")
     sharded = work.parallel == "shard"
     held, step = trainer_parts(work)
     engine = engine_parts(work, device)
@@ -293,10 +287,7 @@ def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
     changed = copy.deepcopy(run)
     for key, value in settings.items():
         *groups, name = key.split(".")
-        owner: Any = changed
-        for group in groups:
-            owner = getattr(owner, group)
-        setattr(owner, name, value)
+        setattr(reduce(getattr, groups, changed), name, value)
     return changed
 
 

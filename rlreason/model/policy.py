@@ -177,10 +177,6 @@ class Policy:
             attention_mask=self._no_mask,
             past_key_values=cache,
             use_cache=cache is not None,
-            cu_seq_lens_q=batch.bounds,
-            cu_seq_lens_k=batch.bounds,
-            max_length_q=batch.layout.longest,
-            max_length_k=batch.layout.longest,
             layout=batch.layout,
         ).last_hidden_state[0]
         return hidden
@@ -256,11 +252,11 @@ class Policy:
             yield name, weight[: self.padded_from] if name in self._by_token else weight
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every weight under its name in transformers, tied ones once, adapters merged.
+        """Return every weight under its name in transformers, tied ones once, adapters merged.
 
         One at a time, without gradient: live tensors if nothing had to be merged, so copy before changing.
         """
-        yield from merged_weights(self.model)
+        return merged_weights(self.model)
 
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads; it appears under its name once it is complete."""
@@ -306,20 +302,17 @@ class LogProbScorer:
     token_budget: int  # tokens of one pass, into which several pairs are packed
     temperature: float = 1.0  # above 0
 
-    def __call__(self, pairs: Pairs) -> list[TokenScores]:
+    def __call__(self, pairs: Pairs, want_entropy: bool = True) -> list[TokenScores]:
         """Return log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair."""
-        return self._score(pairs, want_entropy=True)
-
-    def log_probs(self, pairs: Pairs) -> list[list[float]]:
-        """Return log-probabilities only, which is cheaper."""
-        return [scores.log_probs for scores in self._score(pairs, want_entropy=False)]
-
-    def _score(self, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
         if self.policy.deal is not None:  # several ranks train it, and score together
             return self.policy.deal(self, pairs, want_entropy)
         rows = self.policy.divide(pairs, self.token_budget)
         scores = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
         return [scores[i] for i in range(len(pairs))]
+
+    def log_probs(self, pairs: Pairs) -> list[list[float]]:
+        """Return log-probabilities only, which is cheaper."""
+        return [scores.log_probs for scores in self(pairs, want_entropy=False)]
 
 
 @torch.no_grad()
@@ -428,21 +421,20 @@ def check_kernel(policy: Policy) -> None:
     policy.model.set_attn_implementation(NAMES["sdpa"])
     plain = _with_gradient(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention])
-    if policy.shares_prompts:
-        try:
-            why = _apart(_with_gradient(policy, share=True), plain)
-        except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
-            why = first_line(error)
-        if why:
-            policy.stop_sharing(why)
-    if why := _apart(_with_gradient(policy), plain):
+    if policy.shares_prompts and (why := _apart(policy, plain, share=True)):
+        policy.stop_sharing(why)
+    if why := _apart(policy, plain):
         raise ConfigError(f"model.attention={policy.attention} is wrong here ({why}): choose model.attention=sdpa")
 
 
-def _apart(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> str:
+def _apart(policy: Policy, plain: tuple[Tensor, Tensor], share: bool = False) -> str:
     """Say by how much log-probabilities and gradients differ; "" where half precision may: it stays below a tenth."""
-    worst = (ours[0] - theirs[0]).abs().max().item()
-    apart = ((ours[1] - theirs[1]).norm() / theirs[1].norm()).item()
+    try:
+        log_probs, gradient = _with_gradient(policy, share)
+    except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
+        return first_line(error)
+    worst = (log_probs - plain[0]).abs().max().item()
+    apart = ((gradient - plain[1]).norm() / plain[1].norm()).item()
     if worst < 0.5 and apart < 0.1:
         return ""
     return f"log-probabilities differ by up to {worst:.2g}, gradients by {apart:.2g} of their norm"

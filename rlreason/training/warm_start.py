@@ -77,7 +77,7 @@ class Lessons:
             batch = []
             for problem in rng.choices(self.problems, k=self.settings.batch_size):
                 form = next(turns)
-                trace = habit_trace(problem, rng, habits.hasty_share, habits.slip_share, form.trace, habits)
+                trace = habit_trace(problem, rng, habits, form.trace)
                 batch.append((form.prompt(problem.question), trace))
             yield batch
 
