@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.model.log_probs import (
     _Linear,
     _onednn_is_faster,
