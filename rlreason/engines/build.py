@@ -40,12 +40,10 @@ def demand_of(
     evaluation = run.evaluation
     evaluated = train if run.samples_training_data and not run.trains else validation
     at_once = evaluation.samples * len(evaluated[: evaluation.final_problems])
-    learned = run.asking.sampling.max_tokens
-    longest = max(
-        max((len(prompt_ids(p)) + learned for p in (train if run.samples_training_data else [])), default=0),
-        max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
-    )
-    return Demand(longest, max(run.responses_per_step, at_once, 1))
+    lengths = [len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation]
+    if run.samples_training_data:
+        lengths += [len(prompt_ids(p)) + run.asking.sampling.max_tokens for p in train]
+    return Demand(max(lengths, default=0), max(run.responses_per_step, at_once, 1))
 
 
 def make_engine(
@@ -86,7 +84,7 @@ def place_on(gpu: int, ranks: int, sleep: bool) -> Place:
     """
     if gpu > 0:
         return Place(f"GPU {gpu}", gpu, sleeps=sleep and gpu < ranks, transfer="nccl")
-    return Place("GPU 0", 0, sleeps=sleep, transfer="ipc" if ranks == 1 else "file")
+    return Place("GPU 0", 0, sleeps=sleep, transfer="ipc" if ranks == 1 else None)
 
 
 def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:

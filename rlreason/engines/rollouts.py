@@ -203,8 +203,8 @@ class SamplingProgress:
     def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
         self.console, self.wanted, self.tokens = console, wanted, 0
-        before = [s.grade.outcome == "correct" for samples in log.samples.values() for s in samples]
-        self.answered, self.correct = len(before), sum(before)
+        outcomes = [s.grade.outcome for samples in log.samples.values() for s in samples]
+        self.answered, self.correct = len(outcomes), outcomes.count("correct")
         self.began = self.printed = time.monotonic()
 
     def add(self, sample: Sample) -> None:

@@ -87,9 +87,8 @@ class VLLMEngine:
             self.say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {memory} ...")
             arguments[place.name] = given
         for process in self.processes:
-            backend = None if process.place.transfer == "file" else process.place.transfer
-            folder_of_model = write_model(self.policy, Path(process.files) / "model")
-            process.send("start", folder_of_model, backend, arguments[process.place.name])
+            place, folder_of_model = process.place, write_model(self.policy, Path(process.files) / "model")
+            process.send("start", folder_of_model, place.transfer, arguments[place.name])
         for process in self.processes:
             process.answer()
         self._sync_weights()
@@ -133,24 +132,20 @@ class VLLMEngine:
         with self._lock:
             if self.asleep:
                 self._sync_weights()
-            responses = self._sample(self.processes, prompts, sampling, n, finished)
+            responses = self._sample(prompts, sampling, n, finished)
             sleepers = self.sleepers()
             call_all(sleepers, "ask", "sleep", 2)  # frees weights and cache: neither is needed again
             self.asleep = bool(sleepers)
         return [responses[place] for place in range(len(prompts) * n)]
 
     def _sample(
-        self,
-        processes: Sequence[EngineProcess],
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        n: int = 1,
-        finished: Finished | None = None,
+        self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> dict[int, Response]:
-        """Sample with each process every k-th prompt: neighbours are often alike."""
+        """Sample with each of k processes every k-th prompt: neighbours are often alike."""
         stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
-        shares = {process: range(k, len(prompts), len(processes)) for k, process in enumerate(processes)}
+        step = len(self.processes)
+        shares = {process: range(k, len(prompts), step) for k, process in enumerate(self.processes)}
         responses: dict[int, Response] = {}
         self._drawn, busy = {}, [process for process, share in shares.items() if share]
         try:
@@ -230,10 +225,10 @@ class VLLMEngine:
 
     def send_weights(self) -> None:
         """Send the policy's weights to all engines, each on its way."""
-        if by_file := [process for process in self.processes if process.place.transfer == "file"]:
+        if by_file := [process for process in self.processes if process.place.transfer is None]:
             load_by_file(by_file, self.policy)
         for process in self.processes:
-            if process.place.transfer != "file":
+            if process not in by_file:
                 process.load(self.policy)
 
     def check_weights(self) -> dict[EngineProcess, WeightCheck]:
@@ -243,9 +238,10 @@ class VLLMEngine:
         """
         dtype, scorer = self.policy.compute_dtype, LogProbScorer(self.policy, self.max_len)
         ours = {name: digest(weight.detach().to(dtype)) for name, weight in self.policy.engine_weights()}
-        checks = {}
-        for process, (theirs, fused) in zip(self.processes, call_all(self.processes, "digests"), strict=True):
-            probe = self._sample([process], [self._probe], PROBE)[0]
+        held, checks = call_all(self.processes, "digests"), {}
+        probes = self._sample([self._probe] * len(self.processes), PROBE)  # one for each
+        for k, (process, (theirs, fused)) in enumerate(zip(self.processes, held, strict=True)):
+            probe = probes[k]
             trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
             mismatch = largest_mismatch(probe.log_probs, trainer)
             checks[process] = WeightCheck(mismatch, mismatch_bound(dtype), *differing_tensors(theirs, ours, fused))

@@ -45,7 +45,7 @@ class Place:
     name: str  # for messages
     gpu: int | None = None
     sleeps: bool = False  # it frees its memory while the policy trains on its GPU
-    transfer: Literal["file", "ipc", "nccl"] = "file"  # how weights get there
+    transfer: Literal["ipc", "nccl"] | None = None  # vLLM's own way by which weights get there; None: a file
 
 
 def environment(variables: Mapping[str, str], place: Place, files: str, threads: int, exact: bool) -> dict[str, str]:

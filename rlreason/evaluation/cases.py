@@ -202,15 +202,14 @@ def failure_metrics(
     """
     if not samples:
         return {}
-    signs: dict[str, float] = {}
-    verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # ground truths are no answers
-    if not verifies:
-        signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
+    signs = {"rollout/round_trip": round_trip(samples, tokenizer)}
+    if grader.plugin is not None and grader.plugin.startswith("rlreason."):  # a verifier's ground truths are no answers
+        return signs
+    signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
-    comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
-    if comparable and len(asked) >= FEWEST_ASKED:
+    if len(asked) >= FEWEST_ASKED and (grader.plugin is None or signs["rollout/right"] > 0):
         signs |= common_answer([stated_answer(s.text) for s in samples], asked, grader.same, "rollout")
-    return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
+    return signs
 
 
 def _is_right(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
@@ -332,11 +331,13 @@ def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[
 
     `ConfigError` for a reward without a second grader.
     """
-    formatted = [number for number, row in enumerate(rows) if row["format_reward"] > 0]
-    grades = grade_rows([rows[number] for number in formatted], second_grader(graded), console) if formatted else []
-    verdicts: list[bool | None] = [None] * len(rows)
-    for number, grade in zip(formatted, grades, strict=True):
-        verdicts[number] = None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
+    grades = iter(grade_rows([row for row in rows if row["format_reward"] > 0], second_grader(graded), console))
+    verdicts: list[bool | None] = []
+    for row in rows:
+        verdict = None
+        if row["format_reward"] > 0 and (outcome := next(grades).outcome) not in ("timeout", "error"):
+            verdict = outcome == "correct"
+        verdicts.append(verdict)
     return verdicts
 
 
