@@ -16,16 +16,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mismatches_of, more_accuracies
 from rlreason.evaluation.cases import by_facts, share_table
 from rlreason.evaluation.evaluator import protocol_of
-from rlreason.evaluation.protocol import (
-    COURSE_REWARD,
-    FAIL,
-    OPEN,
-    PARAMETERS,
-    PASS,
-    card_text,
-    grader_version,
-    leaderboard,
-)
+from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
 from rlreason.grading import Grader
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
@@ -160,10 +151,10 @@ def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():
 def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, capsys):
     """Bug: training's prompt or data are used, or levels are lost."""
     Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(tmp_path / "model")
-    rows = [
-        {"problem": f"{i}+{i}?", "solution": f"\\boxed{{{2 * i}}}", "level": f"Level {1 + i % 2}"} for i in range(12)
-    ]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (tmp_path / "test.jsonl").open("w") as file:
+        for i in range(12):
+            row = {"problem": f"{i}+{i}?", "solution": f"\\boxed{{{2 * i}}}", "level": f"Level {1 + i % 2}"}
+            print(json.dumps(row), file=file)
     run = settings(
         "algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "sampling.max_tokens=6", "threads=1",
         "data@eval.data=math", f"eval.data.path={tmp_path}", "prompt@eval.prompt=r1_zero_short",
@@ -194,10 +185,8 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
     asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
     assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
     assert summary["rewards"] == {"accuracy": "own_reward:halves", "accuracy_prompt_reward": "question_only"}
-    evals, rollouts = (
-        [json.loads(line) for line in opened(tmp_path / f"run/{name}.jsonl.gz")]
-        for name in ("evals/step_00002", "rollouts/step_00001")
-    )
+    names = ("evals/step_00002", "rollouts/step_00001")
+    evals, rollouts = (list(map(json.loads, opened(tmp_path / f"run/{name}.jsonl.gz"))) for name in names)
     assert len(evals) == 24
     assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in evals) / 24
     verdicts = [(row["outcome"] == "correct", row["prompt_reward"]["outcome"] == "correct") for row in evals]
@@ -208,25 +197,18 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
 
 
 LEADERBOARD = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}
-ORIGIN = {
-    "model": {"name": "qwen2_5_math_1_5b", "parameters": PARAMETERS, "start_weights": "ab"},
-    "device": {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 2},
-}
+H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 2}
+ORIGIN = {"model": {"parameters": PARAMETERS, "start_weights": "ab"}, "device": H100}
 
 
 def summary_with(**protocol) -> dict:
-    prompt = (resource_dir("prompts") / "r1_zero.prompt").read_text(encoding="utf-8")
-    return {
-        "accuracy": 0.55,
-        "time/total": 3.5 * 3600,
-        "data": "0123",
-        "data_sizes": {"train": 7500, "validation": 5000},
-        "protocol": {
-            "prompt": prompt, "reward": COURSE_REWARD, "grader": grader_version(), "grading.extract": "strict",
-            "sampling.temperature": 1.0, "sampling.max_tokens": 1024, "stop": ["</answer>"], "problems": 5000,
-            "samples per problem": 1,
-        } | protocol,
+    by_the_rules = {
+        "prompt": (resource_dir("prompts") / "r1_zero.prompt").read_text(encoding="utf-8"), "reward": COURSE_REWARD,
+        "grading.extract": "strict", "sampling.temperature": 1.0, "sampling.max_tokens": 1024, "stop": ["</answer>"],
+        "problems": 5000, "samples per problem": 1,
     }  # fmt: skip
+    run = {"accuracy": 0.55, "time/total": 3.5 * 3600, "data": "0123", "data_sizes": {"validation": 5000}}
+    return run | {"protocol": by_the_rules | protocol}
 
 
 def test_a_run_by_the_rules_passes_what_the_records_can_decide():
@@ -234,9 +216,6 @@ def test_a_run_by_the_rules_passes_what_the_records_can_decide():
     rows = leaderboard(LEADERBOARD, summary_with(), ORIGIN)
     assert {row.rule: row.verdict for row in rows if row.verdict != PASS} == {"model": OPEN, "data": OPEN}
     assert "(model, data); accuracy 0.550" in card_text(rows, summary_with()).splitlines()[-1]
-
-
-H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"}
 
 
 @pytest.mark.parametrize(
