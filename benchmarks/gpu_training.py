@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from rlreason.config.training import OptimizationConfig  # noqa: E402
 from rlreason.engines.base import Prompt, Sampling  # noqa: E402
-from rlreason.engines.hf.engine import HFEngine  # noqa: E402
+from rlreason.engines.hf import HFEngine  # noqa: E402
 from rlreason.model.parameters import NOTHING_RUNS, load_tokenizer, pick_device  # noqa: E402
 from rlreason.model.policy import Policy  # noqa: E402
 from rlreason.objectives.objective import LossConfig, Objective  # noqa: E402

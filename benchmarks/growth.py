@@ -76,7 +76,7 @@ def update(
 def generate(length: int) -> Work:
     """16 prompts of 100 tokens, each continued by `length` tokens."""
     from rlreason.engines.base import Prompt, Sampling
-    from rlreason.engines.hf.engine import HFEngine
+    from rlreason.engines.hf import HFEngine
 
     engine = HFEngine(policy_of())
     prompts = [Prompt(f"p{i}", [(7 * i + j) % 290 + 2 for j in range(100)], i) for i in range(16)]

@@ -109,7 +109,7 @@ def ours(given: Namespace, turns: Turns) -> None:
 def sampler(given: Namespace, policy: Any) -> Callable[[int], list[Any]]:
     """Step number -> its 32 responses: those that are given, or new ones."""
     from rlreason.engines.base import Prompt, Sampling, seed_for
-    from rlreason.engines.hf.engine import HFEngine
+    from rlreason.engines.hf import HFEngine
     from rlreason.types import Response
 
     problems, texts = gsm8k(given.data, PROMPTS), prompts_of(given)

@@ -32,7 +32,7 @@ from rlreason.config.groups import RolloutConfig  # noqa: E402
 from rlreason.config.leaves import render, template_of  # noqa: E402
 from rlreason.data.tasks import make_stories  # noqa: E402
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for  # noqa: E402
-from rlreason.engines.hf.engine import HFEngine  # noqa: E402
+from rlreason.engines.hf import HFEngine  # noqa: E402
 from rlreason.model.policy import Policy, load_policy  # noqa: E402
 
 PEERS = ("transformers", "vllm")
@@ -208,7 +208,7 @@ def add_vllm(
 ) -> Callable[[], None]:
     """Start vLLM as a run does, which compares its log-probabilities with the trainer's; how to stop it."""
     from rlreason.engines.build import places_of
-    from rlreason.engines.vllm.engine import VLLMEngine
+    from rlreason.engines.vllm import VLLMEngine
 
     longest, rows = max(len(p.token_ids) for p in prompts) + args.max_tokens, args.prompts * args.samples
     rollout = RolloutConfig("vllm", max_rows=rows)

@@ -17,7 +17,7 @@ from rlreason.config.data import HabitsConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
 from rlreason.data.tasks import habit_trace, make_stories
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
 from rlreason.types import Problem

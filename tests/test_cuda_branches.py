@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.decoding import Batch, SampleUnderWay
+from rlreason.engines.decoding import Batch, SampleUnderWay
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import _ChunkedLogProbs
 from rlreason.model.packing import _SharedPromptAttention, pack
@@ -314,18 +314,18 @@ def check_head_in_float32(mode: FakeCuda) -> None:
 def check_decoding(mode: FakeCuda) -> None:
     """The in-process engine: prompts are read, kept once, and two steps of two samples each decoded behind them."""
     policy = policy_of("Qwen3", head=FULL)
-    kinds = torch.zeros(VOCAB, dtype=torch.uint8, device="cuda")
+    may_end = torch.zeros(VOCAB, dtype=torch.bool, device="cuda")
     prompts = [Prompt("a", [3, 5, 7], seed=0), Prompt("b", [4], seed=1)]
     groups = [[SampleUnderWay(2 * i + j, j, prompt) for j in range(2)] for i, prompt in enumerate(prompts)]
     with torch.no_grad(), policy.autocast():
-        batch = Batch(policy, Sampling(1.0, 0, 8), kinds)
+        batch = Batch(policy, Sampling(1.0, 0, 8), may_end)
         batch.compact_and_admit(groups)
         assert len(mode.of("aten._flash_attention_forward.default")) == LAYERS
         for _ in range(2):
             mode.calls.clear()
             batch.step()
     assert (tuple(batch.logits.shape), batch.logits.dtype) == ((4, VOCAB), FULL)
-    keys, values = batch.cache.prompts
+    keys, values = batch.cache.prompt_keys, batch.cache.prompt_values
     assert [tuple(x.shape) for x in (*keys, *values)] == [(2, KV_HEADS, 3, HEAD_DIM)] * (2 * LAYERS)
     assert {x.dtype for x in (*keys, *values)} == {HALF}
     attended = [args for args, _, _ in mode.of("aten.bmm.default")]

@@ -1,20 +1,19 @@
 """The in-process engine: it samples the trainer's distribution, each sample by its own seed, at bounded cost.
 
-The checks of stopped texts are used by tests/test_vllm.py too: the rule is one for both engines.
+tests/test_vllm.py runs what is tested of ends and stop strings with vLLM: the rule is one for both engines.
 """
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
 from conftest import PROMPT
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.engines.base import Prompt, Sampling, Stops, closing_tokens, seed_for, special_tokens
-from rlreason.engines.hf.decoding import BLOCK, HEADROOM, PROMPT_TOKENS, PreallocatedCache, draw
-from rlreason.engines.hf.engine import HFEngine
-from rlreason.model.attention import CachedPrompts, single_query
+from rlreason.engines.decoding import BLOCK, HEADROOM, PROMPT_TOKENS, PreallocatedCache, draw
+from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import PAD
 from rlreason.model.policy import LogProbScorer, Policy
 
@@ -46,22 +45,22 @@ def watched(policy, look, run):
 
 
 def test_sampled_frequencies_follow_the_distribution(policy, engine):
-    """Chi-squared over the first token of 4,000 samples: 99.9% of right samplers pass."""
-    prompt = Prompt("p", [5, 6, 7], seed=3)
-    engine.max_rows = 4000
-    first = torch.tensor([r.token_ids[0] for r in engine.generate([prompt], Sampling(1.0, 0, 1), n=4000)])
+    """Bug: another distribution than the model's is sampled. Chi-squared over 4,000 first tokens: 99.9% pass."""
+    engine.max_rows, count = 4000, 4000
+    responses = engine.generate([Prompt("p", [5, 6, 7], seed=3)], Sampling(max_tokens=1), count)
     with torch.no_grad():
         probs = policy.model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits[0, -1].softmax(-1)
-    common = probs > 5 / 4000
-    observed = torch.bincount(first, minlength=len(probs)).float()
+    common = probs > 5 / count
+    observed = torch.bincount(torch.tensor([r.token_ids[0] for r in responses]), minlength=len(probs)).float()
     seen = torch.cat([observed[common], observed[~common].sum()[None]])
-    expected = 4000 * torch.cat([probs[common], probs[~common].sum()[None]])
+    expected = count * torch.cat([probs[common], probs[~common].sum()[None]])
     chi2, freedom = ((seen - expected) ** 2 / expected).sum().item(), int(common.sum())
     assert chi2 < freedom + 3.3 * (2 * freedom) ** 0.5 + 8
 
 
 @pytest.mark.parametrize("vocab", [5, 8 * BLOCK + 1, 40 * BLOCK, 151_936])
 def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab):
+    """Bug: the search over blocks is off by a token at a block's end, or draws one of probability 0."""
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randn(64, vocab, generator=g) * 3
     logits[torch.rand(64, vocab, generator=g) < 0.3] = float("-inf")
@@ -79,6 +78,7 @@ def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab)
 
 
 def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
+    """Bug: cached decoding drifts from a forward pass over the whole sequence."""
     response = engine.generate([Prompt("p", [5, 6], 0)], Sampling(0.0, 0, 8), n=1)[0]
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[5, 6, *response.token_ids]]), use_cache=False).logits[0]
@@ -94,6 +94,7 @@ def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
     ],
 )
 def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling):
+    """Bug: a compaction shifts a row's cache, mask, position or random numbers."""
     prompts, order = ragged_prompts(policy), list[tuple[int, object]]()
     small = HFEngine(policy, max_rows=4).generate(prompts, sampling, n, finished=lambda *ended: order.append(ended))
     large = HFEngine(policy, max_rows=256).generate(prompts, sampling, n)
@@ -114,6 +115,7 @@ def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling
 
 
 def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
+    """Bug: two steps or two problems draw the same numbers."""
     parts = [(0, "train/1", "p"), (1, "train/1", "p"), (0, "train/2", "p"), (0, "train/1", "q")]
     assert seed_for(*parts[0]) == seed_for(*parts[0]) >= 0
     assert len({seed_for(*one) for one in parts}) == 4
@@ -122,28 +124,27 @@ def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
 # Where a response ends
 
 
-def text_of(tokenizer, ids, special=False) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+def check_stopped_texts(responses, tokenizer, sampling, special=False) -> bool:
+    """Each text is that of its tokens up to the stop string in the last one. Returns whether one was held back."""
 
+    def text_of(ids, special=special) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
 
-def check_stopped_texts(responses, tokenizer, sampling, special=False) -> list[int]:
-    """Each text is that of its tokens up to the stop string in the last one. Returns where held-back ones ended."""
-    held = []
+    held = False
     for r in responses:
-        whole, by_end = text_of(tokenizer, r.token_ids), r.token_ids[-1] == tokenizer.eos_token_id
-        sought = text_of(tokenizer, r.token_ids, special)
-        early = text_of(tokenizer, r.token_ids[: sampling.min_tokens], special).rstrip("\ufffd")
+        whole, sought = text_of(r.token_ids, special=False), text_of(r.token_ids)
+        early = len(text_of(r.token_ids[: sampling.min_tokens]).rstrip("\ufffd"))
         ends = [at + len(s) for s in sampling.stop for at in range(len(sought)) if sought.startswith(s, at)]
-        late = [end for end in ends if end > len(early)]
-        before_last = text_of(tokenizer, r.token_ids[:-1], special).rstrip("\ufffd")
+        late = [end for end in ends if end > early]
+        before_last = text_of(r.token_ids[:-1]).rstrip("\ufffd")
         assert not [end for end in late if end <= len(before_last)]  # nothing is written after a stop string
-        if late and not by_end:
+        if late and r.token_ids[-1] != tokenizer.eos_token_id:
             assert r.finish_reason == "stop"
             hidden = r.token_ids[-1] in tokenizer.all_special_ids
             assert r.text == (whole if hidden else whole[: len(whole) - (len(sought) - min(late))])
         else:
             assert r.text == whole
-        held += [end for end in ends if end <= len(early)]
+        held = held or min(ends, default=early + 1) <= early
     return held
 
 
@@ -155,22 +156,43 @@ def likely(policy, token: int, logit: float) -> None:
         policy.head[token] += mean * logit / (mean @ mean)
 
 
-def test_min_tokens_bans_the_end_and_max_tokens_cuts(policy, engine):
-    end = policy.tokenizer.eos_token_id
-    with torch.no_grad():  # make ending the likeliest thing to do
-        policy.head[end] *= 30
-    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(16)]
-    free, held = (engine.generate(prompts, Sampling(1.0, least, 10), n=2) for least in (0, 6))
+@contextmanager
+def made_likely(engine, token: int, logit: float):
+    """Make a token likely in this block."""
+    head = engine.policy.head.detach().clone()
+    likely(engine.policy, token, logit)
+    engine.load_weights(engine.policy)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            engine.policy.head.copy_(head)
+        engine.load_weights(engine.policy)
+
+
+def check_greedy(engine, prompts, sampling) -> None:
+    """Either engine's greedy responses are those of the in-process one."""
+    both = [made.generate(prompts, sampling, 1) for made in (engine, HFEngine(engine.policy))]
+    ours, theirs = ([(r.token_ids, r.text, r.finish_reason) for r in responses] for responses in both)
+    assert ours == theirs
+
+
+def test_min_tokens_bans_the_end_and_max_tokens_cuts(engine):
+    """Bug: an end token slips in among the first tokens, or a cut response counts as ended."""
+    end, prompts = engine.policy.tokenizer.eos_token_id, [Prompt(str(i), [5, 6, 7 + i], seed=100 * i) for i in range(8)]
+    with made_likely(engine, end, 8.0):
+        free, held = (engine.generate(prompts, Sampling(1.0, least, 10), n=4) for least in (0, 6))
+        check_greedy(engine, prompts, Sampling(0.0, 6, 10))
     assert min(len(r.token_ids) for r in free) < 6
-    assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)
+    assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)  # the end token is kept
     for r in held:
         assert end not in r.token_ids[:6]
         assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
 
 
 @pytest.mark.parametrize("kind", ["text", "e"])
-def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, kind):
-    """Also one that spans several tokens, found in text that the tokens really spell."""
+def test_a_stop_string_ends_the_response_and_stays_in_it(engine, kind):
+    """Bug: one that spans several tokens, found in text that the tokens really spell, is missed."""
     prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
     free = engine.generate(prompts, Sampling(1.0, 0, 24), n=4)
     stop = max(free, key=lambda r: len(r.text)).text[4:7] if kind == "text" else kind
@@ -184,20 +206,23 @@ def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, kind):
 
 
 @pytest.mark.parametrize("min_tokens", [0, 4, 59])
-def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(policy, engine, problems, min_tokens):
-    sampling = Sampling(1.0, min_tokens, 60, LETTERS)
-    responses = engine.generate(prompts_for(policy, problems), sampling, n=4)
-    held = check_stopped_texts(responses, policy.tokenizer, sampling)
-    assert bool(held) == bool(min_tokens)  # the case was there
+def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine, problems, min_tokens):
+    """Bug: the text is cut at an earlier stop string than the one that ended it."""
+    prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, min_tokens, 60, LETTERS)
+    responses = engine.generate(prompts, sampling, n=4)
+    held = check_stopped_texts(responses, engine.policy.tokenizer, sampling)
+    assert held == bool(min_tokens)  # the case was there
     assert min_tokens < min(len(r.token_ids) for r in responses) <= min_tokens + 4
+    check_greedy(engine, prompts, Sampling(0.0, min_tokens, 60, LETTERS))
 
 
-@pytest.mark.parametrize(("stop", "min_tokens"), [((f"a{PAD}", f"e{PAD}"), 0), (("zzz", PAD), 0), ((PAD,), 6)])
-def test_a_special_token_that_is_a_stop_string_ends_the_response(policy, engine, problems, stop, min_tokens):
-    pad, sampling = policy.tokenizer.pad_token_id, Sampling(1.0, min_tokens, 40, stop)
-    likely(policy, pad, 6.0)
-    responses = engine.generate(prompts_for(policy, problems), sampling, n=8)
-    assert bool(check_stopped_texts(responses, policy.tokenizer, sampling, special=True)) == bool(min_tokens)
+@pytest.mark.parametrize(("stop", "min_tokens"), [(("zzz", PAD), 0), ((PAD,), 6)])
+def test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problems, stop, min_tokens):
+    """Bug: it is sought in text from which special tokens were taken."""
+    tokenizer, sampling = engine.policy.tokenizer, Sampling(1.0, min_tokens, 40, stop)
+    with made_likely(engine, pad := tokenizer.pad_token_id, 6.0):
+        responses = engine.generate(prompts_for(engine.policy, problems), sampling, n=8)
+    assert check_stopped_texts(responses, tokenizer, sampling, special=True) == bool(min_tokens)
     ended = [r for r in responses if r.token_ids[-1] == pad and len(r.token_ids) < 40]
     assert ended
     assert all(r.finish_reason == "stop" and PAD not in r.text for r in ended)
@@ -205,8 +230,13 @@ def test_a_special_token_that_is_a_stop_string_ends_the_response(policy, engine,
     assert any(pad in r.token_ids[:min_tokens] for r in responses) == bool(min_tokens)
 
 
+def test_a_stop_string_that_holds_a_special_token_ends_the_response(engine, problems):
+    """Bug: it is sought only where a special token is the whole string."""
+    test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problems, (f"a{PAD}", f"e{PAD}"), 0)
+
+
 def test_the_boundary_is_what_vllm_checks(tokenizer):
-    """vLLM looks when there are more tokens than min_tokens, in what those beyond have written."""
+    """Bug: a stop string is sought before there are more tokens than min_tokens, or in what the first have written."""
     ids = tokenizer.encode("so </answer> 4 </answer>", add_special_tokens=False)
     (first, last) = (i for i, token in enumerate(ids, 1) if tokenizer.decode([token]) == "</answer>")
     for min_tokens, end in ((0, first), (first - 1, first), (first, last), (last - 1, last), (last, None)):
@@ -221,11 +251,11 @@ def test_the_boundary_is_what_vllm_checks(tokenizer):
 
 
 def test_tokens_that_may_close_a_stop_string_are_known_and_special_ones_without_a_role_too(tokenizer):
+    """Bug: a stop string is missed, because no token that can complete it is looked at."""
     vocabulary = tokenizer.get_vocab()
     closing = closing_tokens(vocabulary, ("</answer>",))
-    assert closing is not None
     assert all(">" in tokenizer.convert_ids_to_tokens(i) for i in closing)
-    assert closing_tokens(vocabulary, ("。",)) is closing_tokens(vocabulary, ("\n",)) is None
+    assert closing_tokens(vocabulary, ("。",)) == closing_tokens(vocabulary, ("\n",)) == set(vocabulary.values())
     assert special_tokens(tokenizer) == {0: tokenizer.eos_token, 1: PAD}
     assert not Stops(tokenizer, ("</answer>",), 0).sees_special
     assert Stops(tokenizer, ("</answer>", f"x{PAD}y"), 0).sees_special
@@ -256,6 +286,7 @@ def waits() -> Calls:
 
 
 def test_a_step_is_one_forward_pass_and_one_small_read(policy):
+    """Bug: a step waits for the device once more, or reads a prompt again."""
     prompts, shapes, engine, steps = ragged_prompts(policy, 6), [], HFEngine(policy), 100
     with waits() as few:
         engine.generate(prompts, Sampling(1.0, 8, 9), n=8)
@@ -275,7 +306,7 @@ def test_a_step_is_one_forward_pass_and_one_small_read(policy):
 
 
 def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
-    """Whichever row a prompt was read in, its samples are those that it has when it is read with few others."""
+    """Bug: a prompt's first token comes from another prompt of its row."""
     prompts, rows = ragged_prompts(policy, 60, longest=400), []
     together, apart = HFEngine(policy), HFEngine(policy, max_rows=4)
     several, few = watched(
@@ -289,13 +320,14 @@ def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
 
 
 def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(policy):
+    """Bug: the cache grows with all that was ever sampled, or ended rows walk out of the context."""
     prompts, max_tokens = ragged_prompts(policy, 28, longest=1), 2 * HEADROOM
     longest, shapes, positions = 1 + max_tokens, [], []
 
     def look(given) -> None:
         positions.append(int(given["position_ids"].max()))
         if isinstance(cache := given["past_key_values"], PreallocatedCache):
-            shapes.append(cache.preallocated[0].keys.shape)
+            shapes.append(cache.keys[0].shape)
 
     sampling = Sampling(1.0, HEADROOM, max_tokens, ("=",))
     watched(policy, look, lambda: HFEngine(policy, max_rows=11).generate(prompts, sampling, 2))
@@ -306,13 +338,13 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
 
 
 def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy, tokenizer):
-    """Rotary embeddings make float32 of keys; a cache of them would be cast as a whole at each step."""
+    """Bug: the cache keeps float32, which rotary embeddings make of keys, and is cast as a whole at each step."""
     half, seen = Policy(policy.model, tokenizer, torch.bfloat16), set()
     shape = next(w.shape for name, w in half.backbone.named_parameters() if name.endswith("down_proj.weight"))
 
     def look(given) -> None:
         if given["input_ids"].shape[0] > 1:  # a step, not the prompts
-            seen.update(x.dtype for layer in given["past_key_values"].layers for x in (layer.keys, layer.values))
+            seen.update(x.dtype for x in (*given["past_key_values"].keys, *given["past_key_values"].values))
 
     prompts = ragged_prompts(half, 6)
     with Calls(lambda func, args: func is aten._to_copy.default and args[0].shape == shape) as casts:
@@ -321,39 +353,17 @@ def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy
     assert seen == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("counts", [[3, 1, 2], [1, 1, 1], [4]])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_to_a_shared_prompt_is_that_to_a_copy(counts, kv_heads):
-    g = torch.Generator().manual_seed(0)
-
-    def random(*shape):
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    rows, most, before, columns = sum(counts), max(counts), 7, 5
-    asked = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    place = torch.cat([i * most + torch.arange(n) for i, n in enumerate(counts)])
-    filled = torch.zeros(len(counts) * most, dtype=torch.int64)
-    filled[place] = torch.arange(rows)
-    q, k, v = random(rows, 4, 1, 8), random(rows, kv_heads, columns, 8), random(rows, kv_heads, columns, 8)
-    keys, values = random(len(counts), kv_heads, before, 8), random(len(counts), kv_heads, before, 8)
-    attends = torch.rand(rows, 1, 1, before + columns, generator=g) < 0.6
-    attends[..., -1] = True
-    mask = torch.zeros(attends.shape, dtype=torch.float64).masked_fill_(~attends, float("-inf"))
-    shared = single_query(q, k, v, mask, 0.3, CachedPrompts([keys], [values], filled, place), 0)
-    copied = torch.cat([keys[asked], k], 2), torch.cat([values[asked], v], 2)
-    exact = F.scaled_dot_product_attention(q, *copied, mask, scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(shared, exact.transpose(1, 2), atol=1e-12, rtol=0)
-
-
 def test_samples_of_a_prompt_keep_it_once(policy):
+    """Bug: every sample gets a copy of its prompt's keys."""
     prompts = [Prompt(str(i), list(range(5, 15 + 3 * i)), seed=i) for i in range(4)]
     seen: list[tuple[int, ...]] = []
 
     def look(given) -> None:
         if "prompts" in given:
-            (layer, *_), shared = given["past_key_values"].layers, given["prompts"]
-            assert len(shared.place) == len(given["input_ids"]) == len(layer.keys)
-            seen.append((layer.prompt_keys.shape[0], layer.prompt_keys.shape[2], layer.keys.shape[0]))
+            cache, shared = given["past_key_values"], given["prompts"]
+            rows, (prompts, _, columns, _) = len(cache.keys[0]), cache.prompt_keys[0].shape
+            assert len(shared.place) == len(given["input_ids"]) == rows
+            seen.append((prompts, columns, rows))
 
     engine = HFEngine(policy, max_rows=16)
     watched(policy, look, lambda: engine.generate(prompts, Sampling(1.0, 0, 40, ("=", "a")), n=8))
@@ -363,6 +373,7 @@ def test_samples_of_a_prompt_keep_it_once(policy):
 
 @pytest.mark.long
 def test_a_compiled_step_survives_changing_rows_and_lengths(policy):
+    """Bug: compiled code keeps a length of the compaction before."""
     prompts, said = ragged_prompts(policy, 12), list[str]()
     plain, compiled = HFEngine(policy, max_rows=8), HFEngine(policy, max_rows=8, compile=True, say=said.append)
     for sampling in (Sampling(1.0, 0, 40, ("=", "a")), Sampling(0.8, 5, 150, ("e",))):

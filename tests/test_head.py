@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.model.log_probs import (
     _Linear,
     chunked_log_probs,

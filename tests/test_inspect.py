@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.evaluation.cases import reasons_for
+from rlreason.evaluation.cases import reasons
 from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.reader import RunFolder
@@ -79,7 +79,8 @@ def test_the_guess_names_what_is_wrong():
     plain, boxed, mine = Grader(), Grader(reward="question_only"), Grader(reward="mine:reward")
 
     def guesses(response: str, outcome: str, grader: Grader = plain, gold: str = "18", cut: bool = False) -> list[str]:
-        return list(map(str, reasons_for(response, gold, grader, outcome, cut)))
+        row = {"response": response, "gold": gold, "outcome": outcome, "finish_reason": "length" if cut else "stop"}
+        return list(map(str, reasons(row, grader)))
 
     for row, expected in zip(rows_of(GUESSES), GUESSES.values(), strict=True):
         assert guesses(row["response"], row["outcome"])[0].startswith(expected), row["response"]

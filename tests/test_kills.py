@@ -15,7 +15,7 @@ TENSORS = "rlreason.training.checkpoint:write_tensors:{}:{}"
 #: places between two checkpoints leave the same, but for files that are being written.
 PHASES = {
     "first evaluation": (EVALUATE.format("return", 1), 1),
-    "sampling the first step": ("rlreason.engines.hf.decoding:Batch.step:call:30", 1),
+    "sampling the first step": ("rlreason.engines.decoding:Batch.step:call:30", 1),
     "behind the update": (STEP.format("return", 2), 2),
     "row": ("rlreason.records.writer:RunWriter.metrics:return:4", 2),
     "responses": ("rlreason.records.writer:RunWriter.responses:call:4", 2),

@@ -41,6 +41,7 @@ def schedule_of(folder: Path) -> list[tuple[float | None, ...]]:
 @pytest.mark.long
 @pytest.mark.parametrize(("more", "by", "staleness"), [((), "SIGTERM", [0, 0, 0]), (AHEAD, "SIGKILL", [0, 1, 1])])
 def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, by, staleness):
+    """Bug: a resumed run asks other problems, or samples the step after its checkpoint twice."""
     runs, words = Runs(tmp_path_factory), (*VLLM, *more)
     whole, folder = runs.unbroken("grpo", *words), runs.new()
     rows = [row for row in rows_of(whole) if "rollout/mismatch_mean" in row]
@@ -57,6 +58,7 @@ def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, 
 
 @pytest.mark.long
 def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path):
+    """Bug: the other engine, or its files, outlive the run."""
     tests = Path(__file__).parent  # where own_reward is
     own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": f"{tests.parent}:{tests}"}
     (tmp_path / "t").mkdir()
@@ -68,7 +70,7 @@ def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path)
     wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2))
     assert process.poll() is None, out.read_text()
     family = psutil.Process(process.pid).children(recursive=True)
-    first, second = [p for p in family if "rlreason.engines.vllm.server" in p.cmdline()]
+    first, second = [p for p in family if "rlreason.engines.vllm_server" in p.cmdline()]
     os.kill(first.pid, signal.SIGTERM)  # as a scheduler sends it to all: the trainer ends its engines
     os.kill(second.pid, signal.SIGKILL)
     code, said = process.wait(600), out.read_text()

@@ -16,7 +16,7 @@ from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.config.rules import wrong_values
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
 from rlreason.model.parameters import add_lora, build_model, checkpoint_layers, freeze

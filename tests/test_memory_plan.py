@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Co
 
 from rlreason.config.store import typed
 from rlreason.data.prepare import read_splits
-from rlreason.engines.base import Demand, Prompt, Sampling
-from rlreason.engines.build import reserve_of, with_planned_cache
-from rlreason.engines.hf.decoding import PROMPT_TOKENS, PreallocatedLayer
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.build import reserve_of
+from rlreason.engines.decoding import PROMPT_TOKENS, PreallocatedCache
+from rlreason.engines.hf import HFEngine
+from rlreason.engines.vllm import plan_memory
 from rlreason.model import memory as f
 from rlreason.model.log_probs import CHUNK
 from rlreason.model.memory import PROMPT, PUBLISHED, Sampled, Workload, shape_from, shape_of, workload_of
@@ -162,9 +163,8 @@ def test_sampling_in_process_takes_what_the_plan_says(policy, sizes):
 
     def look(place, ended):
         if not caches:
-            layers = [o for o in gc.get_objects() if isinstance(o, PreallocatedLayer)]
-            held = [t for o in layers for t in (o.keys, o.values, o.prompt_keys, o.prompt_values)]
-            caches.append(bytes_of(t for t in held if t is not None))
+            (cache,) = [o for o in gc.get_objects() if isinstance(o, PreallocatedCache)]
+            caches.append(bytes_of([*cache.keys, *cache.values, *cache.prompt_keys, *cache.prompt_values]))
 
     asked = [Prompt(f"p{i}", [5 + i % 50] * prompt, i) for i in range(prompts)]
     sampling = Sampling(1.0, response, response)  # no token before the last one may end it
@@ -283,11 +283,9 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
         engine = ("weights", "libraries", "engine's weights", "KV cache")
         later = sum(amount for part, amount in held.items() if part not in engine)
         assert reserve_of(run, policy, longest) == held_later(work) == later > 0
-        given = with_planned_cache(run, policy, policy.device, Demand(longest, 8)).kv_cache_gb * 2**30
+        given = plan_memory(policy, None, longest, 8, None, reserve_of(run, policy, longest)).cache
         assert given == 8 * planned_cache(work, CPU)[1]  # there is room for every row
     assert f.vllm_cache(10, 50_000, 100, 10**6, None) == (20_000, 2280)
-    chosen = typed(composed("rollout=vllm", "rollout.kv_cache_gb=2"))
-    assert with_planned_cache(chosen, policy, policy.device, Demand(300, 8)) is chosen.rollout
 
 
 # What makes a run fit

@@ -9,7 +9,7 @@ from test_learner import RIGHT, gradient_of, make_samples
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
 from rlreason.model.policy import LogProbScorer, Policy, load_policy

@@ -14,8 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops
-from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.engine import write_model
+from rlreason.engines.hf import HFEngine
+from rlreason.engines.vllm import write_model
 from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
 from rlreason.model.parameters import END, PAD, TAGS, build_model, load_model, load_tokenizer

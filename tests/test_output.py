@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from rlreason.engines.vllm.process import hide_secrets, last_lines
+from rlreason.engines.vllm_process import hide_secrets, last_lines
 from rlreason.errors import ConfigError, DataError, EngineError, ReaderGone, UnwritableError
 from rlreason.evaluation.cases import curves_table
 from rlreason.main import mark_ended

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.health.monitors import Finding
 from rlreason.health.watch import examine
 from rlreason.records.console import Console

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlreason.config.training import CheckpointConfig, OptimizationConfig
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf import HFEngine
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LossConfig, Objective
 from rlreason.training.learner import ELEMENTS, Learner

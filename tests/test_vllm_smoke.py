@@ -8,10 +8,10 @@ import torch
 from conftest import PROMPT
 
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
-from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.server import WeightCheck, largest_mismatch
+from rlreason.engines.hf import HFEngine
+from rlreason.engines.vllm import VLLMEngine
+from rlreason.engines.vllm_process import Place
+from rlreason.engines.vllm_server import WeightCheck, largest_mismatch
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from tests.run_settings import settings
@@ -72,7 +72,7 @@ def engine(tokenizer, tmp_path_factory):
 
 
 def test_it_samples_with_the_trainers_log_probs(engine, problems):
-    """A wrong temperature, or top-k, top-p or a penalty from the model's folder, would put them off by tenths."""
+    """Bug: a wrong temperature, or top-k or a penalty of the model's folder; each would put them off by tenths."""
     prompts = prompts_for(engine.policy, problems)
     responses = engine.generate(prompts, Sampling(1.3, max_tokens=24), 4)
     assert len(responses) == 4 * len(prompts)
@@ -81,6 +81,7 @@ def test_it_samples_with_the_trainers_log_probs(engine, problems):
 
 
 def test_new_weights_reach_it(engine, problems):
+    """Bug: a layer, a packed copy or a prefix cache keeps the old weights."""
     prompts, sampling = prompts_for(engine.policy, problems, 2), Sampling(0.0, 0, 16)
     before = engine.generate(prompts, sampling, 1)
     move(engine.policy, seed=2, scale=0.5)
@@ -93,6 +94,7 @@ def test_new_weights_reach_it(engine, problems):
 
 
 def test_weights_that_were_not_sent_are_seen(engine):
+    """Bug: the check passes whatever the engine holds."""
     assert check(engine).holds
     move(engine.policy, seed=3)
     found = check(engine)

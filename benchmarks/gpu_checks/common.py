@@ -12,7 +12,7 @@ import torch
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Engine, Prompt, Sampling, seed_for
 from rlreason.engines.build import places_of
-from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm import VLLMEngine
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.types import Grade, Response, Sample
 

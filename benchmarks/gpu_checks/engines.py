@@ -7,8 +7,8 @@ import torch
 from gpu_checks.common import Asked, Found, change_weights, imitated, make_vllm, mismatch, prompts_for, used_gb
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
-from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.server import mismatch_bound
+from rlreason.engines.hf import HFEngine
+from rlreason.engines.vllm_server import mismatch_bound
 from rlreason.model.policy import load_policy
 from rlreason.objectives.objective import Objective
 from rlreason.training.learner import Learner

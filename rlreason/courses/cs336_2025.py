@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlreason.engines.vllm.server import repack_tied_head
+from rlreason.engines.vllm_server import repack_tied_head
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss, masked_mean, masked_normalize
 from rlreason.objectives.losses import LOSSES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from rlreason.types import Response
@@ -97,26 +96,15 @@ class Stops:
         self._has_tags = len(self._left_out) < len(special)
         self.sees_special = self._has_tags or any(text in s for text in special.values() for s in stop)
 
-    @cached_property
-    def closing(self) -> frozenset[int] | None:
-        """Tokens that can complete a stop string; None where any token may."""
-        return closing_tokens(self.tokenizer.get_vocab(), self.stop)
-
-    def may_close(self, token: int) -> bool:
-        """Whether this token can complete a stop string, so that the response has to be decoded."""
-        return bool(self.stop) and (self.closing is None or token in self.closing)
-
     def overhang(self, token_ids: Sequence[int]) -> int | None:
         """Return how many characters follow the stop string that ends these tokens; None where none does.
 
         These characters belong to the last token, which is kept whole.
         """
-        if len(token_ids) <= self.min_tokens:
+        if not self.stop or len(token_ids) <= self.min_tokens:
             return None
         text = self._decoded(token_ids, self.sees_special)
-        if not any(s in text for s in self.stop):
-            return None
-        early = self._settled(token_ids[: self.min_tokens])
+        early = len(self._decoded(token_ids[: self.min_tokens], self.sees_special).rstrip(HALF_CHARACTER))
         starts = {s: text.find(s, max(0, early - len(s) + 1)) for s in self.stop}
         ends = [start + len(s) for s, start in starts.items() if start >= 0]
         return len(text) - min(ends) if ends else None
@@ -125,15 +113,6 @@ class Stops:
         """Return the text for grading and display: without special tokens except tags, and without the overhang."""
         text = self._decoded(token_ids, special=False)
         return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._left_out else text
-
-    def _settled(self, token_ids: Sequence[int]) -> int:
-        """Return the number of complete characters of these tokens; an incomplete last one does not count."""
-        while token_ids:
-            text = self._decoded(token_ids, self.sees_special)
-            if not text.endswith(HALF_CHARACTER):
-                return len(text)
-            token_ids = token_ids[:-1]
-        return 0
 
     def _decoded(self, token_ids: Sequence[int], special: bool) -> str:
         decode = self.tokenizer.decode
@@ -165,17 +144,17 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return flagged | {i: str(token) for i, token in named}
 
 
-def closing_tokens(vocabulary: Mapping[str, int], stop: Sequence[str]) -> frozenset[int] | None:
+def closing_tokens(vocabulary: Mapping[str, int], stop: Sequence[str]) -> frozenset[int]:
     """Return the tokens that can complete a stop string: those whose text contains one of its last characters.
 
-    None means any token may: vocabularies spell white space differently, and a last character outside ASCII can be
-    split over several tokens.
+    Any token may where vocabularies spell this character differently: white space, and characters outside ASCII, which
+    can be split over several tokens.
 
     >>> sorted(closing_tokens({"a": 0, "b>": 1, "<0x3E>": 2, "<0x41>": 3}, ["</A"]))
     [3]
     """
     last = {s[-1] for s in stop}
     if not all(c.isascii() and c.isprintable() and not c.isspace() for c in last):
-        return None
+        return frozenset(vocabulary.values())
     spellings = {*last, *(f"<0x{ord(c):02X}>" for c in last)}  # the second: single bytes, in some vocabularies
     return frozenset(i for piece, i in vocabulary.items() if any(s in piece for s in spellings))

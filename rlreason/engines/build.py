@@ -10,10 +10,9 @@ import torch
 from rlreason.config.groups import WITHOUT_VLLM, RolloutConfig
 from rlreason.config.run import RunConfig
 from rlreason.engines.base import Demand, Engine
-from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.engine import VLLMEngine, plan_memory
-from rlreason.engines.vllm.process import Place
-from rlreason.engines.vllm.server import PROBE_PROMPT, PROBE_TOKENS
+from rlreason.engines.hf import HFEngine
+from rlreason.engines.vllm import VLLMEngine
+from rlreason.engines.vllm_process import Place
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
 from rlreason.model.memory import moment_bytes, shape_from, workload_of
@@ -41,12 +40,10 @@ def demand_of(
     evaluation = run.evaluation
     evaluated = train if run.samples_training_data and not run.trains else validation
     at_once = evaluation.samples * len(evaluated[: evaluation.final_problems])
-    learned = run.asking.sampling.max_tokens
-    longest = max(
-        max((len(prompt_ids(p)) + learned for p in (train if run.samples_training_data else [])), default=0),
-        max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
-    )
-    return Demand(longest, max(run.responses_per_step, at_once, 1))
+    lengths = [len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation]
+    if run.samples_training_data:
+        lengths += [len(prompt_ids(p)) + run.asking.sampling.max_tokens for p in train]
+    return Demand(max(lengths, default=0), max(run.responses_per_step, at_once, 1))
 
 
 def make_engine(
@@ -58,7 +55,9 @@ def make_engine(
     where, places = places_of(run.rollout, policy.device.type, ranks_here(run))
     say(where)
     largest = demand()
-    return VLLMEngine(policy, with_planned_cache(run, policy, policy.device, largest), places, folder, largest, say)
+    alone = run.rollout.placement == "second_gpu"
+    reserve = 0 if alone or run.rollout.kv_cache_gb is not None else reserve_of(run, policy, largest.longest)
+    return VLLMEngine(policy, run.rollout, places, folder, largest, say, reserve)
 
 
 def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, list[Place]]:
@@ -75,30 +74,17 @@ def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, lis
         places = [Place(f"the processor ({k + 1} of {engines})") for k in range(engines)]
         return "rollout.placement=cpu: there is no GPU here", places
     gpus = engine_gpus(placement, engines, ranks, torch.cuda.device_count())
-    return describe_placement(placement, gpus), [place_on(gpu, ranks) for gpu in gpus]
+    return describe_placement(placement, gpus), [place_on(gpu, ranks, rollout.sleep) for gpu in gpus]
 
 
-def place_on(gpu: int, ranks: int) -> Place:
+def place_on(gpu: int, ranks: int, sleep: bool) -> Place:
     """Return the place of an engine on this GPU, of which the first is that of rank 0, who sends the weights.
 
     Next to other ranks a file stands in for CUDA IPC: vLLM's sending side would wait for all ranks to take part.
     """
     if gpu > 0:
-        return Place(f"GPU {gpu}", gpu, shared=gpu < ranks, transfer="nccl")
-    return Place("GPU 0", 0, shared=True, transfer="ipc" if ranks == 1 else "file")
-
-
-def with_planned_cache(run: RunConfig, policy: Policy, device: torch.device, demand: Demand) -> RolloutConfig:
-    """Return the `rollout` settings with a KV cache that leaves the memory that the trainer allocates later.
-
-    Unchanged where `rollout.kv_cache_gb` is set, or vLLM has a GPU for itself.
-    """
-    if run.rollout.kv_cache_gb is not None or run.rollout.placement == "second_gpu":
-        return run.rollout
-    longest = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
-    rows = min(run.rollout.max_rows, demand.rows)
-    cache = plan_memory(policy, device, longest, rows, None, reserve_of(run, policy, demand.longest)).cache
-    return replace(run.rollout, kv_cache_gb=cache / 2**30)
+        return Place(f"GPU {gpu}", gpu, sleeps=sleep and gpu < ranks, transfer="nccl")
+    return Place("GPU 0", 0, sleeps=sleep, transfer="ipc" if ranks == 1 else None)
 
 
 def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:

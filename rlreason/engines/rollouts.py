@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -53,8 +52,7 @@ class Rollouts:
         called from the grading thread as soon as a response has its grade.
         """
         prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
-        samples: dict[int, Future[Sample]] = {}
-        waiting: deque[Future[Sample]] = deque()
+        samples, failures = dict[int, Future[Sample]](), list[BaseException]()
         grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         began, ended = time.monotonic(), math.inf
 
@@ -66,15 +64,17 @@ class Rollouts:
                 if finished is not None:
                     finished(place % n, sample)
                 return sample
+            except BaseException as error:
+                failures.append(error)
+                raise
             finally:  # grading after the end of sampling is counted by the phase below
                 self.clock.busy("grading", max(0.0, min(time.monotonic(), ended) - since))
 
         def submit(place: int, response: Response) -> None:
+            if failures:  # such as a full disk: end now and not when all are sampled
+                raise failures[0]
             samples[place] = grading.submit(grade, place, response)
             self.report(f"{len(samples)}/{len(prompts) * n} responses")
-            waiting.append(samples[place])
-            while waiting[0].done() and len(waiting) > 1:
-                waiting.popleft().result()  # raise a failure, such as a full disk, now and not at the end
 
         try:
             responses = self.engine.generate(prompts, sampling, n, submit)
@@ -154,7 +154,7 @@ def rollout_metrics(samples: Sequence[ScoredResponse], prefix: str = "rollout") 
         "reward/max": max(s.grade.reward for s in samples),
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
-        f"{prefix}/length_max": max((s.length for s in samples), default=0),
+        f"{prefix}/length_max": max(s.length for s in samples),
         f"{prefix}/truncated": sum(s.truncated for s in samples) / n,
         f"{prefix}/distinct": distinct / len(groups),  # share of distinct responses within a group
         f"{prefix}/improbable_copies": improbable_copies(groups.values()) / n,
@@ -203,8 +203,8 @@ class SamplingProgress:
     def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
         self.console, self.wanted, self.tokens = console, wanted, 0
-        before = [s.grade.outcome == "correct" for samples in log.samples.values() for s in samples]
-        self.answered, self.correct = len(before), sum(before)
+        outcomes = [s.grade.outcome for samples in log.samples.values() for s in samples]
+        self.answered, self.correct = len(outcomes), outcomes.count("correct")
         self.began = self.printed = time.monotonic()
 
     def add(self, sample: Sample) -> None:

@@ -58,15 +58,9 @@ def eval_metrics(
     """
     base = rollout_metrics(samples, prefix="eval")
     accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
-    problems, solved = {s.group for s in samples}, {s.group for s in samples if is_correct(s)}
-    different = len({questions.get(group, group) for group in problems})
-    by_prompt = dict[str, float]()
-    if samples and all(s.prompt_grade is not None for s in samples):  # another reward counts
-        name = "eval/accuracy_prompt_reward"
-        figures = proportion_with_ci(samples, correct_by_prompt, questions)
-        by_prompt = dict(zip((name, f"{name}_low", f"{name}_high"), figures, strict=True))
-        by_prompt["eval/disagreements"] = sum(is_correct(s) != correct_by_prompt(s) for s in samples)
-    return {
+    problems = {s.group for s in samples}
+    different = len({questions.get(problem, problem) for problem in problems})
+    metrics: dict[str, float] = {
         "eval/accuracy": accuracy,
         "eval/reward": base["reward/mean"],
         "eval/accuracy_low": low,
@@ -74,14 +68,22 @@ def eval_metrics(
         "eval/format": base["reward/format"],
         "eval/truncated": base["eval/truncated"],
         "eval/problems": len(problems),
-        **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
-        **({"eval/solved_once": len(solved) / len(problems)} if len(problems) < len(samples) else {}),  # pass@n
-        **by_prompt,
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
     }
+    if different < len(problems):
+        metrics["eval/questions"] = different
+    if len(problems) < len(samples):  # pass@n
+        metrics["eval/solved_once"] = len({s.group for s in samples if is_correct(s)}) / len(problems)
+    if all(s.prompt_grade is not None for s in samples):  # another reward counts
+        name = "eval/accuracy_prompt_reward"
+        metrics[name], metrics[f"{name}_low"], metrics[f"{name}_high"] = proportion_with_ci(
+            samples, correct_by_prompt, questions
+        )
+        metrics["eval/disagreements"] = sum(is_correct(s) != correct_by_prompt(s) for s in samples)
+    return metrics
 
 
 def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | None) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | No
     if "eval/solved_once" in metrics:
         more["solved_once"] = metrics["eval/solved_once"]
     name = "accuracy_prompt_reward"
-    if second is not None and f"eval/{name}" in metrics:
+    if second is not None:
         more |= {
             "rewards": {"accuracy": counted, name: second},
             name: metrics[f"eval/{name}"],
@@ -287,16 +289,13 @@ def draw_best_of_n(
 ) -> None:
     """Draw a line per way to choose; `curves[name]` has (value, low, high) for each N."""
     with picture(path, title, (8, 5)) as ax:
-        from matplotlib.ticker import NullFormatter, NullLocator
-
         for way, points in curves.items():
             values, low, high = zip(*points, strict=True)
             (line,) = ax.plot(n_list, values, marker="o", markersize=5, label=way)
             ax.fill_between(n_list, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         ax.set_xscale("log", base=2)
         ax.set_xticks(n_list, [str(n) for n in n_list])
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.minorticks_off()
         ax.set_xlabel("N, responses to choose from")
         ax.set_ylabel("share of problems solved")
         ax.set_ylim(bottom=0)

@@ -38,22 +38,28 @@ class Reason(NamedTuple):
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-def reasons_for(response: str, ground_truth: Any, grader: Grader, outcome: str, truncated: bool) -> list[Reason]:
-    """Return the likeliest reason for the outcome, then further remarks; `grader` has the settings of the run."""
-    cut = [Reason("cut at the token limit")] if truncated else []
+def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
+    """Return the likeliest reason for the row's grade, then further remarks; `grader` has the settings of the run.
+
+    `second`: whether another grader calls its answer correct.
+    """
+    outcome, references = row["outcome"], reference_answers(row["gold"]) or []
+    cut = [Reason("cut at the token limit")] if row["finish_reason"] == "length" else []
     if outcome == "correct":
-        return [Reason("right"), *cut]
-    if outcome not in ("wrong", "unformatted"):
-        return [Reason("no verdict", f"{outcome}, see {INCIDENTS}"), *cut]
-    if grader.plugin:
-        return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
-    references, read = reference_answers(ground_truth) or [], grader.read(response)
-    if read.answer is not None:
-        return [answer_reason(read.answer, references, grader), *cut]
-    guesses = [Reason(read.reason, read.detail), *cut]
-    number = (_NUMBER.findall(response) or [""])[-1].rstrip(",")
-    if _right(number, references, grader):
-        guesses.append(Reason("the last number in it is the right one", number))
+        guesses = [Reason("right"), *cut]
+    elif outcome not in ("wrong", "unformatted"):
+        guesses = [Reason("no verdict", f"{outcome}, see {INCIDENTS}"), *cut]
+    elif grader.plugin:
+        guesses = [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
+    elif (read := grader.read(row["response"])).answer is not None:
+        guesses = [answer_reason(read.answer, references, grader), *cut]
+    else:
+        guesses = [Reason(read.reason, read.detail), *cut]
+        number = (_NUMBER.findall(row["response"]) or [""])[-1].rstrip(",")
+        if _right(number, references, grader):
+            guesses.append(Reason("the last number in it is the right one", number))
+    if second not in (None, outcome == "correct"):
+        guesses.insert(0, Reason(f"parser suspect, a second grader calls it {'right' if second else 'wrong'}"))
     return guesses
 
 
@@ -117,15 +123,6 @@ def is_in(row: Row, category: str | None) -> bool:
     if category == "truncated":
         return bool(row["finish_reason"] == "length")
     return category is None or category_of(row) == category
-
-
-def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
-    """Guess the reasons for the row's grade; `second`: whether another grader calls its answer correct."""
-    guesses = reasons_for(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
-    if second is None or second == (row["outcome"] == "correct"):
-        return guesses
-    called = "right" if second else "wrong"
-    return [Reason(f"parser suspect, a second grader calls it {called}"), *guesses]
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -205,15 +202,14 @@ def failure_metrics(
     """
     if not samples:
         return {}
-    signs: dict[str, float] = {}
-    verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # ground truths are no answers
-    if not verifies:
-        signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
+    signs = {"rollout/round_trip": round_trip(samples, tokenizer)}
+    if grader.plugin is not None and grader.plugin.startswith("rlreason."):  # a verifier's ground truths are no answers
+        return signs
+    signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
-    comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
-    if comparable and len(asked) >= FEWEST_ASKED:
+    if len(asked) >= FEWEST_ASKED and (grader.plugin is None or signs["rollout/right"] > 0):
         signs |= common_answer([stated_answer(s.text) for s in samples], asked, grader.same, "rollout")
-    return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
+    return signs
 
 
 def _is_right(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
@@ -221,8 +217,7 @@ def _is_right(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool
     if not grader.plugin:
         return sample.grade.outcome == "correct"
     answer = stated_answer(sample.text)
-    references = reference_answers(truths.get(sample.group)) or ()
-    return answer is not None and any(grader.same(answer, reference) for reference in references)
+    return answer is not None and _right(answer, reference_answers(truths.get(sample.group)) or [], grader)
 
 
 def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") -> float:
@@ -234,14 +229,14 @@ def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") 
     def text_of(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    def again(text: str) -> str:
-        return text_of(tokenizer.encode(text, add_special_tokens=False))
-
-    def share(texts: list[str]) -> float:
-        return sum("".join(again(text).split()) == "".join(text.split()) for text in texts) / len(texts)
+    def survives(ids: list[int]) -> bool:
+        text = text_of(ids)
+        again = text_of(tokenizer.encode(text, add_special_tokens=False))
+        return "".join(text.split()) == "".join(again.split())
 
     some = [s.response for s in samples[:: -(-len(samples) // TEXTS)]]
-    return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))
+    surviving = min(sum(survives(r.prompt_ids) for r in some), sum(survives(r.token_ids) for r in some))
+    return surviving / len(some)
 
 
 MOST_PARTS = 40  # of one table; a fact with more values identifies problems, not kinds of problems
@@ -268,13 +263,15 @@ def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> 
         parts: dict[str, list[ScoredResponse]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
-        if not 1 < len(parts) <= MOST_PARTS:
-            continue
-        rows[fact] = {}
-        for name in sorted(parts):
-            value, low, high = proportion_with_ci(parts[name], is_correct, questions)
-            problems_of_part = len({s.group for s in parts[name]})
-            rows[fact][name] = {"problems": problems_of_part, "accuracy": value, "interval": [low, high]}
+        if 1 < len(parts) <= MOST_PARTS:
+            rows[fact] = {}
+            for name, part in sorted(parts.items()):
+                value, low, high = proportion_with_ci(part, is_correct, questions)
+                rows[fact][name] = {
+                    "problems": len({s.group for s in part}),
+                    "accuracy": value,
+                    "interval": [low, high],
+                }
     return {"accuracy_by": rows} if rows else {}
 
 
@@ -334,11 +331,13 @@ def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[
 
     `ConfigError` for a reward without a second grader.
     """
-    formatted = [number for number, row in enumerate(rows) if row["format_reward"] > 0]
-    grades = grade_rows([rows[number] for number in formatted], second_grader(graded), console) if formatted else []
-    verdicts: list[bool | None] = [None] * len(rows)
-    for number, grade in zip(formatted, grades, strict=True):
-        verdicts[number] = None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
+    grades = iter(grade_rows([row for row in rows if row["format_reward"] > 0], second_grader(graded), console))
+    verdicts: list[bool | None] = []
+    for row in rows:
+        verdict = None
+        if row["format_reward"] > 0 and (outcome := next(grades).outcome) not in ("timeout", "error"):
+            verdict = outcome == "correct"
+        verdicts.append(verdict)
     return verdicts
 
 
@@ -375,7 +374,7 @@ def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
     now, graders = marks["now"], dict[str, dict[str, Any]]()
     for name, correct in marks.items():
         only_it = [place for place, right in enumerate(correct) if right and not now[place]]
-        only_now = [place for place, right in enumerate(correct) if now[place] and not right]
+        only_now = [place for place, right in enumerate(now) if right and not correct[place]]
         agrees = 1 - (len(only_it) + len(only_now)) / len(now)
         graders[name] = {"correct": sum(correct) / len(now), "agrees": agrees, "only_it": only_it, "only_now": only_now}
     return graders

@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Scored responses, problem by problem, and their `eval/...` metrics."""
-
-    samples: list[Sample]
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluator:
     """Samples and grades by the evaluation protocol, which may differ from that of training."""
 
@@ -52,12 +44,14 @@ class Evaluator:
         """Return the names of the reward that counts and of the second one, if any."""
         return self.grader.reward, None if self.second_grader is None else self.second_grader.reward
 
-    def evaluate(self, problems: Sequence[Problem], step: int | None, monitors: Monitors) -> Evaluation:
-        """Sample the protocol's number of responses to each problem, score them and compute the metrics."""
+    def evaluate(
+        self, problems: Sequence[Problem], step: int, monitors: Monitors
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """Sample the protocol's number of responses to each problem; return them, scored, and their metrics."""
         samples = self.rollouts.sample(problems, self.sampling, self.settings.samples, PURPOSE)
         self.rollouts.report("measuring entropies")
         scored = score_samples(samples, self.scorer)
-        return Evaluation(scored, self.figures(scored, mismatches_of(scored, self.sampling), problems, step, monitors))
+        return scored, self.figures(scored, mismatches_of(scored, self.sampling), problems, step, monitors)
 
     def figures(
         self,
@@ -73,21 +67,16 @@ class Evaluator:
             answers = [self.grader.read(s.text).answer for s in samples]
             metrics |= common_answer(answers, [p.answer for p in problems], self.grader.same, "eval")
         monitors.check(step, metrics)
-        monitors.check_grades(step, self.warnings(samples), "" if step is None else "in evaluation: ")
-        return metrics
-
-    def warnings(self, samples: Sequence[ScoredResponse]) -> list[str]:
-        """Return the warnings of both graders about these samples, one sentence each."""
         warnings = self.grader.warnings([s.grade for s in samples])
         if self.second_grader is not None:
             warnings += self.second_grader.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
-        return list(dict.fromkeys(warnings))
+        monitors.check_grades(step, list(dict.fromkeys(warnings)), "" if step is None else "in evaluation: ")
+        return metrics
 
     def prompts(self, samples: Sequence[Sample]) -> list[str]:
         """Return the prompt of each sample, as the model read it."""
         decode = self.scorer.policy.tokenizer.decode
-        texts = {s.group: str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples}
-        return [texts[s.group] for s in samples]
+        return [str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +84,8 @@ class Evaluated:
     """One evaluation of a training run."""
 
     samples: list[Sample]  # the first to each interim problem, in order
-    metrics: dict[str, float]  # eval/... of all samples to the interim problems: comparable with the others
-    whole: dict[str, float]  # eval/... of all problems: in the last evaluation, the whole split
+    metrics: dict[str, int | float]  # eval/... of all samples to the interim problems: comparable with the others
+    whole: dict[str, int | float]  # eval/... of all problems: in the last evaluation, the whole split
     problems: Sequence[Problem]  # all problems of this evaluation
     last: bool  # whether these are the whole split
     step: int  # after which it was done
@@ -122,51 +111,38 @@ class Validation:
         name = "last evaluation" if last else "evaluation"
         waits = self.console.wait(name, more=evaluator.rollouts.progress_text)
         with waits, self.counters.clock.phase("eval"):
-            evaluation = evaluator.evaluate(problems, step, self.monitors)
-        evaluated = self._interim_part(evaluation, problems, last, step)
+            samples, whole = evaluator.evaluate(problems, step, self.monitors)
+        n, interim, metrics = evaluator.settings.samples, samples, whole
+        if problems is not self.interim_problems:  # whose metrics alone are comparable over the run
+            places = {p.id: place for place, p in enumerate(problems)}
+            interim = [s for p in self.interim_problems for s in samples[places[p.id] * n :][:n]]
+            mismatches = mismatches_of(interim, evaluator.sampling)
+            metrics = eval_metrics(interim, mismatches, questions_of(self.interim_problems))
         self.counters.eval_step += 1
         self.counters.pace["problem"] = (time.monotonic() - began) / max(len(problems), 1)
-        final = {name.replace("eval/", "final/"): value for name, value in evaluation.metrics.items() if last}
-        self.records.metrics(self.counters.row() | evaluated.metrics | final)
+        final = {name.replace("eval/", "final/"): value for name, value in whole.items() if last}
+        self.records.metrics(self.counters.row() | metrics | final)
         again = bool(self.history) and self.history[-1].step == step  # the evaluation that was due here ended the run
         update = self.counters.train_step if again else None
-        prompts = evaluator.prompts(evaluation.samples)
-        self.records.responses(EVALS, step, evaluation.samples, problems, update=update, prompts=prompts)
-        self.history.append(evaluated)
-        return evaluated
-
-    def _interim_part(self, evaluation: Evaluation, problems: Sequence[Problem], last: bool, step: int) -> Evaluated:
-        """Compute the metrics of the interim problems alone, which are comparable over the run."""
-        n, samples, metrics = self.evaluator.settings.samples, evaluation.samples, evaluation.metrics
-        if problems is not self.interim_problems:
-            places = {p.id: place for place, p in enumerate(problems)}
-            samples = [s for p in self.interim_problems for s in evaluation.samples[places[p.id] * n :][:n]]
-            mismatches = mismatches_of(samples, self.evaluator.sampling)
-            metrics = eval_metrics(samples, mismatches, questions_of(self.interim_problems))
-        return Evaluated(samples[::n], metrics, evaluation.metrics, problems, last, step)
+        self.records.responses(EVALS, step, samples, problems, update=update, prompts=evaluator.prompts(samples))
+        self.history.append(Evaluated(interim[::n], metrics, whole, problems, last, step))
+        return self.history[-1]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
-        shown = (0, len(self.history) - 1)
-        return [
-            {name: getattr(one, name) for name in KEPT}
-            | {"samples": msgspec.to_builtins([without_tokens(s) for s in one.samples if place in shown])}
-            for place, one in enumerate(self.history)
-        ]
+        first_and_newest = (0, len(self.history) - 1)
+        kept: list[dict[str, Any]] = []
+        for place, one in enumerate(self.history):
+            samples = [without_tokens(s) for s in one.samples] if place in first_and_newest else []
+            kept.append(msgspec.to_builtins(replace(one, samples=samples, problems=())))
+        return kept
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Resume from this state."""
         self.history[:] = [
-            Evaluated(
-                samples=msgspec.convert(row["samples"], list[Sample]),
-                problems=self.final_problems if row["last"] else self.interim_problems,
-                **{name: row[name] for name in KEPT},
-            )
-            for row in state
+            replace(one, problems=self.final_problems if one.last else self.interim_problems)
+            for one in msgspec.convert(state, list[Evaluated])
         ]
-
-
-KEPT = ("metrics", "whole", "last", "step")  # fields of an `Evaluated` that a checkpoint keeps as they are
 
 
 def without_tokens(sample: Sample) -> Sample:

@@ -109,33 +109,33 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleChec
     course's own reward passes: our grader decides some pairs differently. A killed run's clock lacks the time after
     its checkpoint, and the records do not say which of the visible GPUs were used.
     """
-    protocol, data, model = summary.get("protocol") or {}, settings.get("data") or {}, origin.get("model") or {}
-    asked, there = protocol.get("problems"), (summary.get("data_sizes") or {}).get("validation")
-    digest, stop = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest(), protocol.get("stop")
+    protocol, data, model = summary["protocol"], settings["data"], origin["model"]
+    asked, there = protocol["problems"], summary["data_sizes"]["validation"]
+    digest, stop = hashlib.sha256(protocol["prompt"].encode()).hexdigest(), protocol["stop"]
     is_plain = stop == ["</answer>"] and not any(key.startswith("chat.") for key in protocol)
-    reward, extract, size = str(protocol.get("reward")), protocol.get("grading.extract"), model.get("parameters")
+    reward, extract, size = protocol["reward"], protocol.get("grading.extract"), model["parameters"]
     other_reward = ":" in reward or (reward == "r1_zero" and extract == "strict")
-    algorithm, seconds = settings.get("algorithm"), summary.get("time/total")
+    algorithm, seconds = settings["algorithm"], summary["time/total"]
     parts = [*origin.get("earlier_parts", []), origin]
-    in_time = OPEN if seconds is None else seconds <= 3600 * HOURS and (len(parts) == 1 or OPEN)
-    devices = [part.get("device") or {} for part in parts]
-    cards = [(card.get("count"), card.get("name")) for card in devices if card.get("type") != "cpu"]
-    are_few = all((count or GPUS + 1) <= GPUS and GPU in str(name) for count, name in cards)
-    weights, data_hash = model.get("start_weights"), f"{data.get('path', data.get('name'))}, hash {summary.get('data')}"
-    own_data = (settings.get("eval") or {}).get("data")
+    in_time = seconds <= 3600 * HOURS and (len(parts) == 1 or OPEN)
+    devices = [part["device"] for part in parts if part["device"]["type"] != "cpu"]
+    cards = [(device["count"], device["name"]) for device in devices]
+    are_few = all(count <= GPUS and GPU in name for count, name in cards)
+    data_hash = f"{data.get('path', data['name'])}, hash {summary['data']}"
+    own_data = settings["eval"]["data"]
     rows: list[tuple[str, str, object, bool | str]] = [
-        ("model", "Qwen2.5-Math-1.5B, freshly downloaded", (size, weights), size in (None, PARAMETERS) and OPEN),
+        ("model", "Qwen2.5-Math-1.5B, freshly downloaded", (size, model["start_weights"]), size == PARAMETERS and OPEN),
         ("data", "MATH alone, as in the handout's files", (data_hash, own_data), "path" in data and OPEN),
         ("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS),
         ("prompt", f"r1_zero, {R1_ZERO[:12]}", (digest[:12], stop), digest == R1_ZERO and is_plain),
         ("reward", COURSE_REWARD, (reward, extract), reward == COURSE_REWARD or (other_reward and OPEN)),
-        *((rule, f"{limit:g}", protocol.get(key), protocol.get(key) == limit) for rule, key, limit in LIMITS),
+        *((rule, f"{limit:g}", protocol[key], protocol[key] == limit) for rule, key, limit in LIMITS),
         ("imitated traces", "none of a stronger model", algorithm, algorithm in ("grpo", "ei") or OPEN),
-        ("hours", f"at most {HOURS:g}", f"{(seconds or 0) / 3600:.2f} in {len(parts)} parts", in_time),
+        ("hours", f"at most {HOURS:g}", f"{seconds / 3600:.2f} in {len(parts)} parts", in_time),
         ("GPUs", f"at most {GPUS} {GPU}", cards or "none", are_few or OPEN),
     ]
-    words = {True: PASS, False: FAIL, OPEN: OPEN}
-    return [RuleCheck(rule, wanted, str(found), words[verdict]) for rule, wanted, found, verdict in rows]
+    verdicts = {True: PASS, False: FAIL, OPEN: OPEN}
+    return [RuleCheck(rule, wanted, str(found), verdicts[verdict]) for rule, wanted, found, verdict in rows]
 
 
 def write_card(kind: str | None, folder: Path, summary: Facts) -> None:

@@ -13,7 +13,7 @@ from rlreason.config.run import UNKNOWN_PROBLEMS, RunConfig
 from rlreason.runtime.machine import Device, place_of
 
 CHUNK = 512  # positions whose logits exist at once: model/log_probs.py
-PROMPT_TOKENS = 8192  # of prompts read in one pass of the in-process engine: engines/hf/decoding.py
+PROMPT_TOKENS = 8192  # of prompts read in one pass of the in-process engine: engines/decoding.py
 CACHE_BLOCK = 128  # tokens: vLLM allocates its cache in blocks of at most this; each sequence may leave one unfilled
 PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured
 TINY_PROMPT = 128

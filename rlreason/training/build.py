@@ -25,7 +25,7 @@ from rlreason.data.tasks import taught, texts_in
 from rlreason.engines.base import Engine, Sampling, Stops, tags_in
 from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
-from rlreason.engines.vllm.engine import VLLMEngine, sampling_arguments
+from rlreason.engines.vllm import VLLMEngine, sampling_arguments
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders

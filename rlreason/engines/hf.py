@@ -1,23 +1,18 @@
 """The in-process engine: sample from the policy's own weights with a preallocated KV cache."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from rlreason.engines.base import Finished, Prompt, Sampling, Stops
-from rlreason.engines.hf.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
+from rlreason.engines.base import Finished, Prompt, Sampling, Stops, closing_tokens
+from rlreason.engines.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
 from rlreason.types import FinishReason, Response
-
-#: The effect of a token on its response: none (0), may complete a stop string, ends it.
-MAY, ENDS = 1, 2
 
 
 class HFEngine:
@@ -28,16 +23,13 @@ class HFEngine:
     ) -> None:
         """`max_rows`: most samples decoded at once; `compile`: run decoding steps through torch.compile."""
         self.policy, self.max_rows = policy, max_rows
-        # Rows and columns are symbolic, so that neither a compaction nor a new length recompiles.
-        self.compiled = torch.compile(self._hidden_states, dynamic=True) if compile and policy.packs else None
-        if compile and not policy.packs:
+        self.compiled = None
+        if compile and policy.packs:  # rows and columns are symbolic: neither a compaction nor a new length recompiles
+            self.compiled = torch.compile(lambda **inputs: policy.backbone(**inputs).last_hidden_state, dynamic=True)
+        elif compile:
             say("! rollout.compile=true has no effect: this model samples by its own forward pass and its own cache")
         self.weight_version = self.drawn = 0
         self.counts = Counts()  # of the newest `generate`
-
-    def _hidden_states(self, **inputs: Any) -> Tensor:
-        hidden: Tensor = self.policy.backbone(**inputs).last_hidden_state
-        return hidden
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Count a weight sync; nothing is copied. `ValueError` for another policy."""
@@ -54,31 +46,32 @@ class HFEngine:
     ) -> list[Response]:
         """Sample n responses to each prompt; see `engines.base.Engine`."""
         responses: dict[int, Response] = {}
-        self.drawn, self.counts = 0, Counts()
-        stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
-
-        def collect(place: int, response: Response) -> None:
-            responses[place] = response
-            if finished is not None:
-                finished(place, response)
-
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
         # does not cache cast weights.
         casts = self.policy.compute_dtype != torch.float32
         with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast():
-            self._sample(prompts, sampling, n, stops, collect)
+            for place, response in self._sample(prompts, sampling, n):
+                responses[place] = response
+                if finished is not None:
+                    finished(place, response)
         return [responses[place] for place in range(len(prompts) * n)]
 
-    def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int, stops: Stops, collect: Finished) -> None:
-        """Decode up to `max_rows` sequences at a time; waiting groups are admitted as others end."""
-        vocab = self.policy.head.shape[0]
-        end_ids = frozenset(i for i in self.policy.end_ids | sampling.end_ids if i < vocab)  # a config may name others
-        banned = torch.tensor(sorted(end_ids), device=self.policy.device)
-        kinds = token_kinds(vocab, end_ids, stops).to(self.policy.device)
+    def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> Iterator[tuple[int, Response]]:
+        """Decode up to `max_rows` sequences at a time; waiting groups are admitted as others end.
+
+        Yield each response as it ends, with its place.
+        """
+        policy, vocab = self.policy, self.policy.head.shape[0]
+        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
+        end_ids = frozenset(i for i in policy.end_ids | sampling.end_ids if i < vocab)  # a config may name others
+        closing = closing_tokens(policy.tokenizer.get_vocab(), sampling.stop)
+        may_end = torch.zeros(vocab, dtype=torch.bool)
+        may_end[[i for i in end_ids | closing if i < vocab]] = True
+        banned = torch.tensor(sorted(end_ids), device=policy.device)
         # Decode sequences of similar length together, because attention covers the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
-        batch = (Batch if self.policy.packs else UnpaddedBatch)(self.policy, sampling, kinds, self.compiled)
-        self.counts = batch.counts
+        batch = (Batch if policy.packs else UnpaddedBatch)(policy, sampling, may_end.to(policy.device), self.compiled)
+        self.drawn, self.counts = 0, batch.counts
         while waiting or batch.alive:
             if waiting and batch.should_compact():
                 admitted = self._admitted(waiting, n, batch.alive, prompts)
@@ -89,42 +82,43 @@ class HFEngine:
             self.drawn += batch.alive
             alive()
             if len(rows):
-                self._end(batch, rows, end_ids, stops, collect)
+                yield from self._ended(batch, rows, end_ids, stops)
             if batch.alive:
                 if not waiting and batch.should_compact():
                     batch.compact_and_admit()  # before the step, so that it skips ended sequences
                 batch.step()
 
-    def _end(
-        self, batch: Batch, rows: NDArray[np.int64], end_ids: AbstractSet[int], stops: Stops, collect: Finished
-    ) -> None:
-        """Collect those of these rows that have ended. Text is decoded only where a token can end a stop string."""
+    def _ended(
+        self, batch: Batch, rows: NDArray[np.int64], end_ids: AbstractSet[int], stops: Stops
+    ) -> Iterator[tuple[int, Response]]:
+        """Yield the responses of those of these rows that have ended, each with its place."""
         ended: list[tuple[int, list[int], FinishReason, int]] = []
-        for row, token_ids in zip(rows.tolist(), batch.token_ids(rows), strict=True):
-            token, overhang = token_ids[-1], None
-            if token in end_ids:
-                overhang = 0
-            elif stops.may_close(token):
-                overhang = stops.overhang(token_ids)
+        for row, token_ids in zip(rows.tolist(), batch.of_rows(rows, batch.tokens), strict=True):
+            overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
             if overhang is not None:
                 ended.append((row, token_ids, "stop", overhang))
             elif len(token_ids) == batch.sampling.max_tokens:
                 ended.append((row, token_ids, "length", 0))
         if not ended:
             return
-        log_probs = batch.end(np.array([row for row, *_ in ended]))
-        for (row, token_ids, reason, overhang), theirs in zip(ended, log_probs, strict=True):
+        rows = np.array([row for row, *_ in ended])
+        batch.ended[rows] = True
+        for (row, token_ids, reason, overhang), log_probs in zip(
+            ended, batch.of_rows(rows, batch.log_probs), strict=True
+        ):
             sequence = batch.sequences[row]
-            response = Response(
-                problem_id=sequence.prompt.problem_id,
-                prompt_ids=sequence.prompt.token_ids,
-                token_ids=token_ids,
-                log_probs=theirs,
-                text=stops.text(token_ids, overhang),
-                finish_reason=reason,
-                weight_version=self.weight_version,
+            yield (
+                sequence.place,
+                Response(
+                    problem_id=sequence.prompt.problem_id,
+                    prompt_ids=sequence.prompt.token_ids,
+                    token_ids=token_ids,
+                    log_probs=log_probs,
+                    text=stops.text(token_ids, overhang),
+                    finish_reason=reason,
+                    weight_version=self.weight_version,
+                ),
             )
-            collect(sequence.place, response)
 
     def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
         """Take the groups of n that fit next to the `alive` rows, a larger one alone.
@@ -140,12 +134,3 @@ class HFEngine:
             admitted.append(waiting.popleft())
             alive += n
         return admitted
-
-
-def token_kinds(vocab: int, end_ids: AbstractSet[int], stops: Stops) -> Tensor:
-    """Return (vocab,) uint8: the effect of each token on its response: ENDS, MAY, or 0 for none."""
-    kinds = torch.zeros(vocab, dtype=torch.uint8)
-    if stops.stop:
-        kinds[slice(None) if stops.closing is None else sorted(i for i in stops.closing if i < vocab)] = MAY
-    kinds[sorted(end_ids)] = ENDS
-    return kinds

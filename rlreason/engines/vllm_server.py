@@ -1,6 +1,6 @@
 """vLLM's process: it holds one `vllm.LLM` and answers the trainer's requests, which come through a pipe.
 
-    python -m rlreason.engines.vllm.server DESCRIPTOR TRAINER
+    python -m rlreason.engines.vllm_server DESCRIPTOR TRAINER
 
 A request is (method of `Server`, arguments). The answer is ("done", result) or ("failed", error); while it samples,
 ("step", tokens drawn, what has ended) after every decoding step.
@@ -13,7 +13,6 @@ Both sides read the check, after every weight sync, that the engine has the trai
    finds what tensors do not show: a stale packed copy, a cache of old keys and values, another temperature.
 """
 
-import itertools
 import os
 import select
 import shutil
@@ -27,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +56,9 @@ class WeightCheck:
         return self.mismatch <= self.bound and self.compared > 0 and not self.differing
 
     def __str__(self) -> str:
-        names = ", ".join(self.differing[:3]) + (" ..." if len(self.differing) > 3 else "")
         return (
-            f"the probe's log-probabilities differ by {self.mismatch:.3g} nats (bound {self.bound:g}), "
-            f"{len(self.differing)} of {self.compared} compared tensors differ" + (f" ({names})" if names else "")
+            f"the probe's log-probabilities differ by {self.mismatch:.3g} nats (bound {self.bound:g}), and "
+            f"{len(self.differing)} of {self.compared} compared tensors: {', '.join(self.differing[:3])}"
         )
 
 
@@ -82,27 +80,22 @@ def probe_prompt(vocab: int, context: int) -> Prompt:
 
 
 def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float:
-    """Return max |a - b| over the probe's tokens; infinite when a number is missing or not finite.
+    """Return max |a - b| over the probe's tokens; nan, which is within no bound, where a number is nan.
 
-    >>> largest_mismatch([-1.0, -2.0], [-1.0, -2.5]), largest_mismatch([float("nan")], [0.0]), largest_mismatch([], [])
-    (0.5, inf, inf)
+    >>> largest_mismatch([-1.0, -2.0], [-1.0, -2.5]), largest_mismatch([float("nan"), 0.0], [0.0, 1.0])
+    (0.5, nan)
     """
-    if len(engine) != len(trainer) or not engine:
-        return float("inf")
-    mismatches = [abs(a - b) for a, b in zip(engine, trainer, strict=True)]
-    return max(mismatches) if all(m < float("inf") for m in mismatches) else float("inf")
+    engines, trainers = torch.tensor(engine, dtype=torch.float64), torch.tensor(trainer, dtype=torch.float64)
+    return float((engines - trainers).abs().max())
 
 
-class Digest(NamedTuple):
-    """A weight's shape and the digests of its rows, which tell it from any other without sending it."""
+#: A weight's shape, and the digests of its rows, which tell it from any other.
+Digest = tuple[tuple[int, ...], list[int]]
 
-    shape: tuple[int, ...]
-    rows: bytes  # an int64 for each
 
-    @classmethod
-    def of(cls, weight: Tensor) -> Self:
-        """Digest a weight."""
-        return cls(tuple(weight.shape), row_digests(weight).cpu().numpy().tobytes())
+def digest(weight: Tensor) -> Digest:
+    """Digest a weight, so that it can be compared without sending it."""
+    return tuple(weight.shape), row_digests(weight).tolist()
 
 
 def differing_tensors(
@@ -114,26 +107,22 @@ def differing_tensors(
     q_proj, k_proj, v_proj). Weights in a packed layout are left out: the probe covers them. Rows after the trainer's
     last one are the engine's padding.
     """
-    part_of = {part: (whole, parts) for whole, parts in fused.items() for part in parts}
-    used: dict[str, int] = {}  # rows of a fused layer compared so far
+    whole_of = {part: whole for whole, parts in fused.items() for part in parts}
+    used: dict[str, int] = {}  # rows of the engine's tensor compared so far
     compared, differing = 0, []
-    for name, ours in trainer.items():
+    for name, (shape, rows) in trainer.items():
         module, _, kind = name.rpartition(".")
         path, dot, layer = module.rpartition(".")
-        whole, parts = part_of.get(layer, (layer, (layer,)))
-        key = f"{path}{dot}{whole}.{kind}"
-        theirs, start = engine.get(key), used.get(key, 0)
-        end = start + ours.shape[0]
-        if theirs is None or theirs.shape[1:] != ours.shape[1:] or theirs.shape[0] < end:
+        key = f"{path}{dot}{whole_of.get(layer, layer)}.{kind}"
+        start = used.get(key, 0)
+        end = start + shape[0]
+        if key not in engine or engine[key][0][1:] != shape[1:] or engine[key][0][0] < end:
             continue
-        used[key] = end if len(parts) > 1 else 0
+        used[key] = end
         compared += 1
-        if theirs.rows[DIGEST * start : DIGEST * end] != ours.rows:
+        if engine[key][1][start:end] != rows:
             differing.append(name)
     return compared, tuple(differing)
-
-
-DIGEST = 8  # bytes of a row's digest
 
 
 def row_digests(weight: Tensor) -> Tensor:
@@ -172,19 +161,23 @@ class Server:
     """One vLLM engine inside this process."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self.connection = connection
+        self.llm: Any = None  # a `vllm.LLM`
+
+    def version(self) -> str:
+        """Import vLLM and return its version."""
         import vllm
 
-        self.connection, self.version = connection, vllm.__version__
-        self.llm: Any = None  # a `vllm.LLM`
+        return str(vllm.__version__)
 
     def start(self, folder: str, backend: str | None, arguments: dict[str, Any]) -> None:
         """Start vLLM for the model in `folder`; `backend`: vLLM's name of its own weight transfer."""
-        import vllm
+        from vllm import LLM
         from vllm.config import WeightTransferConfig
 
         if backend is not None:
             arguments = arguments | {"weight_transfer_config": WeightTransferConfig(backend=backend)}
-        self.llm = vllm.LLM(folder, **arguments)
+        self.llm = LLM(folder, **arguments)
 
     def sample(self, prompts: Sequence[tuple[list[int], int]], n: int, rows: int, arguments: dict[str, Any]) -> None:
         """Sample n responses to each prompt, given by token ids and seed, `rows` at a time.
@@ -196,19 +189,22 @@ class Server:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        engine, drawn, left = self.llm.llm_engine, 0, len(prompts) * n
-        places, under_way = iter(range(left)), set[str]()
-        while left:
-            for place in itertools.islice(places, max(0, 2 * rows - len(under_way))):
-                token_ids, seed = prompts[place // n]
-                of_request = arguments | {"output_kind": RequestOutputKind.FINAL_ONLY, "seed": seed % 2**62 + place % n}
-                engine.add_request(str(place), tokens_input(token_ids), SamplingParams(**of_request))
-                under_way.add(str(place))
-            drawn += min(len(under_way), rows)
-            outputs = engine.step()
-            under_way -= {output.request_id for output in outputs}
-            left -= len(outputs)
-            self.connection.send(("step", drawn, [_ended(output) for output in outputs]))
+        arguments = arguments | {"output_kind": RequestOutputKind.FINAL_ONLY}
+        engine, drawn, begun, done = self.llm.llm_engine, 0, 0, 0
+        while done < len(prompts) * n:
+            while begun < min(len(prompts) * n, done + 2 * rows):
+                token_ids, seed = prompts[begun // n]
+                of_request = SamplingParams(**arguments, seed=seed % 2**62 + begun % n)
+                engine.add_request(str(begun), tokens_input(token_ids), of_request)
+                begun += 1
+            drawn += min(begun - done, rows)
+            ended = []
+            for output in engine.step():
+                (one,) = output.outputs
+                log_probs, reasons = list(one.logprobs.logprobs), (one.finish_reason, one.stop_reason)
+                ended.append(Ended(int(output.request_id), list(one.token_ids), log_probs, *reasons))
+            done += len(ended)
+            self.connection.send(("step", drawn, ended))
 
     def load_file(self, path: str) -> None:
         """Replace the weights by those in a file."""
@@ -218,40 +214,17 @@ class Server:
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
         self.llm.apply_model(repack_tied_head)
 
-    def transfer(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of vLLM's own weight transfer, whose other side is in the trainer."""
-        self.llm.collective_rpc(method, kwargs=arguments)
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call this method of `vllm.LLM`."""
+        return getattr(self.llm, method)(*arguments)
 
     def digests(self) -> tuple[dict[str, Digest], dict[str, list[str]]]:
         """Return digests of every weight in the model's number format, and which layers are stacked of which."""
         dtype = self.llm.llm_engine.model_config.dtype
-
-        def of(model: Any) -> tuple[dict[str, Digest], dict[str, list[str]]]:
-            kept = {name: p for name, p in model.named_parameters() if p.dtype == dtype and p.numel()}
-            fused = dict(getattr(model, "packed_modules_mapping", {}))
-            return {name: Digest.of(weight) for name, weight in kept.items()}, fused
-
-        digests: tuple[dict[str, Digest], dict[str, list[str]]] = self.llm.apply_model(of)[0]
-        return digests
-
-    def forget_prompts(self) -> None:
-        """Empty the prefix cache of the keys of older weights."""
-        if not self.llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be emptied: requests are still running")
-
-    def sleep(self) -> None:
-        """Free the memory of weights and cache; neither is needed again."""
-        self.llm.sleep(level=2)
-
-    def wake_up(self, tag: str) -> None:
-        """Allocate the memory of "weights" or "kv_cache" again."""
-        self.llm.wake_up(tags=[tag])
-
-
-def _ended(output: Any) -> Ended:
-    one = output.outputs[0]
-    log_probs = list(one.logprobs.logprobs)
-    return Ended(int(output.request_id), list(one.token_ids), log_probs, one.finish_reason, one.stop_reason)
+        (model,) = self.llm.apply_model(lambda model: model)
+        kept = {name: p for name, p in model.named_parameters() if p.dtype == dtype and p.numel()}
+        fused = dict(getattr(model, "packed_modules_mapping", {}))
+        return {name: digest(weight) for name, weight in kept.items()}, fused
 
 
 def end_with(trainer: int) -> None:
@@ -268,18 +241,16 @@ def end_with(trainer: int) -> None:
 
 
 def serve(connection: "Connection[Any, Any]") -> None:
-    """Answer requests until the trainer closes the pipe; the first answer is vLLM's version."""
-    method, arguments = "__init__", (connection,)
-    server = Server.__new__(Server)
+    """Answer requests until the trainer closes the pipe."""
+    server = Server(connection)
     while True:
+        method, arguments = connection.recv()
         try:
-            result = getattr(server, method)(*arguments)
-            answer = ("done", server.version if method == "__init__" else result)
+            answer = ("done", getattr(server, method)(*arguments))
         except Exception as error:
             traceback.print_exc()  # into vllm.log
             answer = ("failed", f"{type(error).__name__}: {error}")
         connection.send(answer)
-        method, arguments = connection.recv()
 
 
 def main() -> None:
@@ -292,6 +263,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from rlreason.engines.vllm import server  # under this name the trainer knows what it is sent
+    from rlreason.engines import vllm_server  # under this name the trainer knows what it is sent
 
-    server.main()
+    vllm_server.main()

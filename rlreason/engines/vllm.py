@@ -2,7 +2,7 @@
 
 It runs in a process of its own, or in several of which each samples its share of the prompts. The random numbers of a
 response come from its prompt's seed alone, so the tokens are those of one. Each has a copy of the weights, so every
-weight sync ends with a check that engines and trainer agree (server.py).
+weight sync ends with a check that engines and trainer agree (vllm_server.py).
 """
 
 import copy
@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
+from rlreason.config.groups import INSTALL_VLLM as INSTALL
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Finished, Prompt, Sampling, Stops
-from rlreason.engines.vllm.process import EngineProcess, Place, call_all, hide_secrets, load_by_file, spoken
-from rlreason.engines.vllm.server import (
+from rlreason.engines.vllm_process import EngineProcess, Place, call_all, hide_secrets, load_by_file, spoken
+from rlreason.engines.vllm_server import (
     PROBE,
     PROBE_PROMPT,
     PROBE_TOKENS,
-    Digest,
     Ended,
     WeightCheck,
     differing_tensors,
+    digest,
     largest_mismatch,
     mismatch_bound,
     probe_prompt,
@@ -36,6 +37,8 @@ from rlreason.model.parameters import model_size
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.records.files import ENGINE_LOGS
 from rlreason.types import Response
+
+VERSIONS = ((0, 28), (0, 32))  # the first with both sides of vLLM's weight transfer, and the newest tested one
 
 
 class VLLMEngine:
@@ -54,7 +57,9 @@ class VLLMEngine:
         folder: Path,
         demand: Demand,
         say: Callable[[str], None] = print,
+        reserve: int = 0,
     ) -> None:
+        """`reserve`: bytes that the trainer allocates later, which vLLM's cache leaves free."""
         self.policy, self.rollout, self.say = policy, rollout, say
         self.max_len = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
         self.max_rows = min(rollout.max_rows, demand.rows)
@@ -65,43 +70,40 @@ class VLLMEngine:
         self._lock = threading.Lock()  # one call at a time, from whichever thread
         self.processes: list[EngineProcess] = []
         try:
-            self._start(places, folder)
+            self._start(places, folder, reserve)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, places: Sequence[Place], folder: Path) -> None:
-        began, exact, arguments = time.monotonic(), self.policy.compute_dtype == torch.float32, list[dict[str, Any]]()
+    def _start(self, places: Sequence[Place], folder: Path, reserve: int) -> None:
+        began, dtype, arguments = time.monotonic(), self.policy.compute_dtype, dict[str, dict[str, Any]]()
         for place, log in zip(places, ENGINE_LOGS, strict=False):
-            self.processes.append(EngineProcess(place, folder / log, self.rollout.timeout_s, exact))
-        for process in self.processes:  # each plans with the memory that is free before any of them takes some
-            version, device = process.version(), process.place.device
-            memory = plan_memory(self.policy, device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
-            dtype = str(self.policy.compute_dtype).removeprefix("torch.")
-            self.say(f"starting vLLM {version} on {process.place.name} in {dtype}: {memory} ...")
-            arguments.append(llm_arguments(dtype, self.max_len, self.max_rows, memory, device, self.sleeps(process)))
-        for process, given in zip(self.processes, arguments, strict=True):
-            process.start(write_model(self.policy, Path(process.files) / "model"), given)
+            process = EngineProcess(place, folder / log, self.rollout.timeout_s, exact=dtype == torch.float32)
+            self.processes.append(process)
+        version, lengths = version_of(self.processes), (self.max_len, self.max_rows)
+        for place in places:  # each plans with the memory that is free before any of them takes some
+            memory = plan_memory(self.policy, place.gpu, *lengths, self.rollout.kv_cache_gb, reserve)
+            given = llm_arguments(str(dtype).removeprefix("torch."), *lengths, memory, place)
+            self.say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {memory} ...")
+            arguments[place.name] = given
+        for process in self.processes:
+            place, folder_of_model = process.place, write_model(self.policy, Path(process.files) / "model")
+            process.send("start", folder_of_model, place.transfer, arguments[place.name])
         for process in self.processes:
             process.answer()
         self._sync_weights()
+        #: Of vLLM's start, for provenance; of several engines, by name.
+        self.arguments = arguments if len(places) > 1 else given
         self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
-
-    def sleeps(self, process: EngineProcess) -> bool:
-        """Whether this engine frees its memory while the policy trains."""
-        return process.place.shared and self.rollout.sleep
 
     @property
     def drawn(self) -> int:
         """Tokens sampled since the last `generate` began."""
         return sum(self._drawn.values())
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of vLLM's start, for provenance; of several, by name."""
-        if len(self.processes) == 1:
-            return self.processes[0].arguments
-        return {process.place.name: process.arguments for process in self.processes}
+    def sleepers(self) -> list[EngineProcess]:
+        """Return the processes that free their memory while the policy trains."""
+        return [process for process in self.processes if process.place.sleeps]
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Load these weights; return the sync's metrics, see `_sync_weights`.
@@ -130,27 +132,22 @@ class VLLMEngine:
         with self._lock:
             if self.asleep:
                 self._sync_weights()
-            responses = self._sample(self.processes, prompts, sampling, n, finished)
-            sleepers = list(filter(self.sleeps, self.processes))
-            call_all(sleepers, "sleep")
+            responses = self._sample(prompts, sampling, n, finished)
+            sleepers = self.sleepers()
+            call_all(sleepers, "ask", "sleep", 2)  # frees weights and cache: neither is needed again
             self.asleep = bool(sleepers)
         return [responses[place] for place in range(len(prompts) * n)]
 
     def _sample(
-        self,
-        processes: Sequence[EngineProcess],
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        n: int = 1,
-        finished: Finished | None = None,
+        self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> dict[int, Response]:
-        """Sample with each process every k-th prompt: neighbours are often alike."""
+        """Sample with each of k processes every k-th prompt: neighbours are often alike."""
         stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
-        shares = {process: range(k, len(prompts), len(processes)) for k, process in enumerate(processes)}
+        step = len(self.processes)
+        shares = {process: range(k, len(prompts), step) for k, process in enumerate(self.processes)}
         responses: dict[int, Response] = {}
-        self._drawn = {}
-        busy = [process for process, share in shares.items() if share]
+        self._drawn, busy = {}, [process for process, share in shares.items() if share]
         try:
             for process in busy:
                 asked = [(prompts[i].token_ids, prompts[i].seed) for i in shares[process]]
@@ -198,19 +195,19 @@ class VLLMEngine:
         began = time.monotonic()
         if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
             torch.cuda.synchronize(self.policy.device)
-        waking = list(filter(self.sleeps, self.processes)) if self.asleep else []
+        waking = self.sleepers() if self.asleep else []
         if waking:
             torch.cuda.empty_cache()  # vLLM cannot use what torch has cached in this process
-        call_all(waking, "wake_up", "weights")
+        call_all(waking, "ask", "wake_up", ["weights"])
         self.send_weights()
-        call_all(waking, "wake_up", "kv_cache")
+        call_all(waking, "ask", "wake_up", ["kv_cache"])
         self.asleep = False
-        call_all(self.processes, "forget_prompts")
+        if not all(call_all(self.processes, "ask", "reset_prefix_cache")):
+            raise EngineError("vLLM's prefix cache could not be emptied of keys of the old weights")
         metrics = {"time/weight_sync": time.monotonic() - began}
         if self.rollout.attest == "off":
             return metrics
-        began = time.monotonic()
-        checks = self.check_weights()
+        began, checks = time.monotonic(), self.check_weights()
         for process, check in checks.items():
             if not check.holds:
                 text = (
@@ -228,8 +225,7 @@ class VLLMEngine:
 
     def send_weights(self) -> None:
         """Send the policy's weights to all engines, each on its way."""
-        by_file = [process for process in self.processes if process.place.transfer == "file"]
-        if by_file:
+        if by_file := [process for process in self.processes if process.place.transfer is None]:
             load_by_file(by_file, self.policy)
         for process in self.processes:
             if process not in by_file:
@@ -241,10 +237,11 @@ class VLLMEngine:
         By digests of rows, so that no weights are sent.
         """
         dtype, scorer = self.policy.compute_dtype, LogProbScorer(self.policy, self.max_len)
-        ours = {name: Digest.of(weight.detach().to(dtype)) for name, weight in self.policy.engine_weights()}
-        checks = {}
-        for process, (theirs, fused) in zip(self.processes, call_all(self.processes, "digests"), strict=True):
-            probe = self._sample([process], [self._probe], PROBE)[0]
+        ours = {name: digest(weight.detach().to(dtype)) for name, weight in self.policy.engine_weights()}
+        held, checks = call_all(self.processes, "digests"), {}
+        probes = self._sample([self._probe] * len(self.processes), PROBE)  # one for each
+        for k, (process, (theirs, fused)) in enumerate(zip(self.processes, held, strict=True)):
+            probe = probes[k]
             trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
             mismatch = largest_mismatch(probe.log_probs, trainer)
             checks[process] = WeightCheck(mismatch, mismatch_bound(dtype), *differing_tensors(theirs, ours, fused))
@@ -255,6 +252,18 @@ class VLLMEngine:
         for process in self.processes:
             process.close()
             hide_secrets(process.log)
+
+
+def version_of(processes: Sequence[EngineProcess]) -> str:
+    """Return vLLM's version; `ConfigError` where it cannot be imported, or the version is not a tested one."""
+    try:
+        version, *_ = call_all(processes, "version")
+    except EngineError as error:
+        raise ConfigError(f"rollout=vllm: vLLM cannot be imported: {INSTALL}; or choose rollout=hf. {error}") from error
+    if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
+        span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
+        raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
+    return str(version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +280,15 @@ class MemoryPlan:
 
 
 def plan_memory(
-    policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
+    policy: Policy, gpu: int | None, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
 ) -> MemoryPlan:
-    """Plan the cache by `model.memory.vllm_cache`, in the free memory of `device` less `reserve` bytes.
+    """Plan the cache by `model.memory.vllm_cache`, in the free memory of the GPU less `reserve` bytes.
 
-    `ConfigError` where `cache_gb` does not hold one sequence, or weights and cache do not fit.
+    `gpu` None: in main memory. `ConfigError` where `cache_gb` does not hold one sequence, or the plan does not fit.
     """
     dtype = policy.compute_dtype
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
+    if gpu is not None:
+        free = torch.cuda.mem_get_info(gpu)[0]
     else:
         import psutil  # vLLM brings it
 
@@ -299,9 +308,7 @@ def plan_memory(
     return plan
 
 
-def llm_arguments(
-    dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
-) -> dict[str, Any]:
+def llm_arguments(dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, place: Place) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` besides the model's folder."""
     arguments: dict[str, Any] = {
         "dtype": dtype,
@@ -320,7 +327,7 @@ def llm_arguments(
         "enable_prefix_caching": True,
         "seed": 0,
     }
-    if device.type == "cpu":
+    if place.gpu is None:
         return arguments | {
             "enforce_eager": True,
             "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
@@ -330,8 +337,8 @@ def llm_arguments(
             "max_num_batched_tokens": max(4096, max_len),
         }
     return arguments | {
-        "enable_sleep_mode": sleeps,
-        "gpu_memory_utilization": 0.9 * memory.free / torch.cuda.mem_get_info(device)[1],
+        "enable_sleep_mode": place.sleeps,
+        "gpu_memory_utilization": 0.9 * memory.free / torch.cuda.mem_get_info(place.gpu)[1],
         "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
     }
 

@@ -21,16 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from rlreason.config.groups import INSTALL_VLLM as INSTALL
-from rlreason.engines.vllm.server import FILES
-from rlreason.errors import ConfigError, EngineError
+from rlreason.engines.vllm_server import FILES
+from rlreason.errors import EngineError
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
 from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.signals import temporary_folder
 from rlreason.runtime.text import redacted
 
-VERSIONS = ((0, 28), (0, 32))  # the first with both sides of vLLM's weight transfer, and the newest tested one
 LOOK_S = 0.5
 ENDING_S = 10.0  # for a killed process to end
 #: The variables by which torchrun tells a process its rank, besides those that begin with TORCHELASTIC_. vLLM would
@@ -46,13 +44,8 @@ class Place:
 
     name: str  # for messages
     gpu: int | None = None
-    shared: bool = False  # a rank of the trainer computes on its GPU, too
-    transfer: Literal["file", "ipc", "nccl"] = "file"  # how weights get there
-
-    @property
-    def device(self) -> torch.device:
-        """The device, as it is numbered in this process."""
-        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+    sleeps: bool = False  # it frees its memory while the policy trains on its GPU
+    transfer: Literal["ipc", "nccl"] | None = None  # vLLM's own way by which weights get there; None: a file
 
 
 def environment(variables: Mapping[str, str], place: Place, files: str, threads: int, exact: bool) -> dict[str, str]:
@@ -65,7 +58,8 @@ def environment(variables: Mapping[str, str], place: Place, files: str, threads:
     kept = {k: v for k, v in variables.items() if k not in OF_RANKS and not k.startswith("TORCHELASTIC_")}
     kept = {"VLLM_NO_USAGE_STATS": "1"} | ({"TRITON_F32_DEFAULT": "ieee"} if exact else {}) | kept
     if place.gpu is not None:
-        kept[VISIBLE] = visible_gpu(variables.get(VISIBLE), place.gpu)
+        visible = variables.get(VISIBLE)
+        kept[VISIBLE] = visible.split(",")[place.gpu].strip() if visible else str(place.gpu)
     return kept | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we start, and in no further one
         "VLLM_CONFIGURE_LOGGING": "1",
@@ -75,22 +69,12 @@ def environment(variables: Mapping[str, str], place: Place, files: str, threads:
     }
 
 
-def visible_gpu(visible: str | None, number: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for a process with this one of the GPUs that are `visible` here.
-
-    >>> visible_gpu(None, 1), visible_gpu("2, 5", 1), visible_gpu("GPU-8f2a,GPU-5e1c,MIG-3b", 2)
-    ('1', '5', 'MIG-3b')
-    """
-    return visible.split(",")[number].strip() if visible else str(number)
-
-
 class EngineProcess:
     """One vLLM in a process of its own. After the first failure it counts as dead, and every later call says why."""
 
     def __init__(self, place: Place, log: Path, timeout_s: float, exact: bool) -> None:
         self.place, self.log, self.timeout_s = place, log, timeout_s
         self.failure: str | None = None
-        self.arguments: dict[str, Any] = {}  # of vLLM's start, for provenance
         self._transfer: DirectTransfer | None = None
         self._stack = ExitStack()
         self.files = self._stack.enter_context(temporary_folder(FILES))
@@ -98,7 +82,7 @@ class EngineProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlreason.engines.vllm.server", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "rlreason.engines.vllm_server", str(theirs.fileno()), str(os.getpid())],
                 env=environment(os.environ, place, self.files, torch.get_num_threads(), exact),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -108,24 +92,6 @@ class EngineProcess:
             )
         theirs.close()
         self.heard = time.monotonic()
-
-    def version(self) -> str:
-        """Wait until vLLM is imported; `ConfigError` where it cannot be, or its version is not a tested one."""
-        try:
-            found = str(self.answer())
-        except EngineError as error:
-            raise ConfigError(
-                f"rollout=vllm: vLLM cannot be imported ({self.failure}): {INSTALL}; or choose rollout=hf"
-            ) from error
-        if not VERSIONS[0] <= tuple(int(part) for part in found.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
-            span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
-            raise ConfigError(f"rollout=vllm: vLLM {found} is outside the tested versions {span}: {INSTALL}")
-        return found
-
-    def start(self, folder: str, arguments: dict[str, Any]) -> None:
-        """Ask it to start vLLM for the model in `folder`; it answers when it has."""
-        self.arguments = arguments
-        self.send("start", folder, None if self.place.transfer == "file" else self.place.transfer, arguments)
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for a call of this method of `Server`."""
@@ -187,12 +153,10 @@ class EngineProcess:
         thread = threading.Thread(target=send, daemon=True)
         thread.start()
         deadline = time.monotonic() + self.timeout_s
-        while thread.is_alive():
+        while thread.is_alive() and self.process.poll() is None and time.monotonic() < deadline:
             thread.join(LOOK_S)
-            if thread.is_alive() and self.process.poll() is not None:
-                raise self._ended()
-            if thread.is_alive() and time.monotonic() > deadline:
-                raise self.silent()
+        if thread.is_alive():
+            raise self.silent() if self.process.poll() is None else self._ended()
         if errors:
             raise self.failed(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
 
@@ -275,24 +239,20 @@ class DirectTransfer:
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
         self.process, self.policy = process, policy
-        info = self._ipc() if process.place.transfer == "ipc" else self._nccl()
+        if process.place.transfer == "ipc":
+            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+            largest = max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata())
+            info: Any = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
+        else:  # the trainer is rank 0 of two and opens a port on this machine
+            from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            info = NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
         both: Any = self
         self._sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
-
-    def _nccl(self) -> Any:
-        """Return NCCL's arguments: the trainer is rank 0 of two and opens a port on this machine."""
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
-
-    def _ipc(self) -> Any:
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-        largest = max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata())
-        return IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
 
     def send(self, policy: Policy) -> None:
         """Replace the engine's weights by the policy's."""
@@ -322,4 +282,4 @@ class DirectTransfer:
         self._tell("finish_weight_update")  # without vLLM's version: responses carry the engine's
 
     def _tell(self, method: str, **arguments: Any) -> None:
-        self.process.call("transfer", method, arguments)
+        self.process.call("ask", "collective_rpc", method, None, (), arguments)

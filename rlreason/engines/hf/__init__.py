@@ -1,1 +1,0 @@
-"""The in-process engine: continuous batching over a preallocated KV cache with the trainer's own weights."""

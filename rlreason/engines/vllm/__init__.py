@@ -1,1 +1,0 @@
-"""The vLLM engine: vLLM in processes of their own, and how they are given the trainer's weights."""
