@@ -258,7 +258,7 @@ def calculator(*nodes: Node, at: Point = NOWHERE, times: int = 1) -> Calculator:
 def _written_bits(node: Node) -> int:
     """Return the bits of the numbers in the tree; a power of numbers counts as written out."""
     if node.op == "number":
-        return bits(node.value or Fraction(0))
+        return bits(node.value)
     own = sum(map(_written_bits, node.args))
     if node.op in ("pow", "fact", "binom"):
         value = exact(node)
