@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import rlreason.objectives
-from rlreason.objectives.advantages import OVERLONG, ZERO_VARIANCE, soft_overlong_penalty
+from rlreason.objectives.advantages import assign_advantages, keep_live, soft_overlong_penalty
+from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import (
     KL_ESTIMATORS,
     compute_entropy,
@@ -118,24 +119,32 @@ def test_soft_overlong_penalty_is_dapos_piecewise_formula():
             soft_overlong_penalty(LENGTHS, max_length=100, cache_length=cache_length)
 
 
+class Of100(Objective):
+    """The plainest objective, of responses of at most 100 tokens."""
+
+    longest_response = 100
+
+
 @pytest.mark.parametrize(
     ("rule", "rewards", "kept"),
     [("none", [0.5, 1.0], [True, True]), ("mask", [0.5, 1.0], [True, False]), ("penalty", [0.5, 0.0], [True, True])],
 )
 def test_overlong_rules(rule, rewards, kept):
-    given = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    found_rewards, found_kept = OVERLONG[rule](given, LENGTHS, TRUNCATED, **(LIMITS if rule == "penalty" else {}))
-    assert found_rewards.tolist() == rewards
-    assert found_rewards.dtype == torch.float64
+    """Bug: a mask of the responses that were not cut, or a penalty of those that were short."""
+    given, ids = torch.tensor([0.5, 1.0], dtype=torch.float64), torch.tensor([0, 1])
+    objective = Of100(baseline="none", std_norm="none", overlong=rule)
+    advantages, found_kept, _ = assign_advantages(given, ids, LENGTHS, TRUNCATED, objective)
+    assert advantages.tolist() == rewards
+    assert advantages.dtype == torch.float64
     assert found_kept.tolist() == kept
 
 
 def test_live_groups_are_found_by_id_and_by_any_difference():
+    """Bug: rewards that differ in the last bit alone count as equal, or ids as places."""
     just_above = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     rewards = torch.tensor([1.0, 0.3, -1.0, 1.0, just_above, -1.0, 7.0])
     ids = torch.tensor([5, 2, 9, 5, 2, 9, 0])
-    assert ZERO_VARIANCE["skip"](rewards, ids).tolist() == [False, True, False, False, True, False, False]
-    assert ZERO_VARIANCE["keep"](rewards, ids).tolist() == [True] * 7
+    assert keep_live(rewards, ids).tolist() == [False, True, False, False, True, False, False]
 
 
 def test_entropy_and_log_probs_equal_loops():

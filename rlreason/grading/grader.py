@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from rlreason.config.data import DataConfig
@@ -20,7 +19,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.config.rules import wrong_values
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
+from rlreason.grading.answers.compare import Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, plugin_grade
 from rlreason.grading.verifiers import reward_name
@@ -96,9 +95,7 @@ class Grader:
             raise ConfigError("; ".join(bad))
         self.symbolic = symbolic
         self.plugin = self.reward if ":" in self.reward else None
-        self.comparison = ComparisonSettings()
-        if not self.plugin:  # a plug-in compares answers by its own rules
-            self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
+        self.comparison = GradingConfig() if self.plugin else self.grading  # a plug-in compares by its own rules
         self._pool = Pool(self.grading, self.plugin, sent)
         self._log = IncidentLog(log_path)
         self._lock = threading.Lock()
@@ -199,7 +196,21 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        return warnings + (correct_at_warnings(self.plugin, grades, self.grading.correct_at) if self.plugin else [])
+        top, correct_at = max((grade.answer for grade in grades), default=0.0), self.grading.correct_at
+        if not self.plugin:
+            return warnings
+        if correct_at is None and top > 1 + ROUNDING:
+            warnings.append(
+                f"grading: {self.plugin} gives up to {top:g}, and every response that earns 1 or more counts as "
+                f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
+            )
+        if 0 < top < (correct_at or 1.0) - ROUNDING:
+            warnings.append(
+                f"grading: no response earned {correct_at or 1.0:g}, from which on one counts as correct; the most was "
+                f"{top:g}: set grading.correct_at where that is a right answer, or eval.reward=r1_zero (or another) to "
+                "measure right answers apart from what is paid for"
+            )
+        return warnings
 
     @property
     def broken(self) -> str:
@@ -217,7 +228,7 @@ class Grader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _prepared(self, response: Any, ground_truth: Any) -> Grade | CacheKey:
@@ -275,7 +286,7 @@ class Grader:
             grade, failed = plugin_grade(reply, self.grading.correct_at)
             grades[job] = replace(grade, milliseconds=each)
             if failed is not None:
-                self._reasons[event(grade)] = failed.error
+                self._reasons[event(grade)] = failed.value
                 self._log.add(job[0], job[1], failed)
         return grades
 
@@ -341,23 +352,6 @@ def event(grade: Grade) -> str:
     if grade.outcome == "error":
         return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(grade.path, "errors")
     return {"timeout": "timeouts", "refused": "refusals"}.get(grade.outcome, "plain")
-
-
-def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
-    """Suggest `grading.correct_at` where it does not fit a plug-in's largest answer reward."""
-    top, whole = max((grade.answer for grade in grades), default=0.0), 1.0 if correct_at is None else correct_at
-    if correct_at is None and top > 1 + ROUNDING:
-        return [
-            f"grading: {name} gives up to {top:g}, and every response that earns 1 or more counts as "
-            f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
-        ]
-    if 0 < top < whole - ROUNDING:
-        return [
-            f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "
-            f"{top:g}: set grading.correct_at where that is a right answer, or eval.reward=r1_zero (or another) to "
-            "measure right answers apart from what is paid for"
-        ]
-    return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def tokens(text: str) -> list[Token]:
     ['x', '^', '{', '2', '}', '+', '1,000', ' cm']
     """
     if len(text) > MAX_CHARS:
-        raise RefusedError("longer than 400 characters")
+        raise RefusedError  # longer than 400 characters
     text = _RAISED_DEGREE.sub(r"\\degree ", text)
     found, spaced, depth, position = list[Token](), False, 0, 0
     while match := (_TOKEN_IN_BRACKETS if depth else _TOKEN).match(text, position):
@@ -117,17 +117,17 @@ def tokens(text: str) -> list[Token]:
 def _number(match: re.Match[str], spaced: bool) -> Token:
     text = match["number"]
     if len(text) > MAX_DIGITS:
-        raise RefusedError("a number of more than 200 digits")
+        raise RefusedError  # a number of more than 200 digits
     whole, decimals = re.sub(r"\D", "", match["whole"] or "0"), match["decimals"] or ""
     repeat = match["repeat"] or match["bracket"]
     if match["dots"]:  # 0.1666...: digits repeat that are written twice, or a single one three times
         period = re.search(r"(?:(\d)\1\1+|(\d{2,}?)\2+)\Z", decimals)
         if period is None:
-            raise UnreadableError("digits that go on")
+            raise UnreadableError  # digits that go on
         decimals, repeat = decimals[: period.start()], period[1] or period[2]
     power = int(match["power"] or 0)
     if abs(power) > MAX_POWER:
-        raise RefusedError("a power of ten beyond 5000")
+        raise RefusedError  # a power of ten beyond 5000
     value = Fraction(int(whole + decimals), 10 ** len(decimals))
     if repeat:
         value += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(decimals))
@@ -163,11 +163,11 @@ def is_enclosed(tokens: Sequence[Token]) -> bool:
     return last == 0 and 0 not in inner
 
 
-def split(tokens: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
+def split(tokens: Sequence[Token], at: Callable[[Token], object]) -> tuple[list[list[Token]], list[Token]]:
     """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
     levels = depths(tokens)
     if levels and (min(levels) < 0 or levels[-1] or opens(tokens[-1])):
-        raise UnreadableError("brackets")
+        raise UnreadableError  # brackets
     pieces, marks = [list[Token]()], list[Token]()
     for token, level in zip(tokens, levels, strict=True):
         if level or opens(token) or closes(token) or not at(token):
@@ -248,23 +248,57 @@ _TABLE = {char: out.replace("~", " ") for chars, out in pairs(_SIGNS).items() fo
 _TABLE |= {chr(0x3B1 + index): f"\\{name} " for index, name in enumerate(_GREEK.split()) if name != "_"}
 _TABLE |= dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n", " ")
 _TABLE |= dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062", "")
-_SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?")
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)space)(?![a-zA-Z])|hspace\{[^{}]*\})|~")
-_SQUEEZE = re.compile(r"\\neg(?:thin|med|thick)space(?![a-zA-Z])")  # the space is taken away, as \! does
+
+
+def rewriter(*rules: tuple[str, str]) -> Callable[[str], str]:
+    """Return a function that applies these rules to a text in turn: regular expressions with their replacements."""
+    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+    def rewrite(text: str) -> str:
+        for pattern, replacement in compiled:
+            text = pattern.sub(replacement, text)
+        return text
+
+    return rewrite
+
+
 #: A comma without its space is a thousands sign; with one (`\,` or a blank alone) it separates two numbers.
 _GROUP = r"(?=\d{3}(?!\d))"
-_SQUEEZED_COMMA = re.compile(rf"(?<=\d)(?:\s|\\!)*,\s*\\!(?:\s|\\!)*{_GROUP}|(?<=\d)\s*\\!\s*,\s*{_GROUP}")
-_EMPTY_BRACES = re.compile(r"(?<=\d) ?\{ ?\} ?(?=\d)")
-_THOUSANDS = re.compile(rf"(?<=\d) ?\{{,\}} ?{_GROUP}")
+_plain_latex = rewriter(  # for texts with a backslash
+    (r"\\neg(?:thin|med|thick)space(?![a-zA-Z])", r"\\!"),  # the space is taken away
+    (rf"(?<=\d)(?:\s|\\!)*,\s*\\!(?:\s|\\!)*{_GROUP}|(?<=\d)\s*\\!\s*,\s*{_GROUP}", "{,}"),
+    (r"\\!", ""),
+    (r"\{:\}", ":"),
+    (r"(\\\\)\s*\[[^\[\]]*(?:e[mx]|pt|[cm]m|in)\]", r"\1"),  # a gap between two rows
+    (r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?", ""),
+    (r"(?<!\\)\\[()\[\]]", " "),
+    (r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)space)(?![a-zA-Z])|hspace\{[^{}]*\})|~", " "),
+    (r"(?<=\d) ?\{ ?\} ?(?=\d)", " "),
+    (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+    (r"\\([%#])", r"\1"),
+    (r"\\lbrace", r"\\{"),
+    (r"\\rbrace", r"\\}"),
+    (r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)", r"\1\\setminus "),
+)
+_plain_signs = rewriter(
+    (r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)", r"\\ldots "),
+    ("~", " "),
+    (r"(?<=\d) ?[xX] ?10\^", r"\\times 10^"),
+)
+_plain_spaces = rewriter((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
-_WHOLE_FONT = re.compile(rf"\\{_FONT}\s*\{{([^{{}}]*)\}}")
-_SPELLINGS = pairs(r"\% % \# # \lbrace \{ \rbrace \}")
-_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
-_TIMES = re.compile(r"(?<=\d) ?[xX] ?10\^")
-_DOTS = re.compile(r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)")
-_ROW_GAP = re.compile(r"(\\\\)\s*\[[^\[\]]*(?:e[mx]|pt|[cm]m|in)\]")
-_UPRIGHT = re.compile(r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])")
-_MINUS_SET = re.compile(r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)")
+_WHOLE_FONT = rf"\\{_FONT}\s*\{{([^{{}}]*)\}}"
+_upright = rewriter(
+    (_WHOLE_FONT, r" \1 "),
+    (r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])", r" \1 "),
+    (r"\\\$", "$"),
+)
+_squeezed = rewriter(
+    (r"\{(\w)\}", r" \1 "),  # x_{1} is x_1, but x^{2}5 is not x^{25}
+    (r"\s+", " "),
+    (r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  "),
+    (r"(?<![a-zA-Z0-9 ]) (?! )|(?<! ) (?![a-zA-Z0-9 ])", ""),
+)
 _ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
 _CLOSING_STOP = re.compile(r"[^.]\.\Z|[^\\,;][,;]\Z")  # `\,` is a space
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ('"', '"'))
@@ -280,19 +314,10 @@ def clean(text: str) -> str:
         text = _SMALL.sub(lambda run: f"{'^' if run['up'] else '_'}{{{run[0].translate(_FULL_SIZE)}}}", text)
         text = "".join(map(_ascii, text))
     text = _unwrap(_ANNOUNCED.sub("", _unwrap(text.strip())))
-    text = _DOTS.sub(r"\\ldots ", text)
-    text = _TIMES.sub(r"\\times 10^", text.replace("~", " "))
+    text = _plain_signs(text)
     if "\\" in text:
-        text = _SQUEEZED_COMMA.sub("{,}", _SQUEEZE.sub(r"\\!", text))
-        text = text.replace("\\!", "").replace("{:}", ":")
-        text = _ROW_GAP.sub(r"\1", text)
-        text = _DELIMITERS.sub(" ", _SIZES.sub("", text))
-        text = _EMPTY_BRACES.sub(" ", _SPACES.sub(" ", text))
-        text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
-        for spelling, sign in _SPELLINGS.items():
-            text = text.replace(spelling, sign)
-        text = _MINUS_SET.sub(r"\1\\setminus ", text)
-    return _THOUSANDS.sub("{,}", re.sub(r"\s+", " ", text)).strip()
+        text = _plain_latex(text)
+    return _plain_spaces(text).strip()
 
 
 def plain(text: str) -> str:
@@ -303,16 +328,13 @@ def plain(text: str) -> str:
     >>> plain(r"\text{(A)}."), plain("x = 3 8")
     ('(A)', 'x=3 8')
     """
-    text = _UPRIGHT.sub(r" \1 ", _WHOLE_FONT.sub(r" \1 ", text)).replace("\\$", "$").strip().rstrip(".").strip()
-    text = re.sub(r"\{(\w)\}", r" \1 ", text)  # x_{1} is x_1, but x^{2}5 is not x^{25}
-    text = re.sub(r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  ", re.sub(r"\s+", " ", text))
-    return re.sub(r"(?<![a-zA-Z0-9 ]) (?! )|(?<! ) (?![a-zA-Z0-9 ])", "", text)
+    return _squeezed(_upright(text).strip().rstrip(".").strip())
 
 
 def whole_text(text: str) -> str | None:
     r"""Return the content of a font command around the whole text, as in `\text{east}`; else None."""
-    match = _WHOLE_FONT.fullmatch(text)
-    return match.group(1).strip() if match else None
+    match = re.fullmatch(_WHOLE_FONT, text)
+    return match[1].strip() if match else None
 
 
 def _ascii(char: str) -> str:

@@ -78,7 +78,7 @@ def parse(tokens: Sequence[Token]) -> Node:
     parser = ExpressionParser(tokens)
     node = parser.sum()
     if parser.at < len(parser.tokens):
-        raise UnreadableError(parser.tokens[parser.at].text)
+        raise UnreadableError
     return node
 
 
@@ -108,7 +108,7 @@ class ExpressionParser:
     def expect(self, text: str) -> None:
         """Take this sign. Raises `UnreadableError` where the next token is another."""
         if not self.sign(text):
-            raise UnreadableError(f"no {text}")
+            raise UnreadableError
 
     def replace(self, *tokens: Token) -> None:
         """Replace the next token by these."""
@@ -118,7 +118,7 @@ class ExpressionParser:
         """Terms joined by `+`, `-` or both at once."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise RefusedError("nested too deep")
+            raise RefusedError  # nested too deep
         node = self.term(self.sign(*_SIGNS))
         while sign := self.sign(*_SIGNS):
             node = Node("add", (node, self.term(sign)))
@@ -155,7 +155,7 @@ class ExpressionParser:
             elif node.op == "symbol":
                 node = node._replace(name=node.name + "'")
             else:
-                raise UnreadableError("'")
+                raise UnreadableError
         return node
 
     def begins_factor(self) -> bool:
@@ -191,7 +191,7 @@ class ExpressionParser:
             self.replace(*([Token("number", rest, value=Fraction(int(rest)))] if rest else []))
             return number(int(token.text[0]))
         if token.kind == "word":
-            raise UnreadableError(token.text)
+            raise UnreadableError
         return self.atom()
 
     def letter(self, letter: str) -> Node:
@@ -200,7 +200,7 @@ class ExpressionParser:
         if self.peek().text == "_":
             return Node("symbol", name=letter + self.subscript())
         if letter in APPLIED and self.peek().text == "(" and not self.peek().spaced:
-            raise UnreadableError("an unknown function")  # f(2x) is no product
+            raise UnreadableError  # an unknown function
         return Node("constant" if letter in ("e", "i") else "symbol", name=letter)
 
     def subscript(self) -> str:
@@ -213,7 +213,7 @@ class ExpressionParser:
         name = "_"
         while not self.sign("}"):
             if self.peek().kind == "end":
-                raise UnreadableError("_")
+                raise UnreadableError
             name += self.peek().text.strip()
             self.at += 1
         return name
@@ -243,7 +243,7 @@ class ExpressionParser:
                 return self.letter(name)
             case "text" if name in FUNCTIONS:
                 return self.named(Token("word", name))
-        raise UnreadableError(token.text)
+        raise UnreadableError
 
     def number(self) -> Node:
         """A number, or a mixed number: a whole one, and then a proper fraction of plain digits."""
@@ -266,7 +266,7 @@ class ExpressionParser:
     def bracket(self, opening: str) -> Node:
         r"""An expression in brackets or bars, or `{a \over b}` and its like."""
         if opening not in _BRACKETS:
-            raise UnreadableError(opening)
+            raise UnreadableError
         self.at += 1
         bars, self.bars = self.bars, int(opening == "|")
         node, between = self.sum(), self.peek().text
@@ -284,7 +284,7 @@ class ExpressionParser:
         if name in ("frac", "binom", "dbinom", "tbinom"):
             top, bottom = self.group(), self.group()
             if top == Node("symbol", name="d"):
-                raise UnreadableError("a derivative")
+                raise UnreadableError  # a derivative
             return Node(_FRACTIONS[name], (top, bottom))
         if name == "sqrt":
             degree = number(2)
@@ -292,7 +292,7 @@ class ExpressionParser:
                 degree = self.sum()
                 self.expect("]")
             if self.sign("-"):
-                raise UnreadableError("sqrt-")
+                raise UnreadableError
             return Node("root", (self.single_number() or self.atom(), degree))  # \sqrt12: the root of twelve
         if name in FUNCTIONS:
             return self.function(name)
@@ -303,19 +303,19 @@ class ExpressionParser:
         if is_command and name in ACCENTS:
             inner = self.group()
             if inner.op not in ("symbol", "constant"):
-                raise UnreadableError(name)
+                raise UnreadableError
             return Node("symbol", name=f"{name} {inner.name}" + self.subscript())
         if is_command and name in _FENCES:
             node = self.sum()
             if self.peek()[:2] != ("command", name.replace("l", "r", 1)):
-                raise UnreadableError(name)
+                raise UnreadableError
             self.at += 1
             return Node(_FENCES[name], (node,))
         if not is_command and len(name) <= 3:  # letters side by side are factors, as in `xy^2`
             self.at -= 1
             self.replace(*[Token("letter", letter) for letter in name])
             return self.atom()
-        raise UnreadableError(name)
+        raise UnreadableError
 
     def function(self, name: str) -> Node:
         r"""A function with its base or power, applied to a bracket or to the factors that follow: `\sin 2x`."""

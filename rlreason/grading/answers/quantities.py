@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, words
+from rlreason.grading.answers.lexer import (
+    Token,
+    UnreadableError,
+    closes,
+    depths,
+    is_enclosed,
+    pairs,
+    words,
+)
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
@@ -52,19 +60,11 @@ UNITS = """
 """
 UNIT_NAMES = {spelling: unit.split()[0] for unit in UNITS.split(";") for spelling in unit.split()}
 #: Sizes of units that measure the same, as fractions of one of them.
-SIZES = {
-    unit: (size, kind)
-    for kind, sizes in {
-        "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
-        "metric length": {"mm": 1, "cm": 10, "m": 1000, "km": 1000000},
-        "length": {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
-        "mass": {"mg": 1, "g": 1000, "kg": 1000000},
-        "weight": {"oz": 1, "lb": 16},
-        "volume": {"ml": 1, "l": 1000},
-        "money": {"cent": 1, "usd": 100},
-    }.items()
-    for unit, size in sizes.items()
-}
+_SCALES_OF_UNITS = """
+    s 1 min 60 h 3600 day 86400 week 604800; mm 1 cm 10 m 1000 km 1000000; in 1 ft 12 yd 36 mi 63360;
+    mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 usd 100
+"""
+SIZES = {unit: (Fraction(size), kind) for kind in _SCALES_OF_UNITS.split(";") for unit, size in pairs(kind).items()}
 LETTER_UNITS = words("m g s h l L N J W V A K C F")
 
 
@@ -85,24 +85,28 @@ def is_word(text: str) -> bool:
     return len(text) > 3 or (len(text) == 3 and any(char in "aeiou" for char in text[1:]) and text.islower())
 
 
+_plain_units = rewriter(
+    (r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°"),
+    (r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1"),
+    (r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/"),
+    (r"\s*\b([a-z]+)\^-[01]", r"/\1"),
+    (r"\s*\b([a-z]+)\^-(\d)", r"/\1^\2"),
+    (r"\b(?:degrees? |deg )?(?:(c)elsius|(f)ahrenheit)\b", r"°\1\2"),
+)
+_powers = rewriter((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
+
+
 def canonical(text: str) -> str | None:
     """Return a unit in one spelling, or None when a word in it is more than a unit.
 
     >>> canonical("square centimeters"), canonical("miles per hour"), canonical("more apples")
     ('cm^2', 'mi/h', None)
     """
-    text = re.sub(r"\s+", " ", text.casefold().replace(".", "").replace("\\", " ")).strip()
-    text = re.sub(r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°", text)
-    text = re.sub(r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1", text)
-    text = re.sub(r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/", text)
-    text = re.sub(r"\s*\b([a-z]+)\^-(\d)", lambda unit: "/" + unit[1] + (f"^{unit[2]}" if unit[2] > "1" else ""), text)
-    text = re.sub(r"\b(?:degrees? |deg )?(celsius|fahrenheit)\b", lambda scale: "°" + scale[1][0], text)
+    text = _plain_units(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()))
     parts = re.split(r"([ /*()])", text)
     if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
         return None
-    text = "".join(map(_name, parts)).strip()
-    text = re.sub(r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2", text)
-    return re.sub(r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3", text)
+    return _powers("".join(map(_name, parts)).strip())
 
 
 def _name(part: str) -> str:
@@ -129,8 +133,10 @@ def conversion(first: str, second: str) -> Fraction | None:
     >>> conversion("h", "min"), conversion("cm", "kg")
     (Fraction(60, 1), None)
     """
-    (size, kind), (other, kind_of_other) = SIZES.get(first, (0, "")), SIZES.get(second, (0, "?"))
-    return Fraction(size) / Fraction(other) if kind == kind_of_other else None
+    if first not in SIZES or second not in SIZES:
+        return None
+    (size, kind), (other, kind_of_other) = SIZES[first], SIZES[second]
+    return size / other if kind == kind_of_other else None
 
 
 def is_constant(text: str) -> bool:
@@ -165,7 +171,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
             written += (" " if written and token.spaced else "") + token.text
     unit = canonical(written)
     if unit is None or (percent and currency):
-        raise UnreadableError("words that are no unit")
+        raise UnreadableError  # words that are no unit
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
     node = parse(tokens[:end])
