@@ -12,6 +12,7 @@ from rlreason.grading.answers.lexer import (
     depths,
     is_enclosed,
     pairs,
+    rewriter,
     words,
 )
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
