@@ -44,7 +44,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("losses", "response_mask).exp().detach()", "response_mask).exp()"),
     ("losses", "-ratio.clamp(max=ratio_cap) * advantages * policy_log_probs", "-ratio.clamp(max=ratio_cap) * advantages"),
     ("losses", "-ratio.clamp(max=ratio_cap) * advantages", "-ratio.clamp(max=1 + ratio_cap) * advantages"),
-    ("losses", '"clipped": (ratio > ratio_cap)', '"clipped": (ratio < ratio_cap)'),
+    ("losses", '"clipped": ratio > ratio_cap', '"clipped": ratio < ratio_cap'),
     ("losses", "tau * (ratio - 1)", "tau * ratio"),
     ("losses", "where(advantages > 0, tau_neg)", "where(advantages < 0, tau_neg)"),
     ("losses", "return -4 / tau *", "return -4 *"),

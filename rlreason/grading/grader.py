@@ -24,7 +24,7 @@ from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, plugin_grade
 from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import announced, for_workers, names_function
-from rlreason.types import Grade, Outcome
+from rlreason.types import Grade
 
 #: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
 #: compares the verdicts on all cases with it and says what to do when one changes.
@@ -263,11 +263,9 @@ class Grader:
         replies = self._pool.run([pair for _, *pair in undecided])
         waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # each, on average
         for (job, answer, reference), reply in zip(undecided, replies, strict=True):
-            if reply.status == "ok":
-                verdict = reply.value
-            else:
-                outcome: Outcome = "timeout" if reply.status == "timeout" else "error"
-                verdict = Decision(outcome, "killed" if reply.status == "killed" else "symbolic")
+            verdict = reply.value
+            if reply.status != "ok":
+                verdict = Decision(*reply.failure("symbolic"))
                 self._log.add(answer, reference, reply)
             verdicts[job] = better(verdicts[job], verdict)
             milliseconds[job] += waited

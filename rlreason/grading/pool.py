@@ -49,6 +49,10 @@ class PoolReply(NamedTuple):
     status: Literal["ok", "timeout", "killed", "error"]
     value: Any = None
 
+    def failure(self, path: str) -> tuple[Outcome, str]:
+        """Return the outcome and the path of a grade that has no value; `path`: unless a worker was killed."""
+        return "timeout" if self.status == "timeout" else "error", "killed" if self.status == "killed" else path
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -168,8 +172,7 @@ class _Worker:
 
     def take(self, number: int, request: Any) -> None:
         """Send it a request."""
-        grading = self.work.grading
-        self.number = number
+        grading, self.number = self.work.grading, number
         self.until = time.monotonic() + (grading.timeout_s if self.has_begun else grading.start_timeout_s)
         with suppress(OSError):  # it has ended just now
             self.pipe.send(request)
@@ -348,10 +351,8 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
     >>> plugin_grade(PoolReply("ok", "1.0"))[1].value
     "returned '1.0', and must return a number, or a dictionary with a number as reward"
     """
-    if reply.status == "timeout":
-        return Grade(0.0, 0.0, 0.0, "timeout", "plugin"), reply
     if reply.status != "ok":
-        return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin"), reply
+        return Grade(0.0, 0.0, 0.0, *reply.failure("plugin")), reply
     value = reply.value
     if isinstance(value, int | float):
         value = {"reward": value, "format_reward": 1.0}

@@ -48,11 +48,6 @@ def _advantage(o: Objective) -> Row:
     )
 
 
-def _loss(o: Objective) -> Row:
-    plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
-    return Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}")
-
-
 def aggregation_row(norm: LengthNormConfig) -> Row:
     """Describe what an optimizer step averages token losses over."""
     shared = "counted over the whole optimizer step (all micro-batches and ranks)"
@@ -115,7 +110,8 @@ def formula_rows(o: Objective) -> list[Row]:
         rows.append(Row("Overlong", plain, latex, "DAPO's formula"))
     if o.kl_placement == "reward":
         rows.append(_kl(o))
-    rows += [_advantage(o), _loss(o), _mismatch(o)]
+    plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
+    rows += [_advantage(o), Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}"), _mismatch(o)]
     if o.kl_placement != "reward":
         rows.append(_kl(o))
     if o.entropy_coef:

@@ -180,18 +180,21 @@ NAMED: dict[str, Objective] = {p.name: p.objective for p in PUBLISHED if p.name}
 OF_LOSSES: dict[str, Objective] = {name: p.objective for name in LOSSES for p in _titled(name)}
 
 
+#: The axes of an objective besides its loss, its length norm and its KL term.
+AXES = ("baseline", "std_norm", "entropy_coef", "overlong", "zero_variance")
+
+
 def with_axes_of(objective: AnyObjective, other: Objective) -> AnyObjective:
     """Replace every axis that a published objective sets; the rest stays."""
     length_norm = replace(objective.length_norm, kind=other.length_norm.kind)
-    names = ("loss", "baseline", "std_norm", "kl_placement", "kl_coef", "entropy_coef", "overlong", "zero_variance")
+    names = (*AXES, "loss", "kl_placement", "kl_coef")
     return replace(objective, length_norm=length_norm, **{name: getattr(other, name) for name in names})
 
 
 def _axes(o: Objective) -> tuple[Any, ...]:
     """Return what two objectives share that compute the same gradient up to the numbers of the loss."""
     kl = (o.kl_placement, o.kl_estimator) if o.kl_placement != "none" else ()
-    norms = (o.length_norm.kind, o.baseline, o.std_norm)
-    return (o.loss.loss_type, *norms, *kl, o.entropy_coef, o.overlong, o.zero_variance)
+    return (o.loss.loss_type, o.length_norm.kind, kl, *(getattr(o, name) for name in AXES))
 
 
 def equal_objectives(o: Objective) -> list[str]:

@@ -69,14 +69,14 @@ def read_tokens(tokens: Sequence[Token]) -> Value:
         return value
     joined_by = (
         (joiner, _separated),
-        (_signs(*RELATIONS), _related),
+        (_signs(*RELATIONS), read_relation),
         (_signs("\\cup", "\\cap", "\\setminus"), _set_algebra),
         (_divides_ratio, _ratio),
     )
     for accepts, read_pieces in joined_by:
         pieces, marks = split(tokens, accepts)
         if marks:
-            return read_pieces(pieces, marks)
+            return read_pieces(pieces, [joiner(mark) or mark.text for mark in marks])
     for attempt in (_set_constant, _enclosed, _grid):
         if (value := attempt(tokens)) is not None:
             return value
@@ -105,14 +105,14 @@ def joiner(token: Token) -> str:
     return word if word in ("or", "and") else ""
 
 
-def _separated(pieces: Pieces, marks: Sequence[Token]) -> Value:
-    between = [(joiner(before), joiner(after)) for before, after in pairwise(marks)]
-    oxford = {n for n, (before, after) in enumerate(between, 1) if before == "," and after != ","}  # the gap in `, and`
+def _separated(pieces: Pieces, signs: Sequence[str]) -> Value:
+    # the gap in `, and`
+    oxford = {n for n, (before, after) in enumerate(pairwise(signs), 1) if before == "," and after != ","}
     kept = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
     if len(kept) > MAX_ITEMS:
         raise UnreadableError
     items = tuple(map(read_tokens, kept))
-    return joined(items, set(map(joiner, marks))) or unlabelled(items)
+    return joined(items, set(signs)) or unlabelled(items)
 
 
 def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
@@ -138,10 +138,6 @@ def unlabelled(items: tuple[Value, ...]) -> Collection:
     if len(names) != 1 or "" in names or (any(named[1:]) and not all(named)) or len(stripped) < len(items):
         return Collection("list", items)
     return Collection("list", stripped, names.pop())
-
-
-def _related(pieces: Pieces, marks: Sequence[Token]) -> Value:
-    return read_relation(pieces, [mark.text for mark in marks])
 
 
 def read_relation(pieces: Pieces, signs: Sequence[str]) -> Value:
@@ -218,17 +214,17 @@ def membership(pieces: Pieces, signs: Sequence[str]) -> Value:
     return Equation(name, value, None)
 
 
-def _set_algebra(pieces: Pieces, marks: Sequence[Token]) -> Value:
+def _set_algebra(pieces: Pieces, signs: Sequence[str]) -> Value:
     """Evaluate unions, intersections and differences of sets of reals, from left to right."""
     value = read_tokens(pieces[0])
-    for mark, piece in zip(marks, pieces[1:], strict=True):
+    for sign, piece in zip(signs, pieces[1:], strict=True):
         left, right = as_reals(value), as_reals(read_tokens(piece))
         if left is None or right is None:
             raise UnreadableError
-        if mark.text == "\\cup":
+        if sign == "\\cup":
             value = union(left, right)._replace(name="")
         else:
-            value = intersection(left, right if mark.text == "\\cap" else complement(right))
+            value = intersection(left, right if sign == "\\cap" else complement(right))
     return value
 
 
@@ -288,7 +284,7 @@ def _grid(tokens: Sequence[Token]) -> Value | None:
     return Matrix(name == "vmatrix", Collection("[]", rows_read))
 
 
-def _ratio(pieces: Pieces, marks: Sequence[Token]) -> Value:
+def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
     parts = list(map(read_tokens, pieces))
     nodes = tuple(part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent)
     if len(nodes) < len(parts):
