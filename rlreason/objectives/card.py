@@ -19,11 +19,7 @@ class Row(NamedTuple):
     note: str = ""
 
 
-_KL = {
-    "k1": ("x", "x_t"),
-    "k2": ("x^2 / 2", r"\tfrac12 x_t^2"),
-    "k3": ("exp(-x) - 1 + x", "e^{-x_t} - 1 + x_t"),
-}
+_KL = {"k1": ("x", "x_t"), "k2": ("x^2 / 2", r"\tfrac12 x_t^2"), "k3": ("exp(-x) - 1 + x", "e^{-x_t} - 1 + x_t")}
 _KL_NOTE = {
     ("k1", "loss"): "expected gradient: 0",
     ("k2", "loss"): "gradient: that of KL(pi || ref)",

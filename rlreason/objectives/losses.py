@@ -240,12 +240,7 @@ LOSSES["gspo"] = Loss(
 
 
 def cispo(
-    advantages: Tensor,
-    policy_log_probs: Tensor,
-    old_log_probs: Tensor,
-    response_mask: Tensor,
-    *,
-    ratio_cap: float,
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor, *, ratio_cap: float
 ) -> LossAndStats:
     """-sg(min(rho, cap)) A log pi: the weight is capped, the gradient of every token stays.
 

@@ -58,11 +58,7 @@ def subtract_kl_from_rewards(rewards: Tensor, kl: Tensor, kl_coef: float) -> Ten
 
 
 def mismatch_weights(
-    old_log_probs: Tensor,
-    engine_log_probs: Tensor,
-    response_mask: Tensor,
-    mismatch: str,
-    mismatch_cap: float | None,
+    old_log_probs: Tensor, engine_log_probs: Tensor, response_mask: Tensor, mismatch: str, mismatch_cap: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Factors of the per-token loss from w = pi_old / pi_engine. Each (batch, seq) -> (batch, seq)
 

@@ -5,16 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from rlreason.grading.answers.lexer import (
-    Token,
-    UnreadableError,
-    closes,
-    depths,
-    is_enclosed,
-    pairs,
-    rewriter,
-    words,
-)
+from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, rewriter, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
