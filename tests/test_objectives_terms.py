@@ -26,6 +26,7 @@ MODULES = [m.name for m in pkgutil.iter_modules(rlreason.objectives.__path__, "r
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_the_docstrings_hold(name):
+    """Bug: an example that no longer holds."""
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
@@ -57,6 +58,7 @@ def test_expectations_and_gradients_of_the_estimators(old):
 
 
 def test_kl_is_zero_at_the_reference_and_outside_the_response_and_k3_exact_near_zero():
+    """Bug: exp(-x) - 1 + x, which loses small values; NaN of padding."""
     log_probs, mask = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[True, False, True]])
     for estimator in KL_ESTIMATORS:
         assert kl_per_token(log_probs, log_probs, mask, estimator, log_probs).tolist() == [[0.0, 0.0, 0.0]]
@@ -66,6 +68,7 @@ def test_kl_is_zero_at_the_reference_and_outside_the_response_and_k3_exact_near_
 
 
 def test_kl_in_the_reward_is_a_sum_over_tokens_without_gradient():
+    """Bug: a mean over tokens, or a gradient through the reward."""
     kl = torch.tensor([[0.5, 0.25, 0.0], [-0.5, 0.0, 0.0]], requires_grad=True)
     rewards = subtract_kl_from_rewards(torch.tensor([1.0, 0.0]), kl, 0.1)
     torch.testing.assert_close(rewards, torch.tensor([0.925, 0.05]))
@@ -73,6 +76,7 @@ def test_kl_in_the_reward_is_a_sum_over_tokens_without_gradient():
 
 
 def test_the_entropy_bonus_is_paid_for_entropy_and_without_a_gradient_an_error():
+    """Bug: a bonus for certainty, or one that does nothing."""
     entropy = torch.ones(1, 2)
     with pytest.raises(ValueError, match=r"entropy_coef=0\.5"):
         entropy_bonus(entropy, 0.5)
@@ -90,6 +94,7 @@ WEIGHTS = {"none": [1.0] * 5, "truncate": [0.25, 1.0, 1.5, 2.0, 2.0], "mask": [0
 
 @pytest.mark.parametrize("mismatch", WEIGHTS)
 def test_mismatch_weights_by_hand(mismatch):
+    """Bug: weights turned upside down, or with a gradient."""
     engine = torch.full_like(W, -3.0, requires_grad=True)
     old = (W.log() - 3).requires_grad_()
     cap = None if mismatch == "none" else 2.0 + 1e-12
@@ -112,6 +117,7 @@ LIMITS = {"max_length": 100, "cache_length": 20}
 
 
 def test_soft_overlong_penalty_is_dapos_piecewise_formula():
+    """Bug: the end of the penalty as its beginning."""
     expected = [0.0 if length <= 80 else -1.0 if length > 100 else (80 - length) / 20 for length in range(130)]
     assert soft_overlong_penalty(torch.arange(130), **LIMITS).tolist() == pytest.approx(expected)
     for cache_length in (0, 101):
@@ -148,6 +154,7 @@ def test_live_groups_are_found_by_id_and_by_any_difference():
 
 
 def test_entropy_and_log_probs_equal_loops():
+    """Bug: the label of the next position; a mean over the vocabulary."""
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(6, 5, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 5, (6,), generator=generator)
@@ -160,6 +167,7 @@ def test_entropy_and_log_probs_equal_loops():
 
 
 def test_scores_are_float32_for_any_model_dtype_and_survive_extreme_and_forbidden_tokens():
+    """Bug: log-probs in bfloat16; 0 x -inf of a forbidden token."""
     logits = torch.randn(1, 4, 50, generator=torch.Generator().manual_seed(2)).bfloat16()
     labels = torch.tensor([[3, 1, 4, 1]])
     assert torch.equal(compute_entropy(logits), compute_entropy(logits.float()))

@@ -237,7 +237,7 @@ def _with_sign(node: Node, upper: bool) -> Node:
 
 
 MAX_CHARS = 4_000  # beyond, answers are compared as strings only
-_RANK = {"correct": 0, "timeout": 1, "error": 2, "refused": 3, "wrong": 4, "unformatted": 5}
+_BEST_FIRST = ("correct", "timeout", "error", "refused", "wrong")
 _PLAIN_NUMBER = re.compile(r"[+-]?\\?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\.?")
 
 
@@ -259,10 +259,8 @@ def decide(
 
 
 def better(first: Decision, second: Decision) -> Decision:
-    """Return the better verdict: correct first, then failures of the grader, then wrong."""
-    if first.path == "undecided":
-        return second
-    return second if _RANK[second.outcome] < _RANK[first.outcome] else first
+    """Return the better verdict: correct first, then failures of the grader, then wrong, and undecided last."""
+    return min(first, second, key=lambda one: (_BEST_FIRST.index(one.outcome), one.path == "undecided"))
 
 
 def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decision | None:
@@ -294,8 +292,8 @@ def _decide_values(answer: str, reference: str, settings: GradingConfig) -> Deci
     sides = {text: value_of(text) for text in (reference, answer)}
     left, right = sides[answer], sides[reference]
     if left is None or right is None:
-        is_words = isinstance(left, Words) or isinstance(right, Words)
-        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides.items()):
+        unread = [text for text, value in sides.items() if value is None]
+        if isinstance(left, Words) or isinstance(right, Words) or not all(map(lexer.readable, unread)):
             return Decision("wrong", "text")
         for text, value in sides.items():
             lexer.check(text)
@@ -320,9 +318,9 @@ def value_of(text: str) -> Value | None:
 def _path(left: Value, right: Value) -> str:
     if isinstance(left, Words) or isinstance(right, Words):
         return "text"
-    if isinstance(left, Quantity) and isinstance(right, Quantity):
-        return "number" if left.node.op == right.node.op == "number" else "expression"
-    return "structure"
+    if not isinstance(left, Quantity) or not isinstance(right, Quantity):
+        return "structure"
+    return "number" if left.node.op == right.node.op == "number" else "expression"
 
 
 def _verdict(equal: bool, path: str) -> Decision:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from rlreason.grading.answers.lexer import MAX_POWER, RefusedError
+from rlreason.grading.answers.lexer import MAX_POWER, RefusedError, pairs
 from rlreason.grading.answers.parser import Node, infinity, symbols
 
 MAX_BITS = 20_000  # of a numerator or denominator
@@ -76,7 +76,7 @@ MAX_PRECISION = 8_192  # bits of an irrational value
 UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: an identity in this base holds in any
 Point = Mapping[str, Fraction]
 NOWHERE: Point = {}  # for constants, which have no symbols
-_RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}  # 1 divided by the function named here
+_RECIPROCAL = pairs("cot tan  sec cos  csc sin  coth tanh")  # 1 divided by the function named here
 
 
 class Calculator:

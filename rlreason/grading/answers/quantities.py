@@ -58,6 +58,8 @@ _SCALES_OF_UNITS = """
 """
 SIZES = {unit: (Fraction(size), kind) for kind in _SCALES_OF_UNITS.split(";") for unit, size in pairs(kind).items()}
 LETTER_UNITS = words("m g s h l L N J W V A K C F")
+_OF_UNITS = words("% ° ^ / * { } ( ) .")
+_BEFORE_FACTORS, _BETWEEN_FACTORS = words("+ - * / ^ _ ("), words("+ - * / ^ !")
 
 
 MAX_WORDS = 5  # a longer text is a sentence
@@ -181,7 +183,7 @@ def _without_currency(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:
 
 def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
     token, before = tokens[index], tokens[index - 1]
-    if before.kind == "sign" and before.text in ("+", "-", "*", "/", "^", "_", "("):
+    if before.kind == "sign" and before.text in _BEFORE_FACTORS:
         return False
     name = token.text.strip()
     if token.kind == "text":
@@ -206,7 +208,7 @@ def _is_unit(tail: Sequence[Token]) -> bool:
                 continue
             case "number" if before.text in ("^", "{", "-"):
                 continue
-            case "sign" if token.text in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "."):
+            case "sign" if token.text in _OF_UNITS:
                 continue
             case "sign" if token.text == "-" and (before.text in ("^", "{") or after.kind in ("word", "text")):
                 continue
@@ -342,7 +344,7 @@ def _is_operator(piece: Sequence[Token]) -> bool:
         return False
     outside = [at for at, level in enumerate(depths(piece)) if not level and at]
     for token in (piece[at] for at in outside):
-        if token.text in ("+", "-", "*", "/", "^", "!") or token.kind == "number" or _operator(token):
+        if token.text in _BETWEEN_FACTORS or token.kind == "number" or _operator(token):
             return False
     ends = [(opening, at) for opening, at in pairwise(outside) if closes(piece[at]) and at < len(piece) - 1]
     return all(piece[opening - 1].text == "_" for opening, _ in ends)  # else something follows the operand

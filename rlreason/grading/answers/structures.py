@@ -18,6 +18,7 @@ from rlreason.grading.answers.lexer import (
     split,
     tokens,
     whole_text,
+    words,
 )
 from rlreason.grading.answers.parser import Node, number, parse, symbols
 from rlreason.grading.answers.quantities import family, is_constant, is_product, name_of, occurs_in, read_quantity
@@ -42,8 +43,9 @@ from rlreason.grading.answers.values import (
 )
 
 MAX_ITEMS = 60
-MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "array", "smallmatrix")
-RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
+MATRICES = words("pmatrix bmatrix matrix Bmatrix array smallmatrix vmatrix")
+RELATIONS = words(r"= \approx < > \le \ge \ne \in")
+BRACKETS = words(r"() (] [) [] {} \{\} \langle\rangle")
 SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _ALL_REALS = ("all real numbers", "all reals", "all real numbers x", "the set of all real numbers", "all real x")
 Pieces = Sequence[Sequence[Token]]
@@ -238,7 +240,7 @@ def _set_constant(tokens: Sequence[Token]) -> Value | None:
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
     """Read one pair of brackets around everything: a set, a tuple or an interval."""
     brackets = tokens[0].text + tokens[-1].text
-    if brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "\\langle\\rangle") or not is_enclosed(tokens):
+    if brackets not in BRACKETS or not is_enclosed(tokens):
         return None
     content, is_set = tokens[1:-1], "{" in brackets
     built = builder(content) if is_set else None
@@ -278,7 +280,7 @@ def _grid(tokens: Sequence[Token]) -> Value | None:
     if not rows[-1]:
         rows.pop()
     cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
-    if name not in (*MATRICES, "vmatrix") or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
+    if name not in MATRICES or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
         raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
     return Matrix(name == "vmatrix", Collection("[]", rows_read))
@@ -307,9 +309,9 @@ _CLOCK = re.compile(
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
-_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_BELOW_20 = [*_NUMBER_WORDS.split(), "seventeen", "eighteen", "nineteen"]
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
+_BELOW_20, _TENS = _NUMBER_WORDS.split()[:20], _NUMBER_WORDS.split()[20:]
 _BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS for one in _BELOW_20[:10]]
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
