@@ -52,8 +52,6 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
                 texts.append(str(member))
             except ValueError:  # an integer of more digits than Python prints
                 return None
-        elif not isinstance(ground_truth, list):
-            return None
     return texts or None
 
 
@@ -378,17 +376,18 @@ def make_graders(run: RunConfig, incidents: Path) -> Graders:
     """
     evaluation, graders = run.evaluation, dict[str, Grader]()
 
-    def started(reward: str) -> Grader:
-        if reward not in graders:
-            graders[reward] = Grader(run.grading, reward, log_path=incidents)
-            graders[reward].start()
-        return graders[reward]
+    def started(reward: str, data: DataConfig) -> Grader:
+        name = reward_name_of(reward, data)
+        if name not in graders:
+            graders[name] = Grader(run.grading, name, log_path=incidents)
+            graders[name].start()
+        return graders[name]
 
     try:
-        counts = started(reward_name_of(evaluation.reward, evaluation.data))
-        second = evaluation.prompt_reward and started(reward_name_of(evaluation.prompt_reward, evaluation.data))
-        training = started(reward_name_of(run.prompt.reward, run.data)) if run.judges_to_learn else counts
-        return Graders(training, counts, second or None)
+        counts = started(evaluation.reward, evaluation.data)
+        second = started(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else None
+        training = started(run.prompt.reward, run.data) if run.judges_to_learn else counts
+        return Graders(training, counts, second)
     except BaseException:
         for grader in graders.values():
             grader.close()

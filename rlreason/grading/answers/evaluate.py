@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from rlreason.grading.answers.lexer import MAX_POWER, RefusedError, pairs
+from rlreason.grading.answers.lexer import MAX_POWER, RefusedError, pairs, words
 from rlreason.grading.answers.parser import Node, infinity, symbols
 
 MAX_BITS = 20_000  # of a numerator or denominator
@@ -76,6 +76,7 @@ MAX_PRECISION = 8_192  # bits of an irrational value
 UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: an identity in this base holds in any
 Point = Mapping[str, Fraction]
 NOWHERE: Point = {}  # for constants, which have no symbols
+LOGARITHMS = words("ln log log10")
 _RECIPROCAL = pairs("cot tan  sec cos  csc sin  coth tanh")  # 1 divided by the function named here
 
 
@@ -220,10 +221,10 @@ class Calculator:
 
     def _call(self, name: str, argument: Any, base: Any = None) -> Any:
         mp = self.mp
-        if name in ("ln", "log", "log10") and self.vanishes(argument):
+        if name in LOGARITHMS and self.vanishes(argument):
             raise UndefinedError  # the logarithm of zero
         self.largest = max(self.largest, mp.one)  # functions lose digits near their zeros, as sums do
-        if name in ("ln", "log", "log10"):
+        if name in LOGARITHMS:
             value = self._checked(mp.log(argument), [argument])
             if name == "ln":
                 return value

@@ -72,6 +72,7 @@ def _pattern(groups: str) -> re.Pattern[str]:
 
 _TOKEN = _pattern(f"{_GROUPS_BY_COMMA}|{_GROUPS}")
 _TOKEN_IN_BRACKETS = _pattern(_GROUPS)  # where a comma separates
+_LISTS = pairs(r"( ) [ ] \{ \}")
 _RAISED_DEGREE = re.compile(r"\^ ?(\{ ?)?\\(?:circ|degree)(?![a-zA-Z])(?(1) ?\})")
 _SIGN_OF_TEXT = pairs(r"<= \le >= \ge != \ne")
 _SIGN_OF_COMMAND = pairs(
@@ -110,7 +111,7 @@ def tokens(text: str) -> list[Token]:
             found.append(Token(kind, _SIGN_OF_TEXT.get(written, written), spaced))
         spaced = False
         if found[-1].kind == "sign":
-            depth += (found[-1].text in ("(", "[", "\\{")) - (found[-1].text in (")", "]", "\\}"))
+            depth += (found[-1].text in _LISTS) - (found[-1].text in _LISTS.values())
     return found
 
 
@@ -135,7 +136,7 @@ def _number(match: re.Match[str], spaced: bool) -> Token:
     return Token("number", text, spaced, value * Fraction(10) ** power, places)
 
 
-OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "\\langle": "\\rangle"}
+OPENING = pairs(r"( ) [ ] { } \{ \} \langle \rangle")
 MAX_DEPTH = 25
 
 
@@ -301,7 +302,7 @@ _squeezed = rewriter(
 )
 _ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
 _CLOSING_STOP = re.compile(r"[^.]\.\Z|[^\\,;][,;]\Z")  # `\,` is a space
-_WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ('"', '"'))
+_WRAPPERS = pairs(r"\( \) \[ \] ** ** __ __ ` ` $$ $$" + ' " "')
 
 
 def clean(text: str) -> str:
@@ -349,7 +350,7 @@ def _unwrap(text: str) -> str:
     before = None
     while before != text:
         before = text
-        for left, right in _WRAPPERS:
+        for left, right in _WRAPPERS.items():
             inner = text[len(left) : -len(right)]
             if text.startswith(left) and text.endswith(right) and left not in inner and inner.strip():
                 text = inner.strip()

@@ -63,7 +63,8 @@ def infinity(node: Node) -> int:
 _SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
 _BRACKETS = pairs("( ) [ ] { } | |")
 _FENCES = pairs("lfloor floor lceil ceil")
-_FRACTIONS = pairs("frac div binom binom dbinom binom tbinom binom over div choose binom")
+_FRACTIONS = pairs("frac div  binom binom  dbinom binom  tbinom binom")
+_BETWEEN = pairs("over div  choose binom")
 _AFTER = pairs("! fact ° degree")
 #: Functions that the library calls otherwise.
 _LIBRARY = pairs(
@@ -270,9 +271,9 @@ class ExpressionParser:
         self.at += 1
         bars, self.bars = self.bars, int(opening == "|")
         node, between = self.sum(), self.peek().text
-        if opening == "{" and between in ("over", "choose"):
+        if opening == "{" and between in _BETWEEN:
             self.at += 1
-            node = Node(_FRACTIONS[between], (node, self.sum()))
+            node = Node(_BETWEEN[between], (node, self.sum()))
         self.expect(_BRACKETS[opening])
         self.bars = bars
         return Node("abs" if opening == "|" else "group", (node,))
@@ -281,7 +282,7 @@ class ExpressionParser:
         """What a word or command stands for, with its arguments."""
         name, is_command = token.text, token.kind == "command"
         self.at += 1
-        if name in ("frac", "binom", "dbinom", "tbinom"):
+        if name in _FRACTIONS:
             top, bottom = self.group(), self.group()
             if top == Node("symbol", name="d"):
                 raise UnreadableError  # a derivative

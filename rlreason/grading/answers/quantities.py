@@ -83,8 +83,7 @@ _plain_units = rewriter(
     (r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°"),
     (r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1"),
     (r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/"),
-    (r"\s*\b([a-z]+)\^-[01]", r"/\1"),
-    (r"\s*\b([a-z]+)\^-(\d)", r"/\1^\2"),
+    (r"\s*\b([a-z]+)(?:\^-[01]|(\^)-(\d))", r"/\1\2\3"),  # s^-1 is /s, s^-2 is /s^2
     (r"\b(?:degrees? |deg )?(?:(c)elsius|(f)ahrenheit)\b", r"°\1\2"),
 )
 _powers = rewriter((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
