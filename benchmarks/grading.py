@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from rlreason.config.groups import GradingConfig  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
-from rlreason.grading.answers.compare import ComparisonSettings, decide_pair  # noqa: E402
+from rlreason.grading.answers.compare import decide_pair  # noqa: E402
 from rlreason.grading.grader import grading_metrics  # noqa: E402
 
 CASES = ROOT / "tests" / "grading_cases"
@@ -39,9 +39,9 @@ def times_per_path(pairs: list[Pair]) -> None:
     """Processor milliseconds of the decision in process, by path; each pair is in the caches."""
     found: dict[str, list[float]] = defaultdict(list)
     for answer, reference, _ in pairs:
-        decide_pair(answer, reference, ComparisonSettings())
+        decide_pair(answer, reference, GradingConfig())
         begin = time.process_time_ns()
-        verdict = decide_pair(answer + " ", " " + reference, ComparisonSettings())
+        verdict = decide_pair(answer + " ", " " + reference, GradingConfig())
         found[verdict.path if verdict else "(to a worker)"].append((time.process_time_ns() - begin) / 1e6)
     show("path, both answers in the caches", found)
     numbers = [str(17 * index % 1009) for index in range(6000)]
@@ -49,7 +49,7 @@ def times_per_path(pairs: list[Pair]) -> None:
     for index, number in enumerate(numbers):
         answer = FORMS[index % len(FORMS)].format(number)
         begin = time.process_time_ns()
-        decide_pair(answer, number, ComparisonSettings())
+        decide_pair(answer, number, GradingConfig())
         forms.append((time.process_time_ns() - begin) / 1e6)
     show("surface forms of whole numbers", {"GSM8K forms": forms})
 

@@ -17,7 +17,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
 from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
-from rlreason.grading.answers.compare import ComparisonSettings, decide_pair
+from rlreason.grading.answers.compare import decide_pair
 from rlreason.grading.formats import FORMATS, boxed
 from rlreason.grading.grader import GRADER_VERSION, grading_metrics, grading_warnings
 from rlreason.runtime.plugins import NAMED_REWARDS
@@ -32,23 +32,19 @@ def grader():
 
 
 def test_every_labelled_pair_is_graded_as_labelled(grader):
+    """Bug: a wrong twin (without its sign, unit, bracket or digits) is right, or an answer's other spelling wrong."""
     rows = labelled_pairs()
     assert len({row[2:] for row in rows}) == len(rows) >= 400
-    for section in {row[0] for row in rows}:
-        assert {label for name, label, *_ in rows if name == section} == {True, False}, section
     grades = grader.grade_batch([tagged(row[2]) for row in rows], [row[3] for row in rows])
-    failed = [
-        (row, grade)
-        for row, grade in zip(rows, grades, strict=True)
-        if (grade.answer == 1.0) != row[1] or grade.outcome in ("error", "timeout")
-    ]
-    assert not failed
+    failed = [row for row, grade in zip(rows, grades, strict=True) if (grade.answer == 1.0) != row[1]]
+    failed += [row for row, grade in zip(rows, grades, strict=True) if grade.outcome in ("error", "timeout")]
     different = [row for row in rows if not row[1]]
     swapped = grader.grade_batch([tagged(row[3]) for row in different], [row[2] for row in different])
-    assert [row[2:] for row, grade in zip(different, swapped, strict=True) if grade.answer] == []
+    assert failed + [row for row, grade in zip(different, swapped, strict=True) if grade.answer] == []
 
 
 def test_the_recorded_verdicts_are_those_of_this_version_of_the_grader(grader):
+    """Bug: accuracies of two graders are compared as if one had judged."""
     cases, recorded = verdicts.all_cases(), verdicts.read_record()
     now = verdicts.judge(cases, grader)
     assert verdicts.complaints(recorded, now, cases) == []
@@ -59,6 +55,7 @@ def test_the_recorded_verdicts_are_those_of_this_version_of_the_grader(grader):
 
 
 def test_rewards_are_format_answer_and_both():
+    """Bug: the reward of a format that the handout's prompt does not ask for; a box that printed braces close."""
     for response, formatted, right in R1_ZERO_FORMAT:
         expected = {"format_reward": formatted, "answer_reward": right, "reward": right}
         assert r1_zero_reward_fn(response, "38") == expected, response
@@ -68,6 +65,7 @@ def test_rewards_are_format_answer_and_both():
 
 
 def test_golds_of_every_kind():
+    """Bug: an answer equal to Python's text of a null, a list or an object is right."""
     for gold in ("38", 38, 38.0, ["37", "38"], ["37", 38], [None, "38"], r"\boxed{38}"):
         assert r1_zero_reward_fn(tagged("38"), gold)["reward"] == 1.0, gold
     for gold in (None, (38,), {"a": 38}, [], [None], True, object(), "", "  ", b"38", math.nan, 10**5000):
@@ -78,22 +76,23 @@ def test_golds_of_every_kind():
     assert Grader(symbolic=False).unearnable(golds) == [2, 3, 6]
 
 
-def test_batches_keep_order_count_repeats_and_unequal_lengths_are_the_callers_mistake():
-    with Grader(patient()) as fresh:
-        answers = [str(index % 7) for index in range(70)]
-        grades = fresh.grade_batch([tagged(answer) for answer in answers], ["3"] * 70)
-        assert [grade.reward for grade in grades] == [float(answer == "3") for answer in answers]
-        assert grading_metrics(grades)["grading/cache_hit_rate"] == pytest.approx(63 / 70)
-        assert grading_metrics(fresh.grade_batch([tagged("3")], ["3"]))["grading/cache_hit_rate"] == 1.0
-        with pytest.raises(ValueError, match="2 responses and 1 ground truths"):
-            fresh.grade_batch(["a", "b"], ["1"])
+def test_batches_keep_order_count_repeats_and_unequal_lengths_are_the_callers_mistake(grader):
+    """Bug: a cached grade goes to another response, or its repeat is not counted."""
+    answers = [str(index % 7) for index in range(70)]
+    grades = grader.grade_batch([tagged(answer) for answer in answers], ["3.5e0"] * 70)
+    assert [grade.reward for grade in grades] == [0.0] * 70
+    assert grading_metrics(grades)["grading/cache_hit_rate"] == pytest.approx(63 / 70)
+    again = grader.grade_batch([tagged("3"), tagged("7/2")], ["3.5e0"] * 2)
+    assert [(grade.reward, grade.remembered) for grade in again] == [(0.0, True), (1.0, False)]
+    with pytest.raises(ValueError, match="2 responses and 1 ground truths"):
+        grader.grade_batch(["a", "b"], ["1"])
 
 
-def test_metrics_count_what_happened():
-    with Grader(patient()) as fresh:
-        grades = fresh.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
-        grades += fresh.grade_batch([tagged("38"), None], [None, "38"])
-        metrics = grading_metrics(grades)
+def test_metrics_count_what_happened(grader):
+    """Bug: a failure of the grader counts as a wrong answer, and nobody hears of it."""
+    grades = grader.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
+    grades += grader.grade_batch([tagged("38"), None], [None, "38"])
+    metrics = grading_metrics(grades)
     assert (grades[3].outcome, grades[3].reward, grades[3].format) == ("refused", 0.0, 1.0)  # not plain wrong
     counted = {"responses": 6, "format_rate": 4 / 6, "answer_rate": 1 / 6, "answer_given_format": 1 / 4, "refusals": 1}
     for name, value in (counted | {"bad_golds": 1, "bad_responses": 1, "path/text": 1 / 6}).items():
@@ -103,18 +102,18 @@ def test_metrics_count_what_happened():
     assert (grading_metrics([]), grading_warnings([])) == ({}, [])
 
 
-def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library():
+def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library(grader):
+    """Bug: an import that loads it for every command, or common answers that wait for a worker."""
     program = "import sys, rlreason.grading; print({'sympy', 'math_verify', 'torch', 'mpmath'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
     numbers = [str(17 * index % 1009) for index in range(2000)]
     responses = [tagged(FORMS[index % len(FORMS)].format(number)) for index, number in enumerate(numbers)]
-    with Grader(patient()) as fresh:
-        grades = fresh.grade_batch(responses, numbers)
-    assert all(grade.reward == 1.0 for grade in grades)
-    assert {grade.path for grade in grades} <= {"text", "number", "structure"}  # no worker was asked
+    grades = grader.grade_batch(responses, numbers)
+    assert {(grade.reward, grade.path) for grade in grades} <= {(1.0, path) for path in ("text", "number", "structure")}
 
 
 def test_wrong_settings_and_rewards_are_named():
+    """Bug: a misspelled reward is found when the first response is graded."""
     for wrong in ({"extract": "loose"}, {"correct_at": 0}):  # ranges: tests/test_ranges.py
         with pytest.raises(ConfigError, match=rf"^grading\.{next(iter(wrong))}="):
             Grader(GradingConfig(**wrong))
@@ -125,6 +124,7 @@ def test_wrong_settings_and_rewards_are_named():
 
 
 def test_one_answer_is_read_and_compared_by_the_settings_without_a_worker():
+    """Bug: `same` ignores `grading.percent`, or starts processes."""
     sentences = Grader(GradingConfig(extract="last_number", percent=False))
     assert sentences.read("</think> <answer>She sold 38 clips</answer>").candidates == ("She sold 38 clips", "38")
     assert sentences.same("She sold 38 clips today", "38")
@@ -137,27 +137,20 @@ def test_one_answer_is_read_and_compared_by_the_settings_without_a_worker():
         Grader(reward="mine:reward").read("1")
 
 
-PLUGGED_IN = [  # response, outcome, path, reward
-    ("ab", "correct", "plugin", 1.0),
-    ("abc", "wrong", "plugin", 0.0),
-    ("hang", "timeout", "plugin", 0.0),
-    ("ab", "correct", "plugin", 1.0),
-    ("raise", "error", "plugin", 0.0),
-    ("exit", "error", "killed", 0.0),
-    ("None", "error", "plugin_value", 0.0),
-    ("nan", "error", "plugin_value", 0.0),
-    ("text", "error", "plugin_value", 0.0),
-    ("dict", "wrong", "plugin", 0.5),
-    ("memory", "error", "killed", 0.0),
-    ("xy", "correct", "plugin", 1.0),
-]
+PLUGGED_IN = """
+    ab correct plugin 1.0, abc wrong plugin 0.0, hang timeout plugin 0.0, ab correct plugin 1.0, raise error plugin 0.0,
+    exit error killed 0.0, None error plugin_value 0.0, nan error plugin_value 0.0, text error plugin_value 0.0,
+    dict wrong plugin 0.5, memory error killed 0.0, xy correct plugin 1.0
+"""  # response, outcome, path, reward
 
 
 def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
+    """Bug: a reward that hangs, ends its process or returns no number takes the run or its neighbours along."""
     log = tmp_path / "log" / "incidents.jsonl"
     with Grader(patient(timeout_s=5.0), "own_reward:by_length", log) as fresh:
-        grades = fresh.grade_batch([response for response, *_ in PLUGGED_IN], ["12"] * len(PLUGGED_IN))
-        assert [(grade.outcome, grade.path, grade.reward) for grade in grades] == [case[1:] for case in PLUGGED_IN]
+        cases = [case.split() for case in PLUGGED_IN.split(",")]
+        grades = fresh.grade_batch([response for response, *_ in cases], ["12"] * len(cases))
+        assert [[grade.outcome, grade.path, str(grade.reward)] for grade in grades] == [case[1:] for case in cases]
         metrics = grading_metrics(grades)
         assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
         assert len(fresh.warnings(grades)) == 3
@@ -169,6 +162,8 @@ def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
 
 
 def test_partial_credit_is_a_reward_and_no_right_answer():
+    """Bug: an accuracy that counts partial credit, or no warning where nothing or all can be right."""
+
     def pays(response: str, gold: str) -> dict[str, float]:
         return {"reward": float(response), "format_reward": 1.0}
 
@@ -182,9 +177,8 @@ def test_partial_credit_is_a_reward_and_no_right_answer():
     assert "grading.correct_at" in half.warnings([Grade(1.0, 0.4, 0.4, "wrong", "plugin")])[0]
 
 
-DEFAULT = ComparisonSettings()
+DEFAULT = GradingConfig()
 numbers = st.fractions(min_value=-2000, max_value=2000, max_denominator=60)
-wholes = st.integers(min_value=-(10**7), max_value=10**7)
 
 
 def right(answer: str, gold: str) -> bool:
@@ -194,7 +188,7 @@ def right(answer: str, gold: str) -> bool:
 
 
 @st.composite
-def spelled_fraction(draw, value: Fraction) -> str:
+def spelled(draw, value: Fraction) -> str:
     """One way to write a fraction: reduced or not, plain or LaTeX, mixed, or as a decimal where it ends."""
     factor = draw(st.integers(min_value=1, max_value=6))
     top, bottom = abs(value.numerator) * factor, value.denominator * factor
@@ -210,53 +204,36 @@ def spelled_fraction(draw, value: Fraction) -> str:
     return ("-" if value < 0 else "") + draw(st.sampled_from(forms))
 
 
+WRAPPERS = ["\\left({}\\right)", "{} \\,", "x = {}", "\\({}\\)", " {} ", "\\boxed{{{}}}", "${}$", "**{}**", "{}."]
+
+
 @st.composite
 def dressed(draw, text: str) -> str:
-    """The same text in the wrappers, fonts and spaces that models use, each at most once."""
-    forms = ["\\left({}\\right)", "{} \\,", "x = {}", "\\({}\\)", " {} ", "\\boxed{{{}}}", "${}$", "**{}**", "{}."]
-    chosen = draw(st.sets(st.integers(0, len(forms) - 1), max_size=2))
-    for index in sorted(chosen):  # from the inside out
-        text = forms[index].format(text)
-    return text.replace("-", draw(st.sampled_from(["-", "-", "\u2212"])))
-
-
-WHOLE = ["{0}", "{0:,}", "{0}.00", "{0}~clips", "{0}\\text{{~kg}}", "\\${0}", "${0:,}", "{0}~dollars", "\\$~{0}"]
-
-
-def spelled_whole(value: int) -> st.SearchStrategy[str]:
-    """Thousands groups, money, units, trailing zeros."""
-    size, sign = abs(value), "-" if value < 0 else ""
-    grouped = f"{size:,}"
-    forms = [form.format(size).replace("~", " ") for form in WHOLE]
-    return st.sampled_from([sign + form for form in [*forms, grouped.replace(",", "{,}"), grouped.replace(",", " ")]])
+    """The same text in the wrappers, fonts and spaces that models use, each at most once, from the inside out."""
+    for index in sorted(draw(st.sets(st.integers(0, len(WRAPPERS) - 1), max_size=2))):
+        text = WRAPPERS[index].format(text)
+    return text.replace("-", draw(st.sampled_from("-\u2212")))
 
 
 @settings(max_examples=300)
 @given(st.data(), numbers, numbers)
 def test_fractions(data, value, other):
+    """Bug: a spelling or wrapper that changes a number, or makes two of them equal."""
     assume(value != other)
-    answer = data.draw(spelled_fraction(value).flatmap(dressed))
-    assert right(answer, data.draw(spelled_fraction(value)))
-    assert not right(answer, data.draw(spelled_fraction(other)))
-
-
-@settings(max_examples=200)
-@given(st.data(), wholes, st.integers(min_value=-1000, max_value=1000).filter(bool))
-def test_whole_numbers(data, value, change):
-    answer = data.draw(spelled_whole(value))
-    assert right(answer, str(value))
-    assert not right(answer, str(value + change))
-    assert not right(answer, data.draw(spelled_whole(-value - (value == 0))))
+    answer = data.draw(spelled(value).flatmap(dressed))
+    assert right(answer, data.draw(spelled(value)))
+    assert not right(answer, data.draw(spelled(other)))
 
 
 @settings(max_examples=150)
 @given(st.data(), st.lists(numbers, min_size=2, max_size=4, unique=True), numbers)
 def test_lists_sets_and_tuples(data, values, other):
+    """Bug: an order that counts in a set or not in a tuple; a member that is left over."""
     assume(other not in values)
-    texts = [data.draw(spelled_fraction(value)) for value in values]
+    texts = [data.draw(spelled(value)) for value in values]
     shuffled = data.draw(st.permutations(values))
-    respelled = [data.draw(spelled_fraction(value)) for value in shuffled]
-    changed = [data.draw(spelled_fraction(value)) for value in [other, *values[1:]]]
+    respelled = [data.draw(spelled(value)) for value in shuffled]
+    changed = [data.draw(spelled(value)) for value in [other, *values[1:]]]
     for form in ("{}", "\\{{{}\\}}"):
         gold = form.format(", ".join(texts))
         assert right(", ".join(respelled), gold)
@@ -264,7 +241,7 @@ def test_lists_sets_and_tuples(data, values, other):
         assert not right(", ".join(changed), gold)
         assert not right(", ".join(respelled[1:]), gold)
     pair = f"({', '.join(texts)})"
-    again = f"\\left({','.join(data.draw(spelled_fraction(value)) for value in values)}\\right)"
+    again = f"\\left({','.join(data.draw(spelled(value)) for value in values)}\\right)"
     assert right(again, pair)
     assert right(f"({', '.join(respelled)})", pair) == (shuffled == values)
     assert not right(f"({', '.join(changed)})", pair)
@@ -285,20 +262,11 @@ def collected(terms: list[tuple[int, int]]) -> dict[int, int]:
 @settings(max_examples=150)
 @given(TERMS, TERMS, st.randoms(use_true_random=False))
 def test_polynomials(terms, others, source):
+    """Bug: terms that are compared as texts, or powers as factors."""
     shuffled = source.sample(terms, len(terms))
     assert right(polynomial(shuffled), polynomial(terms))
     assert right(f"({polynomial(shuffled)})/2", f"\\frac{{{polynomial(terms)}}}{{2}}")
     assert right(polynomial(others), polynomial(terms)) == (collected(others) == collected(terms))
-
-
-@settings(max_examples=150)
-@given(st.integers(1, 30), st.integers(2, 30), st.integers(1, 30), st.integers(2, 30), st.integers(-9, 9))
-def test_radicals(outer, inner, outer2, inner2, added):
-    first = f"{added}+{outer}\\sqrt{{{inner}}}"
-    assert right(f"\\sqrt{{{outer * outer * inner}}}+{added}", first)
-    assert right(f"{added}+\\frac{{{outer * inner}}}{{\\sqrt{{{inner}}}}}", first)
-    equal = outer * outer * inner == outer2 * outer2 * inner2
-    assert right(f"{added}+{outer2}\\sqrt{{{inner2}}}", first) == equal
 
 
 BOUNDS = st.tuples(numbers, numbers).filter(lambda pair: pair[0] < pair[1])
@@ -307,8 +275,9 @@ BOUNDS = st.tuples(numbers, numbers).filter(lambda pair: pair[0] < pair[1])
 @settings(max_examples=150)
 @given(st.data(), BOUNDS, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_intervals_and_inequalities(data, bounds, left, right_closed, left2, right2):
-    low, high = (data.draw(spelled_fraction(bound)) for bound in bounds)
-    low2, high2 = (data.draw(spelled_fraction(bound)) for bound in bounds)
+    """Bug: an open end that is a closed one."""
+    low, high = (data.draw(spelled(bound)) for bound in bounds)
+    low2, high2 = (data.draw(spelled(bound)) for bound in bounds)
     opening, closing = "[" if left else "(", "]" if right_closed else ")"
     signs = ["\\le" if closed else "<" for closed in (left2, right2)]
     interval = f"{opening}{low},{high}{closing}"
@@ -326,5 +295,6 @@ ANY_GOLD = st.text(max_size=20) | st.sampled_from(["38", r"\sqrt2", "x+1", "(1,2
 @settings(max_examples=800)
 @given(st.text(max_size=40) | st.lists(ALPHABET, max_size=30).map("".join), ANY_GOLD)
 def test_no_text_is_an_error_and_every_text_is_itself(answer, gold):
+    """Bug: an exception of a rule, which would count as an error of the grader."""
     assert right(answer, gold) in (True, False)
     assert right(gold, gold) == bool(gold.strip())

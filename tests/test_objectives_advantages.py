@@ -40,6 +40,7 @@ def loop_reference(rewards, ids, lengths, baseline, std_norm, eps):
 @pytest.mark.parametrize("std_norm", STD_NORMS)
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_equals_the_definition_on_ragged_interleaved_groups_and_in_any_order(baseline, std_norm):
+    """Bug: a misplaced eps, a biased std, groups by place."""
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
         n = int(torch.randint(2, 20, (), generator=generator))
@@ -55,6 +56,7 @@ def test_equals_the_definition_on_ragged_interleaved_groups_and_in_any_order(bas
 
 
 def test_default_is_grpo_with_unbiased_std_and_eps_1e_6_and_integer_or_no_rewards_are_accepted():
+    """Bug: another eps, or integers that divide."""
     rewards, ids = torch.tensor([1e-6, 0.0], dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     expected = 0.5e-6 / (1e-6 / math.sqrt(2) + 1e-6)
     assert compute_group_advantages(rewards, ids).tolist() == pytest.approx([expected, -expected])
@@ -75,6 +77,7 @@ def test_equal_rewards_give_exactly_zero(baseline, std_norm):
 
 
 def test_a_group_without_success_or_without_tokens_is_finite():
+    """Bug: 0 / 0 in a group without reward or without tokens."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     ids = torch.tensor([0, 0, 0, 0, 1, 1])
     advantages = compute_group_advantages(rewards, ids, std_norm="group_mean", advantage_eps=1e-9)
@@ -85,6 +88,7 @@ def test_a_group_without_success_or_without_tokens_is_finite():
 
 
 def test_what_does_not_fit_is_refused():
+    """Bug: a column of rewards that is broadcast; lengths that nobody gave."""
     with pytest.raises(ValueError, match=r"rewards \(4, 1\) and group_ids \(4,\)"):
         compute_group_advantages(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ValueError, match="baseline=opo"):

@@ -13,6 +13,7 @@ REINFORCE = NAMED["reinforce"]
 
 
 def test_every_published_objective_breaks_no_rule():
+    """Bug: an option file that cannot run."""
     assert len(NAMED) == 10
     assert all(check_objective(published.objective) == [] for published in PUBLISHED)
 
@@ -51,6 +52,7 @@ def changed(objective, changes):
 
 @pytest.mark.parametrize(("objective", "changes", "start", "cure"), VIOLATIONS)
 def test_every_rule_names_setting_value_and_cure_in_one_line(objective, changes, start, cure):
+    """Bug: a combination that trains towards nothing."""
     (line,) = check_objective(changed(objective, changes))
     assert line.startswith(start)
     assert cure in line.removeprefix(start)
@@ -78,6 +80,7 @@ CARD_SAYS = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_card_of_every_named_objective(name):
+    """Bug: a card that shows another formula than is computed."""
     card = objective_card(NAMED[name])
     text = card.fitted()
     for phrase in CARD_SAYS[name]:
@@ -92,6 +95,7 @@ CAPPED = {"mismatch_cap": 2.0}
 
 
 def test_card_names_every_term_that_is_switched_on():
+    """Bug: a term that is on and not shown."""
     on = CAPPED | {
         "dual_clip": 3.0, "constant": 512, "length_norm": "constant", "kl_placement": "loss", "kl_coef": 0.04,
         "entropy_coef": 0.01, "overlong": "mask", "zero_variance": "skip", "mismatch": "truncate",
@@ -128,12 +132,14 @@ def test_card_names_every_term_that_is_switched_on():
     ],
 )
 def test_card_says_where_a_shared_name_differs(settings, phrase):
+    """Bug: a name of a paper without its difference."""
     card = objective_card(settings)
     assert phrase in " ".join(card.fitted().split())
     assert phrase in card.markdown
 
 
 def test_what_only_looks_like_a_published_objective_is_not_called_by_its_name():
+    """Bug: asymmetric clipping, or given responses, under another's name."""
     assert "GRPO without KL" not in objective_card(changed(GRPO, {"cliprange_high": 0.28})).fitted()
     assert "RFT" in imitation_card(LengthNormConfig("token"), sampled=True).equal[0]
     assert "RFT" not in imitation_card(LengthNormConfig("token"), sampled=False).fitted()

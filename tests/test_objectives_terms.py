@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import rlreason.objectives
-from rlreason.objectives.advantages import OVERLONG, ZERO_VARIANCE, soft_overlong_penalty
+from rlreason.objectives.advantages import assign_advantages, keep_live, soft_overlong_penalty
+from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import (
     KL_ESTIMATORS,
     compute_entropy,
@@ -25,6 +26,7 @@ MODULES = [m.name for m in pkgutil.iter_modules(rlreason.objectives.__path__, "r
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_the_docstrings_hold(name):
+    """Bug: an example that no longer holds."""
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
@@ -56,6 +58,7 @@ def test_expectations_and_gradients_of_the_estimators(old):
 
 
 def test_kl_is_zero_at_the_reference_and_outside_the_response_and_k3_exact_near_zero():
+    """Bug: exp(-x) - 1 + x, which loses small values; NaN of padding."""
     log_probs, mask = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[True, False, True]])
     for estimator in KL_ESTIMATORS:
         assert kl_per_token(log_probs, log_probs, mask, estimator, log_probs).tolist() == [[0.0, 0.0, 0.0]]
@@ -65,6 +68,7 @@ def test_kl_is_zero_at_the_reference_and_outside_the_response_and_k3_exact_near_
 
 
 def test_kl_in_the_reward_is_a_sum_over_tokens_without_gradient():
+    """Bug: a mean over tokens, or a gradient through the reward."""
     kl = torch.tensor([[0.5, 0.25, 0.0], [-0.5, 0.0, 0.0]], requires_grad=True)
     rewards = subtract_kl_from_rewards(torch.tensor([1.0, 0.0]), kl, 0.1)
     torch.testing.assert_close(rewards, torch.tensor([0.925, 0.05]))
@@ -72,6 +76,7 @@ def test_kl_in_the_reward_is_a_sum_over_tokens_without_gradient():
 
 
 def test_the_entropy_bonus_is_paid_for_entropy_and_without_a_gradient_an_error():
+    """Bug: a bonus for certainty, or one that does nothing."""
     entropy = torch.ones(1, 2)
     with pytest.raises(ValueError, match=r"entropy_coef=0\.5"):
         entropy_bonus(entropy, 0.5)
@@ -89,6 +94,7 @@ WEIGHTS = {"none": [1.0] * 5, "truncate": [0.25, 1.0, 1.5, 2.0, 2.0], "mask": [0
 
 @pytest.mark.parametrize("mismatch", WEIGHTS)
 def test_mismatch_weights_by_hand(mismatch):
+    """Bug: weights turned upside down, or with a gradient."""
     engine = torch.full_like(W, -3.0, requires_grad=True)
     old = (W.log() - 3).requires_grad_()
     cap = None if mismatch == "none" else 2.0 + 1e-12
@@ -111,6 +117,7 @@ LIMITS = {"max_length": 100, "cache_length": 20}
 
 
 def test_soft_overlong_penalty_is_dapos_piecewise_formula():
+    """Bug: the end of the penalty as its beginning."""
     expected = [0.0 if length <= 80 else -1.0 if length > 100 else (80 - length) / 20 for length in range(130)]
     assert soft_overlong_penalty(torch.arange(130), **LIMITS).tolist() == pytest.approx(expected)
     for cache_length in (0, 101):
@@ -118,27 +125,36 @@ def test_soft_overlong_penalty_is_dapos_piecewise_formula():
             soft_overlong_penalty(LENGTHS, max_length=100, cache_length=cache_length)
 
 
+class Of100(Objective):
+    """The plainest objective, of responses of at most 100 tokens."""
+
+    longest_response = 100
+
+
 @pytest.mark.parametrize(
     ("rule", "rewards", "kept"),
     [("none", [0.5, 1.0], [True, True]), ("mask", [0.5, 1.0], [True, False]), ("penalty", [0.5, 0.0], [True, True])],
 )
 def test_overlong_rules(rule, rewards, kept):
-    given = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    found_rewards, found_kept = OVERLONG[rule](given, LENGTHS, TRUNCATED, **(LIMITS if rule == "penalty" else {}))
-    assert found_rewards.tolist() == rewards
-    assert found_rewards.dtype == torch.float64
+    """Bug: a mask of the responses that were not cut, or a penalty of those that were short."""
+    given, ids = torch.tensor([0.5, 1.0], dtype=torch.float64), torch.tensor([0, 1])
+    objective = Of100(baseline="none", std_norm="none", overlong=rule)
+    advantages, found_kept, _ = assign_advantages(given, ids, LENGTHS, TRUNCATED, objective)
+    assert advantages.tolist() == rewards
+    assert advantages.dtype == torch.float64
     assert found_kept.tolist() == kept
 
 
 def test_live_groups_are_found_by_id_and_by_any_difference():
+    """Bug: rewards that differ in the last bit alone count as equal, or ids as places."""
     just_above = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     rewards = torch.tensor([1.0, 0.3, -1.0, 1.0, just_above, -1.0, 7.0])
     ids = torch.tensor([5, 2, 9, 5, 2, 9, 0])
-    assert ZERO_VARIANCE["skip"](rewards, ids).tolist() == [False, True, False, False, True, False, False]
-    assert ZERO_VARIANCE["keep"](rewards, ids).tolist() == [True] * 7
+    assert keep_live(rewards, ids).tolist() == [False, True, False, False, True, False, False]
 
 
 def test_entropy_and_log_probs_equal_loops():
+    """Bug: the label of the next position; a mean over the vocabulary."""
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(6, 5, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 5, (6,), generator=generator)
@@ -151,6 +167,7 @@ def test_entropy_and_log_probs_equal_loops():
 
 
 def test_scores_are_float32_for_any_model_dtype_and_survive_extreme_and_forbidden_tokens():
+    """Bug: log-probs in bfloat16; 0 x -inf of a forbidden token."""
     logits = torch.randn(1, 4, 50, generator=torch.Generator().manual_seed(2)).bfloat16()
     labels = torch.tensor([[3, 1, 4, 1]])
     assert torch.equal(compute_entropy(logits), compute_entropy(logits.float()))

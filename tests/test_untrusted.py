@@ -39,13 +39,8 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def obeyed_in(written: str) -> list[str]:
-    """What a terminal would obey in what was written, but for our own codes and its ends of lines."""
+    """What a terminal would obey in what was written, but for our own codes and ends of lines."""
     return OBEYED.findall(written.replace(LINE_ANEW, "").replace("\r\n", "\n"))
-
-
-def text_of(path: Path) -> str:
-    """A file's text with its ends of lines as they are."""
-    return path.read_bytes().decode()
 
 
 # Terminals
@@ -53,6 +48,7 @@ def text_of(path: Path) -> str:
 
 @given(st.text(st.characters() | st.sampled_from(ALL)))
 def test_no_control_character_is_left_and_nothing_else_is_touched(text):
+    """Bug: a sequence that hides in ordinary text, or an end of a line that is shown as one."""
     shown = visible(text)
     assert not [c for c in shown if unicodedata.category(c) == "Cc" and c not in "\n\t"]
     assert not OBEYED.search(shown)
@@ -103,6 +99,7 @@ sys.exit(exit_code_of(command))
 
 
 def test_every_way_to_the_terminal_shows_what_others_wrote(tmp_path):
+    """Bug: one way of printing that passes on what it was given."""
     code, written = seen_in_a_terminal("-c", SAYS, cwd=tmp_path)
     assert (code, obeyed_in(written)) == (2, [])
     assert written.count(r"\x1b]0;title\x07") >= 7
@@ -112,7 +109,7 @@ def test_every_way_to_the_terminal_shows_what_others_wrote(tmp_path):
 
 
 def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_terminal(tmp_path, capsys):
-    """Of a run whose responses, questions and answers are hostile; what it keeps is what was said."""
+    """Bug: of a run whose texts are hostile, a page or a row that is obeyed, or keeps something else than was said."""
     folder = tmp_path / "run\x1b[2J"
     records = RunWriter(folder, "prompt: {reward: r1_zero}\nalgorithm: grpo\nseed: 0\n")
     problem = Problem(f"p{ALL}", f"how many? {ALL}", f"7{ALL}")
@@ -132,12 +129,13 @@ def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_termina
     run = RunFolder(folder)
     kept = [row["response"] for row in run.rows(run.rollouts()[0], ["response"]).values()]
     assert kept == [s.response.text for s in samples]
-    assert obeyed_in(text_of(folder / "inspect.md")) == []
+    assert obeyed_in((folder / "inspect.md").read_bytes().decode()) == []
     for file in folder.rglob("*.jsonl*"):
         assert obeyed_in(opened(file).read().decode()) == []  # JSON has escapes of its own
 
 
 def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn):
+    """Bug: a label that matplotlib reads as a formula; a library's text in the log."""
     with picture(tmp_path / "a.svg", f"run $x{ALL}", (4, 3)) as ax:
         ax.plot([1, 2], label=f"$\\frac {ALL}")
         ax.legend()
@@ -145,7 +143,7 @@ def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn)
     assert not list(recwarn)
     with (tmp_path / "log").open("wb") as log, LogStream(log.fileno()) as noise:
         print(f"a library says {ALL}\nloading 1%\rloading 2%\r", file=noise)
-    assert obeyed_in(text_of(tmp_path / "log")) == []
+    assert obeyed_in((tmp_path / "log").read_bytes().decode()) == []
     assert "loading 1%\nloading 2%\n" in (tmp_path / "log").read_text()
 
 
@@ -153,6 +151,7 @@ def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn)
 
 
 def test_a_run_shows_what_its_model_and_its_data_say_and_keeps_no_pickle(tmp_path):
+    """Bug: a record of a run that holds a pickle, a secret or an obeyed sequence."""
     tokenizer = build_tokenizer(["How many? 12 a b c"], 300)
     tokenizer.add_tokens([text * times for text in HOSTILE for times in range(1, 13)])
     Policy(build_model(len(tokenizer), 16, 1, 2, seed=0), tokenizer).save(tmp_path / "model")
@@ -173,14 +172,12 @@ def test_a_run_shows_what_its_model_and_its_data_say_and_keeps_no_pickle(tmp_pat
     assert all(any(text in response for response in responses) for text in HOSTILE)  # as they were
     assert (obeyed_in(written), r"\x1b[2J" in written) == ([], True)
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert {"metrics.jsonl", "summary.json", "config.yaml", "state.json"} <= {
-        path.name for path in files
-    }  # also of a checkpoint
+    assert {"metrics.jsonl", "summary.json", "config.yaml", "state.json"} <= {path.name for path in files}
     for path in files:
         start = path.read_bytes()[:4]
         assert not re.match(rb"\x80[\x02-\x05]|PK\x03\x04|\x93NUM", start), f"{path} is a pickle, or an archive of them"
         if path.suffix in (".md", ".yaml", ".txt", ".json", ".jsonl", ".log") and not path.name.startswith("tokenizer"):
-            assert obeyed_in(text_of(path)) == [], path  # but in the model's own files, as they were
+            assert obeyed_in(path.read_bytes().decode()) == [], path  # but in the model's own files, as they were
     row = json.loads(opened(next((folder / "evals").iterdir())).readline())
     assert row["question"].endswith("${oc.env:HOME} {0}")  # a question is no setting
     assert "oc.env" not in (folder / "config.yaml").read_text()
@@ -219,6 +216,7 @@ def refused(path: str) -> str:
 
 
 def test_weights_that_are_a_pickle_are_not_read(planted):
+    """Bug: torch.load of what stands next to an adapter."""
     shutil.copytree("good", "adapter")
     Path("good/model.safetensors").unlink()
     settings = {"peft_type": "LORA", "base_model_name_or_path": "good", "r": 2, "target_modules": ["q_proj"]}
@@ -229,6 +227,8 @@ def test_weights_that_are_a_pickle_are_not_read(planted):
 
 
 def test_a_program_in_a_model_folder_is_not_run(planted):
+    """Bug: trust_remote_code at one of several loads."""
+
     def changed(file: str, **values: Any) -> None:
         Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | values))
 
@@ -242,6 +242,7 @@ def test_a_program_in_a_model_folder_is_not_run(planted):
 
 
 def test_a_chat_template_reaches_nothing_of_python(tmp_path, monkeypatch):
+    """Bug: a template of a model outside the sandbox, or without a bound."""
     monkeypatch.chdir(tmp_path)
     tokenizer = build_tokenizer(["How many?"], 300)
     for template in (
@@ -271,6 +272,7 @@ ALLOWED = {
 
 
 def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
+    """Bug: a new call that runs a text as a program."""
     found = set()
     for path in sorted((ROOT / "rlreason").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -20,6 +20,8 @@ _UNBRACED = re.compile(
     r"(?:\s*(?=[-+]?(?:\\\$)?(?:\.?\d|\\[A-Za-z]|\())|\s+(?=[A-Za-z](?![A-Za-z])))"  # the beginning of its content
     rf"((?:\\[^)\]]|{_BRACES}|[^\s$\\{{}}])+)"
 )
+_BRACE = re.compile(r"\s*\{")
+_SIGN = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped character is no bracket
 SHOWN_CHARS = 60
 UNREAD = "no answer can be read"
 
@@ -59,23 +61,15 @@ def boxed(text: str) -> str | None:
     if start < 0:
         return None
     start += len("\\boxed")
-    bare = len(text[start:]) - len(text[start:].lstrip())
-    if text[start + bare : start + bare + 1] != "{":
+    braced = _BRACE.match(text, start)
+    if braced is None:
         unbraced = _UNBRACED.match(text, start)
-        return unbraced and unbraced.group(1)
-    start += bare
-    depth, position = 0, start
-    while position < len(text):
-        char = text[position]
-        if char == "\\":
-            position += 1  # an escaped character is no bracket
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start + 1 : position]
-        position += 1
+        return unbraced and unbraced[1]
+    start, depth = braced.end(), 1
+    for sign in _SIGN.finditer(text, start):
+        depth += (sign[0] == "{") - (sign[0] == "}")
+        if not depth:
+            return text[start : sign.start()]
     return None
 
 

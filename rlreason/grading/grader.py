@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from rlreason.config.data import DataConfig
@@ -20,12 +19,12 @@ from rlreason.config.groups import GradingConfig
 from rlreason.config.rules import wrong_values
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
+from rlreason.grading.answers.compare import Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, plugin_grade
 from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import announced, for_workers, names_function
-from rlreason.types import Grade, Outcome
+from rlreason.types import Grade
 
 #: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
 #: compares the verdicts on all cases with it and says what to do when one changes.
@@ -53,8 +52,6 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
                 texts.append(str(member))
             except ValueError:  # an integer of more digits than Python prints
                 return None
-        elif not isinstance(ground_truth, list):
-            return None
     return texts or None
 
 
@@ -96,9 +93,7 @@ class Grader:
             raise ConfigError("; ".join(bad))
         self.symbolic = symbolic
         self.plugin = self.reward if ":" in self.reward else None
-        self.comparison = ComparisonSettings()
-        if not self.plugin:  # a plug-in compares answers by its own rules
-            self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
+        self.comparison = GradingConfig() if self.plugin else self.grading  # a plug-in compares by its own rules
         self._pool = Pool(self.grading, self.plugin, sent)
         self._log = IncidentLog(log_path)
         self._lock = threading.Lock()
@@ -199,7 +194,21 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        return warnings + (correct_at_warnings(self.plugin, grades, self.grading.correct_at) if self.plugin else [])
+        top, correct_at = max((grade.answer for grade in grades), default=0.0), self.grading.correct_at
+        if not self.plugin:
+            return warnings
+        if correct_at is None and top > 1 + ROUNDING:
+            warnings.append(
+                f"grading: {self.plugin} gives up to {top:g}, and every response that earns 1 or more counts as "
+                f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
+            )
+        if 0 < top < (correct_at or 1.0) - ROUNDING:
+            warnings.append(
+                f"grading: no response earned {correct_at or 1.0:g}, from which on one counts as correct; the most was "
+                f"{top:g}: set grading.correct_at where that is a right answer, or eval.reward=r1_zero (or another) to "
+                "measure right answers apart from what is paid for"
+            )
+        return warnings
 
     @property
     def broken(self) -> str:
@@ -217,7 +226,7 @@ class Grader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _prepared(self, response: Any, ground_truth: Any) -> Grade | CacheKey:
@@ -252,11 +261,9 @@ class Grader:
         replies = self._pool.run([pair for _, *pair in undecided])
         waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # each, on average
         for (job, answer, reference), reply in zip(undecided, replies, strict=True):
-            if reply.status == "ok":
-                verdict = reply.value
-            else:
-                outcome: Outcome = "timeout" if reply.status == "timeout" else "error"
-                verdict = Decision(outcome, "killed" if reply.status == "killed" else "symbolic")
+            verdict = reply.value
+            if reply.status != "ok":
+                verdict = Decision(*reply.failure("symbolic"))
                 self._log.add(answer, reference, reply)
             verdicts[job] = better(verdicts[job], verdict)
             milliseconds[job] += waited
@@ -275,7 +282,7 @@ class Grader:
             grade, failed = plugin_grade(reply, self.grading.correct_at)
             grades[job] = replace(grade, milliseconds=each)
             if failed is not None:
-                self._reasons[event(grade)] = failed.error
+                self._reasons[event(grade)] = failed.value
                 self._log.add(job[0], job[1], failed)
         return grades
 
@@ -343,23 +350,6 @@ def event(grade: Grade) -> str:
     return {"timeout": "timeouts", "refused": "refusals"}.get(grade.outcome, "plain")
 
 
-def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
-    """Suggest `grading.correct_at` where it does not fit a plug-in's largest answer reward."""
-    top, whole = max((grade.answer for grade in grades), default=0.0), 1.0 if correct_at is None else correct_at
-    if correct_at is None and top > 1 + ROUNDING:
-        return [
-            f"grading: {name} gives up to {top:g}, and every response that earns 1 or more counts as "
-            f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
-        ]
-    if 0 < top < whole - ROUNDING:
-        return [
-            f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "
-            f"{top:g}: set grading.correct_at where that is a right answer, or eval.reward=r1_zero (or another) to "
-            "measure right answers apart from what is paid for"
-        ]
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class Graders:
     """The graders of a run, with running workers. Equal rewards share one grader."""
@@ -386,17 +376,18 @@ def make_graders(run: RunConfig, incidents: Path) -> Graders:
     """
     evaluation, graders = run.evaluation, dict[str, Grader]()
 
-    def started(reward: str) -> Grader:
-        if reward not in graders:
-            graders[reward] = Grader(run.grading, reward, log_path=incidents)
-            graders[reward].start()
-        return graders[reward]
+    def started(reward: str, data: DataConfig) -> Grader:
+        name = reward_name_of(reward, data)
+        if name not in graders:
+            graders[name] = Grader(run.grading, name, log_path=incidents)
+            graders[name].start()
+        return graders[name]
 
     try:
-        counts = started(reward_name_of(evaluation.reward, evaluation.data))
-        second = evaluation.prompt_reward and started(reward_name_of(evaluation.prompt_reward, evaluation.data))
-        training = started(reward_name_of(run.prompt.reward, run.data)) if run.judges_to_learn else counts
-        return Graders(training, counts, second or None)
+        counts = started(evaluation.reward, evaluation.data)
+        second = started(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else None
+        training = started(run.prompt.reward, run.data) if run.judges_to_learn else counts
+        return Graders(training, counts, second)
     except BaseException:
         for grader in graders.values():
             grader.close()

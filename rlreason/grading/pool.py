@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe, connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rlreason.config.groups import GradingConfig
 from rlreason.errors import WaitError
@@ -43,13 +43,15 @@ SERVER_ENVIRONMENT = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PoolReply:
-    """The result of one request: the function's `value` when `status` is "ok", else why there is none."""
+class PoolReply(NamedTuple):
+    """The result of one request: `value` is what the function returned when `status` is "ok", else why it did not."""
 
     status: Literal["ok", "timeout", "killed", "error"]
     value: Any = None
-    error: str = ""
+
+    def failure(self, path: str) -> tuple[Outcome, str]:
+        """Return the outcome and the path of a grade that has no value; `path`: unless a worker was killed."""
+        return "timeout" if self.status == "timeout" else "error", "killed" if self.status == "killed" else path
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,7 @@ class _Worker:
 
     def take(self, number: int, request: Any) -> None:
         """Send it a request."""
-        grading = self.work.grading
-        self.number = number
+        grading, self.number = self.work.grading, number
         self.until = time.monotonic() + (grading.timeout_s if self.has_begun else grading.start_timeout_s)
         with suppress(OSError):  # it has ended just now
             self.pipe.send(request)
@@ -186,12 +187,12 @@ class _Worker:
         self.process.kill()
         self.process.join()
         if not has_come and not self.has_begun:
-            return PoolReply("error", error=self.work.late())
+            return PoolReply("error", self.work.late())
         if not has_come:
-            return PoolReply("timeout", error=f"no verdict within {self.work.grading.timeout_s:g} s")
+            return PoolReply("timeout", f"no verdict within {self.work.grading.timeout_s:g} s")
         if self.process.exitcode == OUT_OF_MEMORY:
-            return PoolReply("killed", error=f"over {self.work.grading.memory_mb} MB")
-        return PoolReply("killed", error=f"worker ended with {self.process.exitcode}")
+            return PoolReply("killed", f"over {self.work.grading.memory_mb} MB")
+        return PoolReply("killed", f"worker ended with {self.process.exitcode}")
 
 
 def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None:
@@ -205,7 +206,7 @@ def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None
         function = work.load()
     except BaseException as error:
         why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
-        pipe.send(PoolReply("error", error=why[:MAX_REASON]))
+        pipe.send(PoolReply("error", why[:MAX_REASON]))
         return
     with suppress(ValueError, OSError):  # macOS
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -221,7 +222,7 @@ def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None
             except MemoryError:
                 os._exit(OUT_OF_MEMORY)  # it may have left broken objects
             except BaseException as error:
-                reply = PoolReply("error", error=describe_error(error)[:MAX_REASON])
+                reply = PoolReply("error", describe_error(error)[:MAX_REASON])
             pipe.send(reply)
 
 
@@ -272,7 +273,7 @@ class Pool:
                 raise RuntimeError("the grader is closed")
             if self.broken == self.work.late():
                 raise WaitError(f"grading: {self.broken}")
-            lost = PoolReply("error", error=self.broken or "the server of the workers ended")
+            lost = PoolReply("error", self.broken or "the server of the workers ended")
             return [replies.get(number, lost) for number in range(len(requests))]
 
     def close(self) -> None:
@@ -310,14 +311,14 @@ class Pool:
         self._start()
         if self._ready or self._server is None:
             return
-        reply = PoolReply("error", error="a grading worker ended while starting")
+        reply = PoolReply("error", "a grading worker ended while starting")
         with suppress(EOFError, OSError):
             has_come = self._pipe.poll(self.work.grading.start_timeout_s)
-            reply = self._pipe.recv() if has_come else PoolReply("error", error=self.work.late())
+            reply = self._pipe.recv() if has_come else PoolReply("error", self.work.late())
         self._ready = reply.status == "ok"
         if not self._ready:
             self._end()
-            self.broken = reply.error
+            self.broken = reply.value
 
     def _replies(self, requests: Sequence[Any]) -> dict[int, PoolReply]:
         """Return the replies by the numbers of their requests; end the server where it does not send them all."""
@@ -347,13 +348,11 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
 
     >>> [plugin_grade(PoolReply("ok", value))[0].outcome for value in (1.0, 0.1)]
     ['correct', 'wrong']
-    >>> plugin_grade(PoolReply("ok", "1.0"))[1].error
+    >>> plugin_grade(PoolReply("ok", "1.0"))[1].value
     "returned '1.0', and must return a number, or a dictionary with a number as reward"
     """
-    if reply.status == "timeout":
-        return Grade(0.0, 0.0, 0.0, "timeout", "plugin"), reply
     if reply.status != "ok":
-        return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin"), reply
+        return Grade(0.0, 0.0, 0.0, *reply.failure("plugin")), reply
     value = reply.value
     if isinstance(value, int | float):
         value = {"reward": value, "format_reward": 1.0}
@@ -362,7 +361,7 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
         numbers = [value.get(name, value["reward"]) for name in KEYS]
     if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         why = f"returned {repr(reply.value)[:100]}, and must return a number, or a dictionary with a number as reward"
-        return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", error=why)
+        return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", why)
     formatted, answer, reward = map(float, numbers)
     outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
     whole = 1.0 if correct_at is None else correct_at
@@ -388,7 +387,7 @@ class IncidentLog:
         record = {
             "time": round(time.time(), 1),
             "status": reply.status,
-            "error": redacted(reply.error),
+            "error": redacted(reply.value),
             "answer": answer[:MAX_CHARS],
             "answer_chars": len(answer),
             "gold": ground_truth[:MAX_CHARS],

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rlreason.objectives.objective import Objective
 
-    RewardsAndKept = tuple[Tensor, Tensor]
-
 
 class Groups(NamedTuple):
     """The group of each sample. `group_of` (n,) int64 in [0, g), `sizes` (g,) int64."""
@@ -35,9 +33,10 @@ def sums(values: Tensor, groups: Groups) -> Tensor:
     return values.new_zeros(len(groups.sizes)).index_add(0, groups.group_of, values)
 
 
-def keep_all(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Keep every sample. (n,), (n,) int64 -> (n,) bool"""
-    return rewards.new_ones(rewards.shape).bool()
+def in_groups_with_any(values: Tensor, group_ids: Tensor) -> Tensor:
+    """Select samples of groups with any non-zero value. (n,), (n,) int64 -> (n,) bool"""
+    groups = group_by_id(group_ids)
+    return sums((values != 0).float(), groups)[groups.group_of] > 0
 
 
 def keep_live(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -47,14 +46,7 @@ def keep_live(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> keep_live(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([4, 4, 9, 9, 2]))
     tensor([ True,  True, False, False, False])
     """
-    groups = group_by_id(group_ids)
-    blank = rewards.new_zeros(len(groups.sizes))
-    highest = blank.scatter_reduce(0, groups.group_of, rewards, reduce="amax", include_self=False)
-    lowest = blank.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
-    return (highest > lowest)[groups.group_of]
-
-
-ZERO_VARIANCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"keep": keep_all, "skip": keep_live}
+    return in_groups_with_any(_raised(rewards, group_by_id(group_ids)), group_ids)
 
 
 def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -> Tensor:
@@ -72,32 +64,6 @@ def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -
     return ((max_length - cache_length - lengths) / cache_length).clamp(-1.0, 0.0)
 
 
-def keep_overlong(rewards: Tensor, lengths: Tensor, truncated: Tensor) -> RewardsAndKept:
-    """Treat truncated responses like any other."""
-    return rewards, truncated.new_ones(truncated.shape)
-
-
-def mask_overlong(rewards: Tensor, lengths: Tensor, truncated: Tensor) -> RewardsAndKept:
-    """Give truncated responses no loss: being cut says little about the quality of the text."""
-    return rewards, ~truncated
-
-
-def penalize_overlong(
-    rewards: Tensor, lengths: Tensor, truncated: Tensor, *, max_length: int, cache_length: int
-) -> RewardsAndKept:
-    """Add `soft_overlong_penalty` to the reward, before baseline and normaliser; every response has loss."""
-    penalty = soft_overlong_penalty(lengths, max_length, cache_length)
-    return rewards + penalty.to(rewards.dtype), truncated.new_ones(truncated.shape)
-
-
-#: name -> rule(rewards (n,), lengths (n,) int, truncated (n,) bool); the penalty also takes its two lengths
-OVERLONG: dict[str, Callable[..., RewardsAndKept]] = {
-    "none": keep_overlong,
-    "mask": mask_overlong,
-    "penalty": penalize_overlong,
-}
-
-
 def _raised(rewards: Tensor, groups: Groups) -> Tensor:
     """r - the group's smallest reward, so that equal rewards give exact zeros. (n,) -> (n,)"""
     lowest = rewards.new_zeros(len(groups.sizes))
@@ -113,11 +79,6 @@ def mean_baseline(rewards: Tensor, groups: Groups) -> Tensor:
     """
     raised = _raised(rewards, groups)
     return raised - (sums(raised, groups) / groups.sizes)[groups.group_of]
-
-
-def no_baseline(rewards: Tensor, groups: Groups) -> Tensor:
-    """r unchanged. (n,) -> (n,)"""
-    return rewards
 
 
 def leave_one_out_baseline(rewards: Tensor, groups: Groups) -> Tensor:
@@ -145,11 +106,6 @@ def group_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> 
     """std(group) + eps, unbiased (divisor G - 1; a group of one has std 0). (n,) -> (n,)"""
     squares = sums(mean_baseline(rewards, groups) ** 2, groups)
     return (squares / (groups.sizes - 1).clamp(min=1)).sqrt()[groups.group_of] + advantage_eps
-
-
-def no_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
-    """1: eps is not added without a division. (n,) -> (n,). Dr. GRPO, arXiv 2503.20783."""
-    return rewards.new_ones(rewards.shape)
 
 
 def batch_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
@@ -182,7 +138,7 @@ class Comparison(NamedTuple):
 
 BASELINES = {
     "mean": Comparison(mean_baseline, "r - mean(group)", r"r_i - \bar r_{g}"),
-    "none": Comparison(no_baseline, "r", "r_i"),
+    "none": Comparison(lambda rewards, groups: rewards, "r", "r_i"),
     "leave_one_out": Comparison(
         leave_one_out_baseline,
         "r - mean(others of the group)",
@@ -203,7 +159,8 @@ STD_NORMS = {
     "group_std": Comparison(
         group_std_divisor, "std(group)", r"\operatorname{std}_{g}(r)", "unbiased std (ddof 1) within the group"
     ),
-    "none": Comparison(no_divisor),
+    # 1: eps is not added without a division (Dr. GRPO, arXiv 2503.20783)
+    "none": Comparison(lambda rewards, groups, advantage_eps: rewards.new_ones(rewards.shape)),
     "batch_std": Comparison(
         batch_std_divisor, "std(batch)", r"\operatorname{std}(r)", "unbiased std (ddof 1) over the rollout batch"
     ),
@@ -273,7 +230,11 @@ def assign_advantages(
     (tensor([ 0.5000, -0.5000,  0.0000,  0.0000]), tensor([ True,  True, False, False]), True)
     """
     o = objective
-    shaped, kept = OVERLONG[o.overlong](rewards, lengths, truncated, **o.overlong_limits)
+    shaped, kept = rewards, truncated.new_ones(truncated.shape)
+    if o.overlong == "penalty":
+        shaped = rewards + soft_overlong_penalty(lengths, **o.overlong_limits).to(rewards.dtype)
+    elif o.overlong == "mask":  # being cut says little about the quality of the text
+        kept = ~truncated
     compare = partial(
         compute_group_advantages,
         group_ids=group_ids,
@@ -283,15 +244,9 @@ def assign_advantages(
         lengths=lengths,
     )
     advantages = compare(shaped)
-    live = in_groups_with_advantages(advantages, group_ids)
-    kept = kept & ZERO_VARIANCE[o.zero_variance](shaped, group_ids)
+    live = in_groups_with_any(advantages, group_ids)
+    if o.zero_variance == "skip":
+        kept = kept & keep_live(shaped, group_ids)
     if o.kl_placement == "reward" and kl is not None:
         advantages = compare(subtract_kl_from_rewards(shaped, kl, o.kl_coef))
     return advantages, kept, live
-
-
-def in_groups_with_advantages(advantages: Tensor, group_ids: Tensor) -> Tensor:
-    """Select samples of groups with any non-zero advantage. (n,), (n,) int64 -> (n,) bool"""
-    groups = group_by_id(group_ids)
-    some = groups.sizes.new_zeros(len(groups.sizes)).float()
-    return some.index_add(0, groups.group_of, (advantages != 0).float())[groups.group_of] > 0

@@ -6,7 +6,6 @@ and gradient are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # so that the card and the rules need no torch
@@ -60,31 +59,9 @@ def _share(numerator: Tensor, divisor: float | Tensor) -> Tensor:
     return numerator / divisor if divisor > 0 else numerator * 0.0
 
 
-def sequence_mean(per_token_loss: Tensor, response_mask: Tensor, n_sequences: float, **unread: object) -> Tensor:
-    """sum_i (sum_t m l / sum_t m) / n_sequences: every sequence weighs the same. GRPO, arXiv 2402.03300."""
-    return _share(masked_mean(per_token_loss, response_mask, dim=-1, empty="zero").sum(), n_sequences)
-
-
-def constant_norm(
-    per_token_loss: Tensor, response_mask: Tensor, n_sequences: float, constant: float | None, **unread: object
-) -> Tensor:
-    """sum m l / (constant n_sequences): a token weighs the same in every step. Dr. GRPO, arXiv 2503.20783."""
-    if constant is None or constant <= 0:
-        raise ValueError(f"constant={constant}: length_norm=constant divides by it; give the longest response length")
-    return _share(masked_normalize(per_token_loss, response_mask, constant), n_sequences)
-
-
-def token_mean(per_token_loss: Tensor, response_mask: Tensor, n_tokens: float, **unread: object) -> Tensor:
-    """sum m l / n_tokens: every token of this step weighs the same. DAPO, arXiv 2503.14476."""
-    return _share(_masked_sum(per_token_loss, response_mask, dim=None), n_tokens)
-
-
-#: name -> function(per_token_loss, response_mask, n_sequences=, n_tokens=, constant=), with those keywords it needs
-AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
-    "masked_mean": sequence_mean,
-    "constant": constant_norm,
-    "token": token_mean,
-}
+#: masked_mean, GRPO (arXiv 2402.03300): every sequence weighs the same; constant, Dr. GRPO (arXiv 2503.20783): a token
+#: weighs the same in every step; token, DAPO (arXiv 2503.14476): every token of this step weighs the same.
+AGGREGATIONS = ("masked_mean", "constant", "token")
 
 
 def aggregate_loss(
@@ -107,8 +84,13 @@ def aggregate_loss(
     >>> [aggregate_loss(loss, mask, name, **counts).item() for name in AGGREGATIONS]
     [4.5, 1.5, 5.0]
     """
-    aggregate = AGGREGATIONS[length_norm]
-    return aggregate(per_token_loss, response_mask, n_sequences=n_sequences, n_tokens=n_tokens, constant=constant)
+    if length_norm == "token":
+        return _share(_masked_sum(per_token_loss, response_mask, dim=None), n_tokens)
+    if length_norm == "masked_mean":
+        return _share(masked_mean(per_token_loss, response_mask, dim=-1, empty="zero").sum(), n_sequences)
+    if constant is None or constant <= 0:
+        raise ValueError(f"constant={constant}: length_norm=constant divides by it; give the longest response length")
+    return _share(masked_normalize(per_token_loss, response_mask, constant), n_sequences)
 
 
 def step_divisors(lengths: Tensor, kept: Tensor, length_norm: str) -> tuple[int, int]:

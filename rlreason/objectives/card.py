@@ -19,11 +19,7 @@ class Row(NamedTuple):
     note: str = ""
 
 
-_KL = {
-    "k1": ("x", "x_t"),
-    "k2": ("x^2 / 2", r"\tfrac12 x_t^2"),
-    "k3": ("exp(-x) - 1 + x", "e^{-x_t} - 1 + x_t"),
-}
+_KL = {"k1": ("x", "x_t"), "k2": ("x^2 / 2", r"\tfrac12 x_t^2"), "k3": ("exp(-x) - 1 + x", "e^{-x_t} - 1 + x_t")}
 _KL_NOTE = {
     ("k1", "loss"): "expected gradient: 0",
     ("k2", "loss"): "gradient: that of KL(pi || ref)",
@@ -46,11 +42,6 @@ def _advantage(o: Objective) -> Row:
         rf"A_i = \frac{{{baseline.latex}}}{{{norm.latex} + {eps}}}",
         f"{note}; {norm.note}, eps {eps}",
     )
-
-
-def _loss(o: Objective) -> Row:
-    plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
-    return Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}")
 
 
 def aggregation_row(norm: LengthNormConfig) -> Row:
@@ -115,7 +106,8 @@ def formula_rows(o: Objective) -> list[Row]:
         rows.append(Row("Overlong", plain, latex, "DAPO's formula"))
     if o.kl_placement == "reward":
         rows.append(_kl(o))
-    rows += [_advantage(o), _loss(o), _mismatch(o)]
+    plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
+    rows += [_advantage(o), Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}"), _mismatch(o)]
     if o.kl_placement != "reward":
         rows.append(_kl(o))
     if o.entropy_coef:

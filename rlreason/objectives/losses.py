@@ -35,6 +35,9 @@ def masked_log_ratio(log_probs: Tensor, other_log_probs: Tensor, response_mask: 
 RHO = r"\rho_t = \frac{\pi_\theta(y_t)}{\pi_{old}(y_t)},\quad "  # the meaning of \rho_t, before a formula that uses it
 
 
+REQUIRED = inspect.Parameter.empty
+
+
 class Formula(NamedTuple):
     """The loss of one token: in plain text, in LaTeX, and what a reader should know of it."""
 
@@ -65,15 +68,9 @@ class Loss:
         return inspect.signature(self.function).parameters
 
     @cached_property
-    def numbers(self) -> dict[str, bool]:
-        """The names of its numbers, and whether each is required."""
-        own = (p for p in self._parameters.values() if p.kind is p.KEYWORD_ONLY)
-        return {p.name: p.default is p.empty for p in own}
-
-    @cached_property
-    def defaults(self) -> dict[str, float | None]:
-        """The default of each number; None: none."""
-        return {name: None if must else self._parameters[name].default for name, must in self.numbers.items()}
+    def numbers(self) -> dict[str, Any]:
+        """The names of its numbers with their defaults; `REQUIRED` where there is none."""
+        return {p.name: p.default for p in self._parameters.values() if p.kind is p.KEYWORD_ONLY}
 
     @cached_property
     def has_ratio(self) -> bool:
@@ -134,8 +131,7 @@ def _clipped_surrogate(
         stats["dual_clipped"] = surrogate < floor
         surrogate = surrogate.maximum(floor)
         lost = lost | stats["dual_clipped"]
-    floats = {name: flag.to(ratio.dtype) for name, flag in {"clipped": lost, **stats}.items()}
-    return -surrogate, {"ratio": ratio, **floats}
+    return -surrogate, {"ratio": ratio, "clipped": lost, **stats}
 
 
 def _clipped_formula(
@@ -180,12 +176,6 @@ def grpo_clip(
     return _clipped_surrogate(ratio, advantages, cliprange_low, cliprange_high, dual_clip)
 
 
-def _grpo_clip_formula(cliprange_low: float, cliprange_high: float, dual_clip: float | None = None) -> Formula:
-    return _clipped_formula(
-        ("rho", r"\rho_t", "rho = pi / pi_old", RHO), cliprange_low, cliprange_high, dual_clip=dual_clip
-    )
-
-
 def _dual_clip_problems(cliprange_low: float, cliprange_high: float, dual_clip: float | None = None) -> list[str]:
     least = 1 + cliprange_high
     if dual_clip is None or dual_clip > least:
@@ -195,11 +185,8 @@ def _dual_clip_problems(cliprange_low: float, cliprange_high: float, dual_clip: 
 
 LOSSES["grpo_clip"] = Loss(
     grpo_clip,
-    _grpo_clip_formula,
-    {
-        **CLIP_RANGES,
-        "dual_clip": Range(1, LARGE, "it bounds the loss by -dual_clip A where A < 0: try 3.0", above=True),
-    },
+    lambda **numbers: _clipped_formula(("rho", r"\rho_t", "rho = pi / pi_old", RHO), **numbers),
+    CLIP_RANGES | {"dual_clip": Range(1, LARGE, "it bounds the loss by -dual_clip A where A < 0: try 3.0", above=True)},
     _dual_clip_problems,
 )
 
@@ -212,11 +199,9 @@ def grpo_no_clip(
     return -ratio * advantages, {"ratio": ratio}
 
 
-def _no_clip_formula() -> Formula:
-    return Formula("l = -rho A, rho = pi / pi_old", RHO + r"\ell_t = -\rho_t A", "no clip")
-
-
-LOSSES["grpo_no_clip"] = Loss(grpo_no_clip, _no_clip_formula)
+LOSSES["grpo_no_clip"] = Loss(
+    grpo_no_clip, lambda: Formula("l = -rho A, rho = pi / pi_old", RHO + r"\ell_t = -\rho_t A", "no clip")
+)
 
 
 def gspo(
@@ -240,15 +225,12 @@ def gspo(
     )
 
 
-def _gspo_formula(cliprange_low: float, cliprange_high: float) -> Formula:
-    define = r"s = \exp\Big(\frac{1}{|y|}\sum_t \log \frac{\pi_\theta(y_t)}{\pi_{old}(y_t)}\Big),\quad "
-    ratio = ("s", "s", "s = exp(mean over response tokens of log(pi / pi_old))", define)
-    return _clipped_formula(ratio, cliprange_low, cliprange_high)
-
-
+_S = r"s = \exp\Big(\frac{1}{|y|}\sum_t \log \frac{\pi_\theta(y_t)}{\pi_{old}(y_t)}\Big),\quad "
 LOSSES["gspo"] = Loss(
     gspo,
-    _gspo_formula,
+    lambda **numbers: _clipped_formula(
+        ("s", "s", "s = exp(mean over response tokens of log(pi / pi_old))", _S), **numbers
+    ),
     CLIP_RANGES,
     notes=(
         "GSPO: the paper clips at 3e-4 below and 4e-4 above, CS336 at 3e-4 on both sides; token-level "
@@ -258,34 +240,24 @@ LOSSES["gspo"] = Loss(
 
 
 def cispo(
-    advantages: Tensor,
-    policy_log_probs: Tensor,
-    old_log_probs: Tensor,
-    response_mask: Tensor,
-    *,
-    ratio_cap: float,
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor, *, ratio_cap: float
 ) -> LossAndStats:
     """-sg(min(rho, cap)) A log pi: the weight is capped, the gradient of every token stays.
 
     CISPO, arXiv 2506.13585. `ratio_cap` is the largest weight itself, not a distance from 1.
     """
     ratio = masked_log_ratio(policy_log_probs, old_log_probs, response_mask).exp().detach()
-    stats = {"ratio": ratio, "clipped": (ratio > ratio_cap).to(ratio.dtype)}
+    stats = {"ratio": ratio, "clipped": ratio > ratio_cap}
     return -ratio.clamp(max=ratio_cap) * advantages * policy_log_probs, stats
-
-
-def _cispo_formula(ratio_cap: float) -> Formula:
-    cap = f"{ratio_cap:g}"
-    return Formula(
-        f"l = -sg(min(rho, {cap})) A log pi, rho = pi / pi_old",
-        RHO + rf"\ell_t = -\operatorname{{sg}}\left[\min(\rho_t, {cap})\right] A \log \pi_\theta(y_t)",
-        f"absolute cap {cap}, no gradient through the weight",
-    )
 
 
 LOSSES["cispo"] = Loss(
     cispo,
-    _cispo_formula,
+    lambda ratio_cap: Formula(
+        f"l = -sg(min(rho, {ratio_cap:g})) A log pi, rho = pi / pi_old",
+        RHO + rf"\ell_t = -\operatorname{{sg}}\left[\min(\rho_t, {ratio_cap:g})\right] A \log \pi_\theta(y_t)",
+        f"absolute cap {ratio_cap:g}, no gradient through the weight",
+    ),
     {"ratio_cap": Range(1, LARGE, "it is the largest weight: try 5.0")},
     notes=(
         "CISPO: ratio_cap is the largest weight itself, as in TRL; where a library asks for an eps, "
@@ -314,18 +286,14 @@ def sapo(
     return -4 / tau * (tau * (ratio - 1)).sigmoid() * advantages, {"ratio": ratio}
 
 
-def _sapo_formula(tau_pos: float, tau_neg: float) -> Formula:
-    return Formula(
+LOSSES["sapo"] = Loss(
+    sapo,
+    lambda tau_pos, tau_neg: Formula(
         f"l = -4 / tau sigmoid(tau (rho - 1)) A, tau = {tau_pos:g} if A > 0 else {tau_neg:g}, rho = pi / pi_old",
         RHO + r"\ell_t = -\frac{4}{\tau} \sigma\left(\tau (\rho_t - 1)\right) A,\quad "
         rf"\tau = {tau_pos:g} \text{{ if }} A > 0 \text{{ else }} {tau_neg:g}",
         f"soft gate, tau_pos={tau_pos:g}, tau_neg={tau_neg:g}",
-    )
-
-
-LOSSES["sapo"] = Loss(
-    sapo,
-    _sapo_formula,
+    ),
     {
         "tau_pos": Range(1e-3, 1e3, "it is the gate's steepness where A > 0: try 1.0"),
         "tau_neg": Range(1e-3, 1e3, "it is the gate's steepness where A is not above 0: try 1.05"),

@@ -7,7 +7,7 @@ variants. `None` means: not set.
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
-from rlreason.objectives.losses import LOSSES, loss_named
+from rlreason.objectives.losses import LOSSES, REQUIRED, loss_named
 from rlreason.settings import LARGE, Range, group, number, text, within
 
 #: Range of every number of any loss, in the order of the losses.
@@ -72,7 +72,8 @@ LossConfig: Any = make_dataclass(
 def own_loss_config(name: str) -> Any:
     """Return the group `loss` for the user's own loss: its numbers, with the function's defaults."""
     loss = loss_named(name)
-    own = [_loss_number(key, loss.ranges[key], default) for key, default in loss.defaults.items()]
+    defaults = {key: None if default is REQUIRED else default for key, default in loss.numbers.items()}
+    own = [_loss_number(key, loss.ranges[key], default) for key, default in defaults.items()]
     namespace = {"__module__": __name__, "__reduce__": _reduced}
     return make_dataclass("OwnLossConfig", own, bases=(LossConfig,), namespace=namespace)(name)
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from rlreason.objectives.advantages import BASELINES, OVERLONG, STD_NORMS, ZERO_VARIANCE
+from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
-from rlreason.objectives.losses import LOSSES, loss_named
+from rlreason.objectives.losses import LOSSES, REQUIRED, loss_named
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, own_loss_config
-from rlreason.objectives.terms import KL_ESTIMATORS, MISMATCH_WEIGHTS
+from rlreason.objectives.terms import KL_ESTIMATORS
 
 #: Setting -> its choices.
 OPTIONS: dict[str, Collection[str]] = {
@@ -22,9 +22,9 @@ OPTIONS: dict[str, Collection[str]] = {
     "std_norm": STD_NORMS,
     "kl_estimator": KL_ESTIMATORS,
     "kl_placement": ("none", "loss", "reward"),
-    "overlong": OVERLONG,
-    "zero_variance": ZERO_VARIANCE,
-    "mismatch": MISMATCH_WEIGHTS,
+    "overlong": ("none", "mask", "penalty"),
+    "zero_variance": ("keep", "skip"),
+    "mismatch": ("none", "truncate", "mask"),
 }
 
 #: Settings under which a reward that starts at 0 or more may end below 0.
@@ -55,7 +55,7 @@ def check_objective(objective: Objective) -> list[str]:
 def _problems_of_loss(o: Objective) -> Iterator[str]:
     loss, numbers = o.loss.loss_type, o.loss.numbers()
     entry = loss_named(loss)
-    missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
+    missing = [key for key, default in entry.numbers.items() if default is REQUIRED and key not in numbers]
     for key in missing:
         yield f"loss.{key}=null: loss={loss} needs a number; give one, or leave this out"
     # config/rules.py checks typed values; a side of the clip range may take its number from loss.cliprange.
@@ -180,18 +180,21 @@ NAMED: dict[str, Objective] = {p.name: p.objective for p in PUBLISHED if p.name}
 OF_LOSSES: dict[str, Objective] = {name: p.objective for name in LOSSES for p in _titled(name)}
 
 
+#: The axes of an objective besides its loss, its length norm and its KL term.
+AXES = ("baseline", "std_norm", "entropy_coef", "overlong", "zero_variance")
+
+
 def with_axes_of(objective: AnyObjective, other: Objective) -> AnyObjective:
     """Replace every axis that a published objective sets; the rest stays."""
     length_norm = replace(objective.length_norm, kind=other.length_norm.kind)
-    names = ("loss", "baseline", "std_norm", "kl_placement", "kl_coef", "entropy_coef", "overlong", "zero_variance")
+    names = (*AXES, "loss", "kl_placement", "kl_coef")
     return replace(objective, length_norm=length_norm, **{name: getattr(other, name) for name in names})
 
 
 def _axes(o: Objective) -> tuple[Any, ...]:
     """Return what two objectives share that compute the same gradient up to the numbers of the loss."""
     kl = (o.kl_placement, o.kl_estimator) if o.kl_placement != "none" else ()
-    norms = (o.length_norm.kind, o.baseline, o.std_norm)
-    return (o.loss.loss_type, *norms, *kl, o.entropy_coef, o.overlong, o.zero_variance)
+    return (o.loss.loss_type, o.length_norm.kind, kl, *(getattr(o, name) for name in AXES))
 
 
 def equal_objectives(o: Objective) -> list[str]:

@@ -17,22 +17,13 @@ if TYPE_CHECKING:
     from rlreason.types import Sample
 
 
-def k1(x: Tensor) -> Tensor:
-    """x = log pi - log ref: unbiased, may be negative."""
-    return x
-
-
-def k2(x: Tensor) -> Tensor:
-    """x^2 / 2: biased as a value, the right gradient as a loss."""
-    return x.square() / 2
-
-
-def k3(x: Tensor) -> Tensor:
-    """exp(-x) - 1 + x: unbiased, never negative, low variance. expm1 keeps the small values exact."""
-    return (-x).expm1() + x
-
-
-KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+#: Of x = log pi - log ref. k1: unbiased, may be negative; k2: biased as a value, the right gradient as a loss;
+#: k3: unbiased, never negative, low variance (expm1 keeps the small values exact).
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda x: x,
+    "k2": lambda x: x.square() / 2,
+    "k3": lambda x: (-x).expm1() + x,
+}
 
 
 def kl_per_token(
@@ -66,34 +57,8 @@ def subtract_kl_from_rewards(rewards: Tensor, kl: Tensor, kl_coef: float) -> Ten
     return rewards - kl_coef * kl.detach().sum(-1)
 
 
-def no_weight(ratio: Tensor, mismatch_cap: float) -> Tensor:
-    """1 everywhere: the gap is ignored. (batch, seq)"""
-    return ratio.new_ones(ratio.shape)
-
-
-def truncated_weight(ratio: Tensor, mismatch_cap: float) -> Tensor:
-    """min(w, cap): truncated importance sampling. (batch, seq)"""
-    return ratio.clamp(max=mismatch_cap)
-
-
-def masked_weight(ratio: Tensor, mismatch_cap: float) -> Tensor:
-    """w where w <= cap, 0 above: the token leaves the numerator, not the divisor. (batch, seq)"""
-    return ratio.masked_fill(ratio > mismatch_cap, 0.0)
-
-
-MISMATCH_WEIGHTS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "none": no_weight,
-    "truncate": truncated_weight,
-    "mask": masked_weight,
-}
-
-
 def mismatch_weights(
-    old_log_probs: Tensor,
-    engine_log_probs: Tensor,
-    response_mask: Tensor,
-    mismatch: str,
-    mismatch_cap: float | None,
+    old_log_probs: Tensor, engine_log_probs: Tensor, response_mask: Tensor, mismatch: str, mismatch_cap: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Factors of the per-token loss from w = pi_old / pi_engine. Each (batch, seq) -> (batch, seq)
 
@@ -112,8 +77,14 @@ def mismatch_weights(
     cap = float("inf") if mismatch == "none" else mismatch_cap
     if cap is None:
         raise ValueError(f"mismatch_cap=None: mismatch={mismatch} bounds the weights by it; 2.0 is usual")
-    capped = (ratio > cap).to(ratio.dtype)
-    return MISMATCH_WEIGHTS[mismatch](ratio, cap), {"mismatch_ratio": ratio, "mismatch_capped": capped}
+    over = ratio > cap
+    if mismatch == "none":
+        weights = ratio.new_ones(ratio.shape)
+    elif mismatch == "truncate":  # truncated importance sampling
+        weights = ratio.clamp(max=cap)
+    else:  # the token leaves the numerator, not the divisor
+        weights = ratio.masked_fill(over, 0.0)
+    return weights, {"mismatch_ratio": ratio, "mismatch_capped": over.to(ratio.dtype)}
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
+from rlreason.config.groups import GradingConfig
 from rlreason.grading.answers import lexer, structures
 from rlreason.grading.answers.evaluate import UndefinedError, exact, ratio, same
 from rlreason.grading.answers.lexer import RefusedError, UnreadableError, clean, plain
@@ -39,28 +39,26 @@ class Decision(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonSettings:
-    """`percent`: 38% may also be written 38. `rel_tol`: the tolerance of a decimal for a value without a finite
-    decimal form; the decimal must also be that value rounded or cut, so 0.3333 is never 1/3 at 1e-6.
-    """
-
-    percent: bool = True
-    rel_tol: float = 1e-6
-
-
 CHOICES = frozenset("ABCDE")
 MAX_CHAIN = 3  # links of an inequality, tried in every order
 
 
-def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
-    """Whether two values are the same answer; equivalent kinds are converted to one kind first."""
+def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
+    """Whether two values are the same answer; equivalent kinds are converted to one kind first.
+
+    `settings.rel_tol`: the tolerance of a decimal for a value without a finite decimal form; the decimal must also be
+    that value rounded or cut, so 0.3333 is never 1/3 at 1e-6.
+    """
     answer, reference = _expanded(answer), _expanded(reference)
-    if isinstance(answer, Equation) or isinstance(reference, Equation):
-        return _equations(answer, reference, settings)
-    if isinstance(answer, Reals | Inequality) or isinstance(reference, Reals | Inequality):
-        return _sets_of_reals(answer, reference)
     match answer, reference:
+        case Equation(), Equation():
+            return _equations(answer, reference, settings)
+        case Equation(), _:
+            return _named(answer, reference, settings)
+        case _, Equation():
+            return _named(reference, answer, settings)
+        case (Reals() | Inequality(), _) | (_, Reals() | Inequality()):
+            return _sets_of_reals(answer, reference)
         case Quantity(), Quantity():
             return _quantities(answer, reference, settings)
         case Collection(), Collection():
@@ -77,7 +75,7 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
         case _, Ratio():
             return _ratios(reference, answer)
         case TimeOfDay(), TimeOfDay():
-            left_out = (answer.stated and not reference.half) or (reference.stated and not answer.half)
+            left_out = not (answer.parts and reference.parts) and not (answer.half and reference.half)
             same_half = answer.half == reference.half or left_out  # 9:30 may be 9:30 pm, but is not 21:30
             return answer.seconds == reference.seconds and same_half
         case (Based(), Based()) | (Words(), Words()):
@@ -85,7 +83,7 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
     return False
 
 
-def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSettings) -> bool:
+def _quantities(answer: Quantity, reference: Quantity, settings: GradingConfig) -> bool:
     if not agree(answer.unit, reference.unit):
         factor = conversion(answer.unit, reference.unit)
         if factor is None:
@@ -102,7 +100,7 @@ def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSetti
     )
 
 
-def _readings(quantity: Quantity, other_percent: bool, settings: ComparisonSettings) -> list[Node]:
+def _readings(quantity: Quantity, other_percent: bool, settings: GradingConfig) -> list[Node]:
     """Return the readings of 38%: 0.38 and, where the setting allows and the other side has no percent sign, also 38.
 
     Below 1 the sign may not be dropped: 0.5 is far more often a probability than half a percent.
@@ -121,7 +119,7 @@ def _choice(node: Node) -> str:
     return inner.name.upper() if inner.op == "symbol" and inner.name.upper() in CHOICES else ""
 
 
-def _collections(answer: Collection, reference: Collection, settings: ComparisonSettings) -> bool:
+def _collections(answer: Collection, reference: Collection, settings: GradingConfig) -> bool:
     kinds = {answer.kind, reference.kind}
     if len(answer.items) != len(reference.items):
         return False
@@ -132,24 +130,23 @@ def _collections(answer: Collection, reference: Collection, settings: Comparison
     if not agree(answer.label, reference.label):
         return False
     if kinds <= {"set", "list"}:
-        return _same_members(list(answer.items), reference.items, settings)
+        return _same_members(answer.items, reference.items, settings)
     if kinds <= {"()", "\\langle\\rangle"} or len(kinds) == 1:
         return _in_order(answer.items, reference.items, settings)
     return False
 
 
-def _in_order(answer: Iterable[Value], reference: Iterable[Value], settings: ComparisonSettings) -> bool:
+def _in_order(answer: Iterable[Value], reference: Iterable[Value], settings: GradingConfig) -> bool:
     return all(equal(first, second, settings) for first, second in zip(answer, reference, strict=True))
 
 
-def _same_members(answer: list[Value], reference: Sequence[Value], settings: ComparisonSettings) -> bool:
+def _same_members(answer: Iterable[Value], reference: Iterable[Value], settings: GradingConfig) -> bool:
+    left = list(answer)
     for member in reference:
-        for index, candidate in enumerate(answer):
-            if equal(candidate, member, settings):
-                del answer[index]
-                break
-        else:
+        found = next((at for at, candidate in enumerate(left) if equal(candidate, member, settings)), None)
+        if found is None:
             return False
+        del left[found]
     return True
 
 
@@ -169,11 +166,7 @@ def _ratios(answer: Ratio, reference: Value) -> bool:
     return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
 
 
-def _equations(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
-    if not isinstance(answer, Equation):
-        return _named(reference, answer, settings) if isinstance(reference, Equation) else False
-    if not isinstance(reference, Equation):
-        return _named(answer, reference, settings)
+def _equations(answer: Equation, reference: Equation, settings: GradingConfig) -> bool:
     if answer.label and answer.label == reference.label and answer.value is not None and reference.value is not None:
         return equal(answer.value, reference.value, settings)
     if answer.gap is None or reference.gap is None or symbols(answer.gap) != symbols(reference.gap):
@@ -181,7 +174,7 @@ def _equations(answer: Value, reference: Value, settings: ComparisonSettings) ->
     return bool(ratio(answer.gap, reference.gap))
 
 
-def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bool:
+def _named(equation: Equation, other: Value, settings: GradingConfig) -> bool:
     """Compare `x = 38` with a bare 38: the name may be left out."""
     if "/" in equation.label:  # the name of a ratio, such as V_1/V_2
         other = _as_ratio(other)
@@ -244,12 +237,12 @@ def _with_sign(node: Node, upper: bool) -> Node:
 
 
 MAX_CHARS = 4_000  # beyond, answers are compared as strings only
-_RANK = {"correct": 0, "timeout": 1, "error": 2, "refused": 3, "wrong": 4, "unformatted": 5}
-_QUICK = re.compile(r"([+-]?)\\?\$?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\.?")
+_BEST_FIRST = ("correct", "timeout", "error", "refused", "wrong")
+_PLAIN_NUMBER = re.compile(r"[+-]?\\?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\.?")
 
 
 def decide(
-    candidates: Sequence[str], references: Sequence[str], settings: ComparisonSettings
+    candidates: Sequence[str], references: Sequence[str], settings: GradingConfig
 ) -> tuple[Decision, list[tuple[str, str]]]:
     """Return the best verdict over all pairs that can be decided here, and the pairs that cannot."""
     best, undecided = Decision("wrong", "undecided"), []
@@ -266,13 +259,11 @@ def decide(
 
 
 def better(first: Decision, second: Decision) -> Decision:
-    """Return the better verdict: correct first, then failures of the grader, then wrong."""
-    if first.path == "undecided":
-        return second
-    return second if _RANK[second.outcome] < _RANK[first.outcome] else first
+    """Return the better verdict: correct first, then failures of the grader, then wrong, and undecided last."""
+    return min(first, second, key=lambda one: (_BEST_FIRST.index(one.outcome), one.path == "undecided"))
 
 
-def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Decision | None:
+def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decision | None:
     """Return the verdict, or None when only the symbolic library can decide."""
     answer, reference = answer.strip(), reference.strip()
     if not answer or not reference:
@@ -281,9 +272,9 @@ def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> De
         return Decision("correct", "text")
     if max(len(answer), len(reference)) > MAX_CHARS:
         return Decision("wrong", "too_long")
-    first, second = _QUICK.fullmatch(answer), _QUICK.fullmatch(reference)
-    if first and second:
-        return _verdict(_quick(first) == _quick(second), "number")
+    if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(reference):
+        first, second = (Fraction(re.sub(r"[\\$,]|\.\Z", "", text)) for text in (answer, reference))
+        return _verdict(first == second, "number")
     try:
         return _decide_values(answer, reference, settings)
     except RefusedError:
@@ -292,7 +283,7 @@ def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> De
         return Decision("error", f"internal_{type(error).__name__}")
 
 
-def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Decision | None:
+def _decide_values(answer: str, reference: str, settings: GradingConfig) -> Decision | None:
     answer, reference = clean(answer), clean(reference)
     if not answer or not reference:
         return Decision("wrong", "empty")
@@ -301,8 +292,8 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
     sides = {text: value_of(text) for text in (reference, answer)}
     left, right = sides[answer], sides[reference]
     if left is None or right is None:
-        is_words = isinstance(left, Words) or isinstance(right, Words)
-        if is_words or not all(value is not None or lexer.readable(text) for text, value in sides.items()):
+        unread = [text for text, value in sides.items() if value is None]
+        if isinstance(left, Words) or isinstance(right, Words) or not all(map(lexer.readable, unread)):
             return Decision("wrong", "text")
         for text, value in sides.items():
             lexer.check(text)
@@ -327,14 +318,9 @@ def value_of(text: str) -> Value | None:
 def _path(left: Value, right: Value) -> str:
     if isinstance(left, Words) or isinstance(right, Words):
         return "text"
-    if isinstance(left, Quantity) and isinstance(right, Quantity):
-        return "number" if left.node.op == right.node.op == "number" else "expression"
-    return "structure"
-
-
-def _quick(match: re.Match[str]) -> Fraction:
-    sign, whole, decimals = match.groups()
-    return Fraction(f"{sign}{whole.replace(',', '')}{decimals or ''}")
+    if not isinstance(left, Quantity) or not isinstance(right, Quantity):
+        return "structure"
+    return "number" if left.node.op == right.node.op == "number" else "expression"
 
 
 def _verdict(equal: bool, path: str) -> Decision:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from rlreason.grading.answers.lexer import MAX_POWER, RefusedError
+from rlreason.grading.answers.lexer import MAX_POWER, RefusedError, pairs, words
 from rlreason.grading.answers.parser import Node, infinity, symbols
 
 MAX_BITS = 20_000  # of a numerator or denominator
@@ -28,9 +28,9 @@ def bits(value: Fraction) -> int:
 def whole(value: Fraction) -> int:
     """Return the operand of a factorial or binomial. Raises `UndefinedError` or, beyond the limit, `RefusedError`."""
     if value.denominator != 1 or value < 0:
-        raise UndefinedError("not a whole number")
+        raise UndefinedError  # not a whole number
     if value > MAX_FACTORIAL:
-        raise RefusedError(f"a factorial or binomial beyond {MAX_FACTORIAL}")
+        raise RefusedError  # a factorial or binomial beyond MAX_FACTORIAL
     return int(value)
 
 
@@ -42,14 +42,14 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
     """
     if base == 0:
         if exponent <= 0:
-            raise UndefinedError("zero to no positive power")
+            raise UndefinedError  # zero to no positive power
         return Fraction(0)
     if exponent.denominator > MAX_ROOT:
         return None
     if abs(exponent.numerator) > MAX_POWER or abs(exponent.numerator) * bits(base) > MAX_BITS:
         if base in (1, -1) and exponent.denominator == 1:
             return base if exponent.numerator % 2 else Fraction(1)
-        raise RefusedError("a power beyond the limits")
+        raise RefusedError  # a power beyond the limits
     if exponent.denominator == 1:
         return base**exponent.numerator
     root = _perfect_root(base, exponent.denominator) if base > 0 else None
@@ -76,7 +76,8 @@ MAX_PRECISION = 8_192  # bits of an irrational value
 UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: an identity in this base holds in any
 Point = Mapping[str, Fraction]
 NOWHERE: Point = {}  # for constants, which have no symbols
-_RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}  # 1 divided by the function named here
+LOGARITHMS = words("ln log log10")
+_RECIPROCAL = pairs("cot tan  sec cos  csc sin  coth tanh")  # 1 divided by the function named here
 
 
 class Calculator:
@@ -91,7 +92,7 @@ class Calculator:
     def mp(self) -> Any:
         """This thread's mpmath context with `bits` of precision; the library's shared one is not thread-safe."""
         if self.bits > MAX_PRECISION:
-            raise RefusedError("irrational values that need more than 8192 bits to tell apart")
+            raise RefusedError  # irrational values that need more than 8192 bits to tell apart
         if not hasattr(_local, "context"):
             import mpmath
 
@@ -110,7 +111,7 @@ class Calculator:
             return self.at[node.name]
         if node.op == "constant":
             if node.name == "oo":
-                raise UndefinedError("infinity inside an expression")
+                raise UndefinedError  # infinity inside an expression
             return {"pi": +self.mp.pi, "e": +self.mp.e, "i": self.mp.j}[node.name]
         parts = [self.value(part) for part in node.args]
         return self._call(node.name, *map(self.number, parts)) if node.op == "call" else self._step(node.op, parts)
@@ -124,7 +125,7 @@ class Calculator:
             except UndefinedError:
                 found.append(None)
         exact = all(value is None or isinstance(value, Fraction) for value in found)
-        return found if exact else [None if value is None else self.number(value) for value in found]
+        return found if exact else list(map(self.number, found))
 
     def number(self, value: Any) -> Any:
         """Return a fraction as one of the library's numbers; these stay as they are."""
@@ -159,7 +160,7 @@ class Calculator:
                 value = a + b
             case "div", [a, b]:
                 if self.vanishes(b):
-                    raise UndefinedError("division by zero")
+                    raise UndefinedError  # division by zero
                 value = a / b
             case "pow", [a, b]:
                 value = self._power(a, b)
@@ -176,17 +177,17 @@ class Calculator:
             case "binom", [Fraction() as a, Fraction() as b]:
                 value = Fraction(math.comb(whole(a), whole(b)))
             case _:
-                raise UndefinedError(op)
+                raise UndefinedError
         return self._checked(value, parts)
 
     def _checked(self, value: Any, parts: list[Any]) -> Any:
         """Return the value of a step if it is within the bounds; note a complex value of real parts."""
         if isinstance(value, Fraction):
             if bits(value) > MAX_BITS:
-                raise RefusedError("an exact value of more than 20000 bits")
+                raise RefusedError  # an exact value of more than 20000 bits
             return value
         if not self.mp.isfinite(value):
-            raise UndefinedError("not finite")
+            raise UndefinedError  # not finite
         if self.is_real(value):
             return self.mp.re(value)
         if all(map(self.is_real, parts)):
@@ -201,18 +202,18 @@ class Calculator:
             base, exponent = self.number(base), self.number(exponent)
         if self.vanishes(base):
             if self.mp.re(exponent) <= 0:
-                raise UndefinedError("zero to no positive power")
+                raise UndefinedError  # zero to no positive power
             return self.mp.zero
         size = abs(self.mp.log(abs(base), 2)) * abs(exponent) + abs(self.mp.im(exponent)) * 10
         if size > MAX_LOG2:
-            raise RefusedError("a power beyond 2^20000")
+            raise RefusedError  # a power beyond 2^20000
         return self.mp.power(base, exponent)
 
     def _to_whole(self, op: str, value: Any) -> Any:
         if isinstance(value, Fraction):
             return Fraction(math.floor(value) if op == "floor" else math.ceil(value))
         if not self.is_real(value):
-            raise UndefinedError(op)
+            raise UndefinedError
         near = self.mp.nint(value)
         if abs(value - near) < self.mp.ldexp(max(1, abs(value)), -self.bits // 2):
             return near
@@ -220,10 +221,10 @@ class Calculator:
 
     def _call(self, name: str, argument: Any, base: Any = None) -> Any:
         mp = self.mp
-        if name in ("ln", "log", "log10") and self.vanishes(argument):
-            raise UndefinedError("the logarithm of zero")
+        if name in LOGARITHMS and self.vanishes(argument):
+            raise UndefinedError  # the logarithm of zero
         self.largest = max(self.largest, mp.one)  # functions lose digits near their zeros, as sums do
-        if name in ("ln", "log", "log10"):
+        if name in LOGARITHMS:
             value = self._checked(mp.log(argument), [argument])
             if name == "ln":
                 return value
@@ -231,13 +232,13 @@ class Calculator:
                 base = self.number(Fraction(10) if name == "log10" else UNKNOWN_BASE)
             divisor = mp.log(base) if base != 0 else mp.zero
             if self.vanishes(divisor):
-                raise UndefinedError("a logarithm to this base")
+                raise UndefinedError  # a logarithm to this base
             return value / divisor
         if abs(argument) > 2**64 or (name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)):
-            raise RefusedError("an argument of a function beyond the limits")
+            raise RefusedError  # an argument of a function beyond the limits
         value = getattr(mp, _RECIPROCAL.get(name, name))(argument)
         if (name in _RECIPROCAL and self.vanishes(value)) or (name == "tan" and self.vanishes(mp.cos(argument))):
-            raise UndefinedError("a pole")
+            raise UndefinedError  # a pole
         return self._checked(1 / value if name in _RECIPROCAL else value, [argument])
 
 
@@ -250,15 +251,19 @@ def exact(node: Node, at: Point = NOWHERE) -> Fraction | None:
     return value if isinstance(value, Fraction) else None
 
 
-def calculator(*nodes: Node, at: Point = NOWHERE, times: int = 1) -> Calculator:
-    """Return one whose precision, `times` what is needed, distinguishes any two values written with these numbers."""
-    return Calculator(at, times * (256 + 2 * sum(map(_written_bits, nodes))))
+def evaluated(first: Node, second: Node, at: Point = NOWHERE, times: int = 1) -> tuple[Calculator, Any, Any]:
+    """Evaluate two expressions; return the calculator and both values, None for one without a value.
+
+    Its precision, `times` what is needed, distinguishes any two values written with these numbers.
+    """
+    evaluator = Calculator(at, times * (256 + 2 * (_written_bits(first) + _written_bits(second))))
+    return evaluator, *evaluator.values(first, second)
 
 
 def _written_bits(node: Node) -> int:
     """Return the bits of the numbers in the tree; a power of numbers counts as written out."""
     if node.op == "number":
-        return bits(node.value or Fraction(0))
+        return bits(node.value)
     own = sum(map(_written_bits, node.args))
     if node.op in ("pow", "fact", "binom"):
         value = exact(node)
@@ -266,7 +271,7 @@ def _written_bits(node: Node) -> int:
     return own
 
 
-POINTS = 7
+SIGNS = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))  # that numbers may have at each point
 NEEDED = 2  # points at which both sides must have a value
 
 
@@ -306,8 +311,7 @@ def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool =
     where k > n.
     """
     for times in (1, 3):
-        evaluator = calculator(first, second, at=point, times=times)
-        a, b = evaluator.values(first, second)
+        evaluator, a, b = evaluated(first, second, point, times)
         if (real and evaluator.left_the_reals) or (a is None and b is None):
             return None
         if a is None or b is None:
@@ -323,12 +327,10 @@ def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool =
 def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
     """Return fixed evaluation points for these names: fractions of both signs, none special; or whole numbers."""
     source = random.Random(20260101)
+    if whole:
+        return [{name: Fraction(source.randrange(5, 60)) for name in names} for _ in SIGNS]
     values = []
-    for index in range(POINTS):
-        signs = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))[index]
-        if whole:
-            values.append({name: Fraction(source.randrange(5, 60)) for name in names})
-            continue
+    for signs in SIGNS:
         sizes = [Fraction(source.randrange(10**6, 10**7), source.randrange(10**6, 10**7)) for _ in names]
         values.append({name: size * source.choice(signs) for name, size in zip(names, sizes, strict=True)})
     return values
@@ -338,8 +340,7 @@ def ratio(first: Node, second: Node) -> int:
     """Return the sign of the constant k with first = k * second at every point, or 0 when there is none."""
     ratios: list[Any] = []
     for point in points(sorted(symbols(first) | symbols(second))):
-        evaluator = calculator(first, second, at=point)
-        a, b = evaluator.values(first, second)
+        evaluator, a, b = evaluated(first, second, point)
         if a is None or b is None:
             continue
         if evaluator.vanishes(a) or evaluator.vanishes(b):
@@ -357,7 +358,7 @@ def near(first: Node, second: Node, share: float) -> bool:
     """Whether two constants differ by at most this share of the second."""
     if symbols(first) or symbols(second):
         return False
-    a, b = calculator(first, second).values(first, second)
+    _, a, b = evaluated(first, second)
     return a is not None and b is not None and bool(abs(a - b) <= share * abs(b))
 
 
@@ -366,9 +367,7 @@ def decimal_of(node: Node) -> tuple[Fraction, int] | None:
     if node.op in ("neg", "group"):
         inner = decimal_of(node.args[0])
         return inner if inner is None or node.op == "group" else (-inner[0], inner[1])
-    if node.op != "number" or node.places is None or node.value is None:
-        return None
-    return node.value, node.places
+    return None if node.places is None else (node.value, node.places)
 
 
 def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
@@ -377,10 +376,10 @@ def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
     if written is None or decimal_of(other) is not None or written[1] <= 0 or not rel_tol:
         return False
     value, places = written
-    evaluator = calculator(decimal, other)
-    target = evaluator.number(evaluator.values(other)[0])
+    evaluator, _, target = evaluated(decimal, other)
     if target is None or not evaluator.is_real(target):
         return False
+    target = evaluator.number(target)
     scaled = abs(target) * 10**places
     if scaled == evaluator.mp.nint(scaled):
         return False

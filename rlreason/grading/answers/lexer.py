@@ -36,7 +36,7 @@ class Token(NamedTuple):
     kind: str
     text: str
     spaced: bool = False
-    value: Fraction | None = None
+    value: Fraction = Fraction(0)  # of a number
     places: int | None = None  # digits after the decimal point, for a decimal written as such
 
 
@@ -44,28 +44,37 @@ class UnreadableError(Exception):
     """Raised for a text that does not follow the grammar."""
 
 
-_GROUPS = r"\d{1,3}(?:,\d{3})+(?![\d,]\d|\d)|\d{1,3}(?:\{,\}\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?![ ]?\d)"
-_NUMBER = rf"""(?P<number>
-    (?P<whole>{_GROUPS}|\d+)?
-    (?:\.(?P<decimals>\d*)(?:
-        \\(?:overline|bar|dot)\s*\{{?(?P<repeat>\d+)\}}?|\((?P<bracket>\d+)\)(?!\d)|\s?(?P<dots>\\ldots)
-    )?)?
-    (?:[eE](?P<power>[+-]?\d+)(?![\w.]))?
-)"""
-_TOKEN = re.compile(
-    rf"""(?P<space>\s+)
-    |(?=\.?\d|\.\\(?:overline|bar|dot)){_NUMBER}
-    |\\begin\s*\{{(?P<begin>[a-zA-Z]+\*?)\}}(?:\{{[lcr|]*\}})?
-    |\\end\s*\{{(?P<end>[a-zA-Z]+\*?)\}}
-    |\\(?:text(?:[bsi][fct]|rm|tt|normal)?|mathrm|[mhf]box|operatorname)\s*\{{(?P<text>[^{{}}]*)\}}
-    |\\(?P<command>[a-zA-Z]+|.)
-    |(?P<word>[a-zA-Z]+)
-    |(?P<sign>\*\*|<=|>=|!=|[^\s])
-    """,
-    re.VERBOSE,
-)
+_GROUPS = r"\d{1,3}(?:\{,\}\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?![ ]?\d)"
+_GROUPS_BY_COMMA = r"\d{1,3}(?:,\d{3})+(?![\d,]\d|\d)"
+
+
+def _pattern(groups: str) -> re.Pattern[str]:
+    """Return the pattern of a token, given that of digits in groups."""
+    return re.compile(
+        rf"""(?P<space>\s+)
+        |(?=\.?\d|\.\\(?:overline|bar|dot))(?P<number>
+            (?P<whole>{groups}|\d+)?
+            (?:\.(?P<decimals>\d*)(?:
+                \\(?:overline|bar|dot)\s*\{{?(?P<repeat>\d+)\}}?|\((?P<bracket>\d+)\)(?!\d)|\s?(?P<dots>\\ldots)
+            )?)?
+            (?:[eE](?P<power>[+-]?\d+)(?![\w.]))?
+        )
+        |\\begin\s*\{{(?P<begin>[a-zA-Z]+\*?)\}}(?:\{{[lcr|]*\}})?
+        |\\end\s*\{{(?P<end>[a-zA-Z]+\*?)\}}
+        |\\(?:text(?:[bsi][fct]|rm|tt|normal)?|mathrm|[mhf]box|operatorname)\s*\{{(?P<text>[^{{}}]*)\}}
+        |\\(?P<command>[a-zA-Z]+|.)
+        |(?P<word>[a-zA-Z]+)
+        |(?P<sign>\*\*|<=|>=|!=|[^\s])
+        """,
+        re.VERBOSE,
+    )
+
+
+_TOKEN = _pattern(f"{_GROUPS_BY_COMMA}|{_GROUPS}")
+_TOKEN_IN_BRACKETS = _pattern(_GROUPS)  # where a comma separates
+_LISTS = pairs(r"( ) [ ] \{ \}")
 _RAISED_DEGREE = re.compile(r"\^ ?(\{ ?)?\\(?:circ|degree)(?![a-zA-Z])(?(1) ?\})")
-_SIGN_OF_TEXT = {"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}
+_SIGN_OF_TEXT = pairs(r"<= \le >= \ge != \ne")
 _SIGN_OF_COMMAND = pairs(
     r"""
     cdot *   times *   ast *   div /   leq \le   leqslant \le   geq \ge   geqslant \ge   lt <   gt >   neq \ne
@@ -83,67 +92,51 @@ def tokens(text: str) -> list[Token]:
     ['x', '^', '{', '2', '}', '+', '1,000', ' cm']
     """
     if len(text) > MAX_CHARS:
-        raise RefusedError("longer than 400 characters")
+        raise RefusedError  # longer than 400 characters
     text = _RAISED_DEGREE.sub(r"\\degree ", text)
-    tokens_read: list[Token] = []
-    spaced, depth = False, 0
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise UnreadableError(text[position : position + 10])
-        position = match.end()
-        kind = match.lastgroup if match.group("number") is None else "number"
+    found, spaced, depth, position = list[Token](), False, 0, 0
+    while match := (_TOKEN_IN_BRACKETS if depth else _TOKEN).match(text, position):
+        position, kind = match.end(), str(match.lastgroup)
         if kind == "space":
             spaced = True
             continue
-        if kind == "number" and depth and "," in match.group("number").replace("{,}", ""):
-            position = match.start() + match.group("number").index(",")  # inside brackets a comma separates
-            match = _TOKEN.match(text[:position], match.start())
-            assert match is not None
-        token = _token(kind or "sign", match, spaced)
-        tokens_read.append(token)
+        written = match[kind]
+        if kind == "number":
+            found.append(_number(match, spaced))
+        elif kind == "word" and len(written) == 1:
+            found.append(Token("letter", written, spaced))
+        elif kind == "command" and written in _SIGN_OF_COMMAND:
+            found.append(Token("sign", _SIGN_OF_COMMAND[written], spaced))
+        else:
+            found.append(Token(kind, _SIGN_OF_TEXT.get(written, written), spaced))
         spaced = False
-        if token.kind == "sign":
-            depth += (token.text in ("(", "[", "\\{")) - (token.text in (")", "]", "\\}"))
-    return tokens_read
-
-
-def _token(kind: str, match: re.Match[str], spaced: bool) -> Token:
-    if kind == "number":
-        return _number(match, spaced)
-    text = match.group(kind)
-    if kind == "word" and len(text) == 1:
-        kind = "letter"
-    if kind == "command" and text in _SIGN_OF_COMMAND:
-        kind, text = "sign", _SIGN_OF_COMMAND[text]
-    return Token(kind, _SIGN_OF_TEXT.get(text, text), spaced)
+        if found[-1].kind == "sign":
+            depth += (found[-1].text in _LISTS) - (found[-1].text in _LISTS.values())
+    return found
 
 
 def _number(match: re.Match[str], spaced: bool) -> Token:
-    text = match.group("number")
+    text = match["number"]
     if len(text) > MAX_DIGITS:
-        raise RefusedError("a number of more than 200 digits")
-    whole = re.sub(r"\D", "", match.group("whole") or "0")
-    decimals = match.group("decimals") or ""
-    repeat = match.group("repeat") or match.group("bracket")
-    if match.group("dots"):  # 0.1666...: digits repeat that are written twice, or a single one three times
+        raise RefusedError  # a number of more than 200 digits
+    whole, decimals = re.sub(r"\D", "", match["whole"] or "0"), match["decimals"] or ""
+    repeat = match["repeat"] or match["bracket"]
+    if match["dots"]:  # 0.1666...: digits repeat that are written twice, or a single one three times
         period = re.search(r"(?:(\d)\1\1+|(\d{2,}?)\2+)\Z", decimals)
         if period is None:
-            raise UnreadableError("digits that go on")
-        decimals, repeat = decimals[: period.start()], period.group(1) or period.group(2)
-    power = int(match.group("power") or 0)
+            raise UnreadableError  # digits that go on
+        decimals, repeat = decimals[: period.start()], period[1] or period[2]
+    power = int(match["power"] or 0)
     if abs(power) > MAX_POWER:
-        raise RefusedError("a power of ten beyond 5000")
+        raise RefusedError  # a power of ten beyond 5000
     value = Fraction(int(whole + decimals), 10 ** len(decimals))
     if repeat:
         value += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(decimals))
-    value *= Fraction(10) ** power
-    plain_decimal = bool(decimals) and not repeat
-    return Token("number", text, spaced, value, len(decimals) - power if plain_decimal else None)
+    places = len(decimals) - power if decimals and not repeat else None
+    return Token("number", text, spaced, value * Fraction(10) ** power, places)
 
 
-OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "\\langle": "\\rangle"}
+OPENING = pairs(r"( ) [ ] { } \{ \} \langle \rangle")
 MAX_DEPTH = 25
 
 
@@ -159,12 +152,8 @@ def closes(token: Token) -> bool:
 
 def depths(tokens: Sequence[Token]) -> list[int]:
     """Return how many brackets are open at each token; a bracket itself stands outside of its pair."""
-    found, depth = list[int](), 0
-    for token in tokens:
-        depth -= closes(token)
-        found.append(depth)
-        depth += opens(token)
-    return found
+    changes = accumulate(opens(token) - closes(token) for token in tokens)
+    return [depth - opens(token) for depth, token in zip(changes, tokens, strict=True)]
 
 
 def is_enclosed(tokens: Sequence[Token]) -> bool:
@@ -172,22 +161,21 @@ def is_enclosed(tokens: Sequence[Token]) -> bool:
     if len(tokens) < 2 or not opens(tokens[0]) or not closes(tokens[-1]):
         return False
     *inner, last = depths(tokens)[1:]
-    return last == 0 and min(inner, default=1) > 0
+    return last == 0 and 0 not in inner
 
 
-def split(tokens: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
+def split(tokens: Sequence[Token], at: Callable[[Token], object]) -> tuple[list[list[Token]], list[Token]]:
     """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
     levels = depths(tokens)
-    if levels and (min(levels) < 0 or levels[-1] + opens(tokens[-1]) != 0):
-        raise UnreadableError("brackets")
-    pieces: list[list[Token]] = [[]]
-    marks: list[Token] = []
+    if levels and (min(levels) < 0 or levels[-1] or opens(tokens[-1])):
+        raise UnreadableError  # brackets
+    pieces, marks = [list[Token]()], list[Token]()
     for token, level in zip(tokens, levels, strict=True):
-        if not level and not opens(token) and not closes(token) and at(token):
+        if level or opens(token) or closes(token) or not at(token):
+            pieces[-1].append(token)
+        else:
             marks.append(token)
             pieces.append([])
-        else:
-            pieces[-1].append(token)
     return pieces, marks
 
 
@@ -203,23 +191,25 @@ KNOWN = words(
     Gamma Delta Theta Lambda Sigma Phi Psi Omega setminus emptyset varnothing mathbb"""
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
+_NO_VALUE = re.compile(r"'|\\i?int(?!\s*(?:\\limits\s*)?_)")  # a derivative, an integral without limits
 _RANGE = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(\d+)")
-_COSTLY = re.compile(r"\d{31,}|\d{4,}\}?\)?!|!\s*[!^)}]")  # numbers of many digits, large or repeated factorials
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\s*(\d+)")
-#: A power in an exponent: of a number or a bracket, or with a third power above it, or without braces.
-_TOWER = re.compile(r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[^{}]*\^)|[^{}\s]{0,6}(?:\^|\*\*))")
+#: Numbers of many digits; large or repeated factorials; a power in an exponent: of a number or a bracket, or with a
+#: third power above it, or without braces.
+_COSTLY = re.compile(
+    r"\d{31,}|\d{4,}\}?\)?!|!\s*[!^)}]|(?:\^|\*\*)\s*(?:"
+    r"\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[^{}]*\^)|[^{}\s]{0,6}(?:\^|\*\*))"
+)
 
 
 def readable(text: str) -> bool:
-    """Whether this cleaned text may be sent to the library: no text groups, no words, known commands."""
+    """Whether this cleaned text may be sent to the library: known commands, and no words, text groups, families of
+    functions, derivatives (it would drop the sign) or equations (it would keep the last side).
+    """
     commands = re.findall(r"\\([a-zA-Z]+)", text)
-    if re.search(r"\\i?int(?!\s*(?:\\limits\s*)?_)", text):
-        return False  # an integral without limits is a family of functions, not a value
-    if "=" in re.sub(r"_\s*\{[^{}]*\}", "", text):
-        return False  # the library would keep the last side of an equation and drop the rest
-    if "'" in text:
-        return False  # it would drop the sign of a derivative
-    return bool(commands) and all(command in KNOWN for command in commands) and not _WORD.search(text)
+    if _NO_VALUE.search(text) or "=" in re.sub(r"_\s*\{[^{}]*\}", "", text):
+        return False
+    return bool(commands) and KNOWN.issuperset(commands) and not _WORD.search(text)
 
 
 def check(text: str) -> None:
@@ -232,7 +222,6 @@ def check(text: str) -> None:
         or any(int(power) > MAX_EXPONENT for power in powers)
         or any(int(end) > MAX_RANGE for end in _RANGE.findall(text))
         or _COSTLY.search(text)
-        or _TOWER.search(text)
         or text.count("!") > 2
         or len(re.findall(r"\\(?:int|sum|prod|lim)(?![a-z])", text)) > 3
     ):
@@ -241,52 +230,79 @@ def check(text: str) -> None:
 
 # ruff: noqa: RUF001, RUF002 (a table of look-alikes)
 
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx", strict=True))
-_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
-_VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5"}
-_VULGAR |= {"⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau "
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "₀₁₂₃₄₅₆₇₈₉"
+_FULL_SIZE = str.maketrans(_RAISED + _LOWERED, "0123456789+-()nx0123456789")
+_SMALL = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi _ pi rho _ sigma tau "
 _GREEK += "upsilon phi chi psi omega"
-_SIGNS = {
-    "−–—﹣－‐‑‒": "-", "＋": "+", "×✕✖": "\\times ", "·⋅∙•": "\\cdot ", "÷": "/", "⁄∕／": "/", "√": "\\sqrt ",
-    "∛": "\\sqrt[3] ", "∞": "\\infty ", 
-    "≤⩽≦": "\\le ", "≥⩾≧": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ",
-    "∈": "\\in ", "°º˚": "^\\circ ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}",
-    "≈": "\\approx ", "，": ",", "（": "(", "）": ")", "［": "[", "］": "]", "｛": "\\{", 
-    "｝": "\\}", "％": "%",
-    "＝": "=", "＜": "<", "＞": ">", "＄": "\\$", "：": ":", "．": ".", "’‘′": "'", "“”": '"',
-    "\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n": " ", 
-    "\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062": "",
-    "…": "\\ldots ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∖": "\\setminus ",
-    "⟨": "\\langle ", "⟩": "\\rangle ", "∗": "*", "ⅈ": "i", "ℯ": "e",
-    "Δ": "\\Delta ", "Ω": "\\Omega ", "Σ": "\\Sigma ", "Γ": "\\Gamma ", "ϕ": "\\phi ",
-}  # fmt: skip
-_TABLE: dict[int, str] = {ord(char): out for chars, out in _SIGNS.items() for char in chars}
-_TABLE |= {ord(char): f" {out} " for char, out in _VULGAR.items()}
-_TABLE |= {0x3B1 + index: f"\\{name} " for index, name in enumerate(_GREEK.split()) if name not in ("_", "omicron")}
+#: Signs, and after each run of them what stands for any of them; `~` is a space.
+_SIGNS = r"""
+    −–—﹣－‐‑‒ -  ＋ +  ×✕✖ \times~  ·⋅∙• \cdot~  ÷⁄∕／ /  √ \sqrt~  ∛ \sqrt[3]~  ∞ \infty~  ≤⩽≦ \le~  ≥⩾≧ \ge~
+    ≠ \ne~  ∪ \cup~  ∩ \cap~  ∈ \in~  °º˚ ^\circ~  ± \pm~  ∓ \mp~  ∅ \emptyset~  ℝ \mathbb{R}  ≈ \approx~  ， ,
+    （ (  ） )  ［ [  ］ ]  ｛ \{  ｝ \}  ％ %  ＝ =  ＜ <  ＞ >  ＄ \$  ： :  ． .  ’‘′ '  “” "  … \ldots~
+    ⌊ \lfloor~  ⌋ \rfloor~  ⌈ \lceil~  ⌉ \rceil~  ∖ \setminus~  ⟨ \langle~  ⟩ \rangle~  ∗ *  ⅈ i  ℯ e
+    Δ \Delta~  Ω \Omega~  Σ \Sigma~  Γ \Gamma~  ϕ \phi~
+    ½ ~1/2~  ⅓ ~1/3~  ⅔ ~2/3~  ¼ ~1/4~  ¾ ~3/4~  ⅕ ~1/5~  ⅖ ~2/5~  ⅗ ~3/5~  ⅘ ~4/5~  ⅙ ~1/6~  ⅚ ~5/6~  ⅛ ~1/8~
+    ⅜ ~3/8~  ⅝ ~5/8~  ⅞ ~7/8~
+"""
+_TABLE = {char: out.replace("~", " ") for chars, out in pairs(_SIGNS).items() for char in chars}
+_TABLE |= {chr(0x3B1 + index): f"\\{name} " for index, name in enumerate(_GREEK.split()) if name != "_"}
+_TABLE |= dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n", " ")
+_TABLE |= dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062", "")
 
-_RAISED = re.compile(f"[{re.escape(''.join(_SUPERSCRIPTS))}]+")
-_LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
-_SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?")
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)space)(?![a-zA-Z])|hspace\{[^{}]*\})|~")
-_SQUEEZE = re.compile(r"\\neg(?:thin|med|thick)space(?![a-zA-Z])")  # the space is taken away, as \! does
+
+def rewriter(*rules: tuple[str, str]) -> Callable[[str], str]:
+    """Return a function that applies these rules to a text in turn: regular expressions with their replacements."""
+    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+    def rewrite(text: str) -> str:
+        for pattern, replacement in compiled:
+            text = pattern.sub(replacement, text)
+        return text
+
+    return rewrite
+
+
 #: A comma without its space is a thousands sign; with one (`\,` or a blank alone) it separates two numbers.
 _GROUP = r"(?=\d{3}(?!\d))"
-_SQUEEZED_COMMA = re.compile(rf"(?<=\d)(?:\s|\\!)*,\s*\\!(?:\s|\\!)*{_GROUP}|(?<=\d)\s*\\!\s*,\s*{_GROUP}")
-_EMPTY_BRACES = re.compile(r"(?<=\d) ?\{ ?\} ?(?=\d)")
-_THOUSANDS = re.compile(rf"(?<=\d) ?\{{,\}} ?{_GROUP}")
+_plain_latex = rewriter(  # for texts with a backslash
+    (r"\\neg(?:thin|med|thick)space(?![a-zA-Z])", r"\\!"),  # the space is taken away
+    (rf"(?<=\d)(?:\s|\\!)*,\s*\\!(?:\s|\\!)*{_GROUP}|(?<=\d)\s*\\!\s*,\s*{_GROUP}", "{,}"),
+    (r"\\!", ""),
+    (r"\{:\}", ":"),
+    (r"(\\\\)\s*\[[^\[\]]*(?:e[mx]|pt|[cm]m|in)\]", r"\1"),  # a gap between two rows
+    (r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?", ""),
+    (r"(?<!\\)\\[()\[\]]", " "),
+    (r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)space)(?![a-zA-Z])|hspace\{[^{}]*\})|~", " "),
+    (r"(?<=\d) ?\{ ?\} ?(?=\d)", " "),
+    (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+    (r"\\([%#])", r"\1"),
+    (r"\\lbrace", r"\\{"),
+    (r"\\rbrace", r"\\}"),
+    (r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)", r"\1\\setminus "),
+)
+_plain_signs = rewriter(
+    (r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)", r"\\ldots "),
+    ("~", " "),
+    (r"(?<=\d) ?[xX] ?10\^", r"\\times 10^"),
+)
+_plain_spaces = rewriter((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
-_WHOLE_FONT = re.compile(rf"\\{_FONT}\s*\{{([^{{}}]*)\}}")
-_SPELLINGS = {"\\%": "%", "\\#": "#", "\\lbrace": "\\{", "\\rbrace": "\\}"}
-_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
-_TIMES = re.compile(r"(?<=\d) ?[xX] ?10\^")
-_DOTS = re.compile(r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)")
-_ROW_GAP = re.compile(r"(\\\\)\s*\[[^\[\]]*(?:e[mx]|pt|[cm]m|in)\]")
-_UPRIGHT = re.compile(r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])")
-_MINUS_SET = re.compile(r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)")
+_WHOLE_FONT = rf"\\{_FONT}\s*\{{([^{{}}]*)\}}"
+_upright = rewriter(
+    (_WHOLE_FONT, r" \1 "),
+    (r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])", r" \1 "),
+    (r"\\\$", "$"),
+)
+_squeezed = rewriter(
+    (r"\{(\w)\}", r" \1 "),  # x_{1} is x_1, but x^{2}5 is not x^{25}
+    (r"\s+", " "),
+    (r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  "),
+    (r"(?<![a-zA-Z0-9 ]) (?! )|(?<! ) (?![a-zA-Z0-9 ])", ""),
+)
 _ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
 _CLOSING_STOP = re.compile(r"[^.]\.\Z|[^\\,;][,;]\Z")  # `\,` is a space
-_WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ('"', '"'))
+_WRAPPERS = pairs(r"\( \) \[ \] ** ** __ __ ` ` $$ $$" + ' " "')
 
 
 def clean(text: str) -> str:
@@ -296,23 +312,13 @@ def clean(text: str) -> str:
     ('- 1/2', '\\frac{1}{2}', 'x^{2} \\ge 1 000')
     """
     if not text.isascii():
-        text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[char] for char in run.group()) + "}", text)
-        text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[char] for char in run.group()) + "}", text)
-        text = "".join(map(_ascii, text)).translate(_TABLE)
+        text = _SMALL.sub(lambda run: f"{'^' if run['up'] else '_'}{{{run[0].translate(_FULL_SIZE)}}}", text)
+        text = "".join(map(_ascii, text))
     text = _unwrap(_ANNOUNCED.sub("", _unwrap(text.strip())))
-    text = _DOTS.sub(r"\\ldots ", text)
-    text = _TIMES.sub(r"\\times 10^", text.replace("~", " "))
+    text = _plain_signs(text)
     if "\\" in text:
-        text = _SQUEEZED_COMMA.sub("{,}", _SQUEEZE.sub(r"\\!", text))
-        text = text.replace("\\!", "").replace("{:}", ":")
-        text = _ROW_GAP.sub(r"\1", text)
-        text = _DELIMITERS.sub(" ", _SIZES.sub("", text))
-        text = _EMPTY_BRACES.sub(" ", _SPACES.sub(" ", text))
-        text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
-        for spelling, sign in _SPELLINGS.items():
-            text = text.replace(spelling, sign)
-        text = _MINUS_SET.sub(r"\1\\setminus ", text)
-    return _THOUSANDS.sub("{,}", re.sub(r"\s+", " ", text)).strip()
+        text = _plain_latex(text)
+    return _plain_spaces(text).strip()
 
 
 def plain(text: str) -> str:
@@ -323,33 +329,28 @@ def plain(text: str) -> str:
     >>> plain(r"\text{(A)}."), plain("x = 3 8")
     ('(A)', 'x=3 8')
     """
-    text = _UPRIGHT.sub(r" \1 ", _WHOLE_FONT.sub(r" \1 ", text)).replace("\\$", "$").strip().rstrip(".").strip()
-    text = re.sub(r"\{(\w)\}", r" \1 ", text)  # x_{1} is x_1, but x^{2}5 is not x^{25}
-    text = re.sub(r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  ", re.sub(r"\s+", " ", text))
-    return re.sub(r"(?<![a-zA-Z0-9 ]) (?! )|(?<! ) (?![a-zA-Z0-9 ])", "", text)
+    return _squeezed(_upright(text).strip().rstrip(".").strip())
 
 
 def whole_text(text: str) -> str | None:
     r"""Return the content of a font command around the whole text, as in `\text{east}`; else None."""
-    match = _WHOLE_FONT.fullmatch(text)
-    return match.group(1).strip() if match else None
+    match = re.fullmatch(_WHOLE_FONT, text)
+    return match[1].strip() if match else None
 
 
 def _ascii(char: str) -> str:
-    """Replace digits of every script, and letters of the mathematical alphabets, by their plain forms."""
-    if char < "\x80":
-        return char
+    """Replace a sign by its spelling, and digits of every script and mathematical letters by their plain forms."""
     if "\U0001d400" <= char <= "\U0001d7ff":
-        return unicodedata.normalize("NFKC", char)
+        char = unicodedata.normalize("NFKC", char)
     digit = unicodedata.decimal(char, None)
-    return char if digit is None else str(digit)
+    return _TABLE.get(char, char) if digit is None else str(digit)
 
 
 def _unwrap(text: str) -> str:
     before = None
     while before != text:
         before = text
-        for left, right in _WRAPPERS:
+        for left, right in _WRAPPERS.items():
             inner = text[len(left) : -len(right)]
             if text.startswith(left) and text.endswith(right) and left not in inner and inner.strip():
                 text = inner.strip()

@@ -30,7 +30,7 @@ class Node(NamedTuple):
 
     op: str
     args: tuple["Node", ...] = ()
-    value: Fraction | None = None
+    value: Fraction = Fraction(0)  # of a number
     name: str = ""
     places: int | None = None  # digits after the point, on a number written as a decimal
 
@@ -61,9 +61,11 @@ def infinity(node: Node) -> int:
 
 
 _SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
-_BRACKETS = {"(": ")", "[": "]", "{": "}", "|": "|"}
-_FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
-_BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
+_BRACKETS = pairs("( ) [ ] { } | |")
+_FENCES = pairs("lfloor floor lceil ceil")
+_FRACTIONS = pairs("frac div  binom binom  dbinom binom  tbinom binom")
+_BETWEEN = pairs("over div  choose binom")
+_AFTER = pairs("! fact ° degree")
 #: Functions that the library calls otherwise.
 _LIBRARY = pairs(
     """arcsin asin  arccos acos  arctan atan  arccot acot  arcsec asec  arccsc acsc  arsinh asinh  arcosh acosh
@@ -77,7 +79,7 @@ def parse(tokens: Sequence[Token]) -> Node:
     parser = ExpressionParser(tokens)
     node = parser.sum()
     if parser.at < len(parser.tokens):
-        raise UnreadableError(parser.tokens[parser.at].text)
+        raise UnreadableError
     return node
 
 
@@ -107,7 +109,7 @@ class ExpressionParser:
     def expect(self, text: str) -> None:
         """Take this sign. Raises `UnreadableError` where the next token is another."""
         if not self.sign(text):
-            raise UnreadableError(f"no {text}")
+            raise UnreadableError
 
     def replace(self, *tokens: Token) -> None:
         """Replace the next token by these."""
@@ -117,7 +119,7 @@ class ExpressionParser:
         """Terms joined by `+`, `-` or both at once."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise RefusedError("nested too deep")
+            raise RefusedError  # nested too deep
         node = self.term(self.sign(*_SIGNS))
         while sign := self.sign(*_SIGNS):
             node = Node("add", (node, self.term(sign)))
@@ -125,45 +127,37 @@ class ExpressionParser:
         return node
 
     def term(self, sign: str | None) -> Node:
-        """A product with the sign that was taken before it."""
-        node, op = self.product(), _SIGNS.get(sign or "+")
-        return Node(op, (node,)) if op else node
+        """A product of the sign that was taken before it: factors joined by signs or side by side, from left to right.
 
-    def product(self) -> Node:
-        """Factors joined by signs or side by side, from left to right: `1/2x` is `(1/2)x`."""
-        node = self.signed_factor()
+        `1/2x` is `(1/2)x`.
+        """
+        node, op = self.signed_factor(), _SIGNS[sign or "+"]
         while True:
-            if self.sign("*"):
-                node = Node("mul", (node, self.signed_factor()))
-            elif self.sign("/"):
-                node = Node("div", (node, self.signed_factor()))
+            if joined := self.sign("*", "/"):
+                node = Node("mul" if joined == "*" else "div", (node, self.signed_factor()))
             elif self.begins_factor() or (self.peek().kind == "number" and self.tokens[self.at - 1].text == "!"):
                 node = Node("mul", (node, self.factor()))
             else:
-                return node
+                return Node(op, (node,)) if op else node
 
     def signed_factor(self) -> Node:
         """A factor with at most one sign of its own, as behind `*`."""
-        sign = self.sign("-", "+")
-        node = self.factor()
-        return Node("neg", (node,)) if sign == "-" else node
+        negative = self.sign("-", "+") == "-"
+        return Node("neg", (self.factor(),)) if negative else self.factor()
 
     def factor(self) -> Node:
         """An atom with its powers, factorials, primes and degree sign."""
         node = self.atom()
-        while True:
-            if self.sign("!"):
-                node = Node("fact", (node,))
-            elif self.sign("°"):
-                node = Node("degree", (node,))
-            elif self.sign("'"):
-                if node.op != "symbol":
-                    raise UnreadableError("'")
-                node = node._replace(name=node.name + "'")
-            elif self.sign("^", "**"):
+        while sign := self.sign(*_AFTER, "'", "^", "**"):
+            if sign in _AFTER:
+                node = Node(_AFTER[sign], (node,))
+            elif sign != "'":
                 node = Node("pow", (node, self.exponent()))
+            elif node.op == "symbol":
+                node = node._replace(name=node.name + "'")
             else:
-                return node
+                raise UnreadableError
+        return node
 
     def begins_factor(self) -> bool:
         """Whether a factor without a sign may follow; a bare number may not: `3 8` and `x2` mean nothing."""
@@ -176,8 +170,9 @@ class ExpressionParser:
 
     def exponent(self) -> Node:
         """What stands behind `^`: one number or atom with its sign and the tower above it."""
-        negative = self.sign("-")
-        self.sign("+")
+        negative = self.sign("-", "+") == "-"
+        if negative:
+            self.sign("+")
         node = self.single_number() or self.atom()
         if self.sign("^", "**"):  # towers lean right
             node = Node("pow", (node, self.exponent()))
@@ -197,7 +192,7 @@ class ExpressionParser:
             self.replace(*([Token("number", rest, value=Fraction(int(rest)))] if rest else []))
             return number(int(token.text[0]))
         if token.kind == "word":
-            raise UnreadableError(token.text)
+            raise UnreadableError
         return self.atom()
 
     def letter(self, letter: str) -> Node:
@@ -206,7 +201,7 @@ class ExpressionParser:
         if self.peek().text == "_":
             return Node("symbol", name=letter + self.subscript())
         if letter in APPLIED and self.peek().text == "(" and not self.peek().spaced:
-            raise UnreadableError("an unknown function")  # f(2x) is no product
+            raise UnreadableError  # an unknown function
         return Node("constant" if letter in ("e", "i") else "symbol", name=letter)
 
     def subscript(self) -> str:
@@ -219,7 +214,7 @@ class ExpressionParser:
         name = "_"
         while not self.sign("}"):
             if self.peek().kind == "end":
-                raise UnreadableError("_")
+                raise UnreadableError
             name += self.peek().text.strip()
             self.at += 1
         return name
@@ -230,81 +225,75 @@ class ExpressionParser:
         if token.kind != "number":
             return None
         self.at += 1
-        return number(token.value or 0, token.places)
+        return number(token.value, token.places)
 
     def atom(self) -> Node:
         """A number, a letter, a bracket, or what a word or command stands for."""
         token = self.peek()
-        if token.kind == "number":
-            return self.number()
-        if token.kind == "letter":
-            return self.letter(token.text)
-        if token.kind == "sign":
-            return self.bracket()
-        if token.kind in ("word", "command"):
-            return self.named(token)
         name = token.text.strip()
-        if token.kind == "text" and name in FUNCTIONS:
-            return self.named(token._replace(kind="word", text=name))
-        if token.kind == "text" and len(name) == 1 and name.isalpha():
-            return self.letter(name)
-        raise UnreadableError(token.text)
+        match token.kind:
+            case "number":
+                return self.number()
+            case "sign":
+                return self.bracket(token.text)
+            case "word" | "command":
+                return self.named(token)
+            case "letter":
+                return self.letter(name)
+            case "text" if len(name) == 1 and name.isalpha():
+                return self.letter(name)
+            case "text" if name in FUNCTIONS:
+                return self.named(Token("word", name))
+        raise UnreadableError
 
     def number(self) -> Node:
         """A number, or a mixed number: a whole one, and then a proper fraction of plain digits."""
         plain, whole = self.peek().text.isdigit(), self.single_number()
         assert whole is not None
-        if not plain:
-            return whole
         top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
-        fraction = None
-        if top.spaced and slash.text == "/" and top.text.isdigit() and bottom.text.isdigit() and not bottom.spaced:
-            if 0 < int(top.text) < int(bottom.text):
+        if plain and top.spaced and slash.text == "/" and top.text.isdigit() and bottom.text.isdigit():
+            if not bottom.spaced and 0 < int(top.text) < int(bottom.text):
                 self.at += 3
-                fraction = Node("div", (number(int(top.text)), number(int(bottom.text))))
-        elif top[:2] == ("command", "frac"):
+                return Node("add", (whole, Node("div", (number(int(top.text)), number(int(bottom.text))))))
+        elif plain and top[:2] == ("command", "frac"):
             at, tokens = self.at, self.tokens
-            candidate = self.atom()
-            parts = [part.value or 0 for part in candidate.args if part.op == "number" and part.places is None]
+            fraction = self.atom()
+            parts = [part.value for part in fraction.args if part.op == "number" and part.places is None]
             if len(parts) == 2 and 0 < parts[0] < parts[1] and self.peek().text != "^":
-                fraction = candidate
-            else:
-                self.at, self.tokens = at, tokens
-        return Node("add", (whole, fraction)) if fraction else whole
+                return Node("add", (whole, fraction))
+            self.at, self.tokens = at, tokens
+        return whole
 
-    def bracket(self) -> Node:
+    def bracket(self, opening: str) -> Node:
         r"""An expression in brackets or bars, or `{a \over b}` and its like."""
-        opening = self.peek().text
-        closing = _BRACKETS.get(opening)
-        if closing is None:
-            raise UnreadableError(opening)
+        if opening not in _BRACKETS:
+            raise UnreadableError
         self.at += 1
         bars, self.bars = self.bars, int(opening == "|")
-        node = self.sum()
-        between = _BETWEEN.get(self.peek().text) if opening == "{" else None
-        if between:
+        node, between = self.sum(), self.peek().text
+        if opening == "{" and between in _BETWEEN:
             self.at += 1
-            node = Node(between, (node, self.sum()))
-        self.expect(closing)
+            node = Node(_BETWEEN[between], (node, self.sum()))
+        self.expect(_BRACKETS[opening])
         self.bars = bars
         return Node("abs" if opening == "|" else "group", (node,))
 
     def named(self, token: Token) -> Node:
         """What a word or command stands for, with its arguments."""
-        name = token.text
+        name, is_command = token.text, token.kind == "command"
         self.at += 1
-        if name in ("frac", "binom", "dbinom", "tbinom"):
+        if name in _FRACTIONS:
             top, bottom = self.group(), self.group()
             if top == Node("symbol", name="d"):
-                raise UnreadableError("a derivative")
-            return Node("div" if name == "frac" else "binom", (top, bottom))
+                raise UnreadableError  # a derivative
+            return Node(_FRACTIONS[name], (top, bottom))
         if name == "sqrt":
             degree = number(2)
             if self.sign("["):
                 degree = self.sum()
                 self.expect("]")
             if self.sign("-"):
-                raise UnreadableError("sqrt-")
+                raise UnreadableError
             return Node("root", (self.single_number() or self.atom(), degree))  # \sqrt12: the root of twelve
         if name in FUNCTIONS:
             return self.function(name)
@@ -312,22 +301,22 @@ class ExpressionParser:
             return Node("constant", name=CONSTANTS[name])
         if name in GREEK:
             return Node("symbol", name=name + self.subscript())
-        if token.kind == "command" and name in ACCENTS:
+        if is_command and name in ACCENTS:
             inner = self.group()
             if inner.op not in ("symbol", "constant"):
-                raise UnreadableError(name)
+                raise UnreadableError
             return Node("symbol", name=f"{name} {inner.name}" + self.subscript())
-        if token.kind == "command" and name in _FENCES:
+        if is_command and name in _FENCES:
             node = self.sum()
-            if self.peek()[:2] != ("command", _FENCES[name][0]):
-                raise UnreadableError(name)
+            if self.peek()[:2] != ("command", name.replace("l", "r", 1)):
+                raise UnreadableError
             self.at += 1
-            return Node(_FENCES[name][1], (node,))
-        if token.kind == "word" and len(name) <= 3:  # letters side by side are factors, as in `xy^2`
+            return Node(_FENCES[name], (node,))
+        if not is_command and len(name) <= 3:  # letters side by side are factors, as in `xy^2`
             self.at -= 1
             self.replace(*[Token("letter", letter) for letter in name])
             return self.atom()
-        raise UnreadableError(name)
+        raise UnreadableError
 
     def function(self, name: str) -> Node:
         r"""A function with its base or power, applied to a bracket or to the factors that follow: `\sin 2x`."""

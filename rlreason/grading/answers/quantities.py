@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, rewriter, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
@@ -52,20 +52,14 @@ UNITS = """
 """
 UNIT_NAMES = {spelling: unit.split()[0] for unit in UNITS.split(";") for spelling in unit.split()}
 #: Sizes of units that measure the same, as fractions of one of them.
-SIZES = {
-    unit: (size, kind)
-    for kind, sizes in {
-        "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
-        "metric length": {"mm": 1, "cm": 10, "m": 1000, "km": 1000000},
-        "length": {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
-        "mass": {"mg": 1, "g": 1000, "kg": 1000000},
-        "weight": {"oz": 1, "lb": 16},
-        "volume": {"ml": 1, "l": 1000},
-        "money": {"cent": 1, "usd": 100},
-    }.items()
-    for unit, size in sizes.items()
-}
+_SCALES_OF_UNITS = """
+    s 1 min 60 h 3600 day 86400 week 604800; mm 1 cm 10 m 1000 km 1000000; in 1 ft 12 yd 36 mi 63360;
+    mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 usd 100
+"""
+SIZES = {unit: (Fraction(size), kind) for kind in _SCALES_OF_UNITS.split(";") for unit, size in pairs(kind).items()}
 LETTER_UNITS = words("m g s h l L N J W V A K C F")
+_OF_UNITS = words("% ° ^ / * { } ( ) .")
+_BEFORE_FACTORS, _BETWEEN_FACTORS = words("+ - * / ^ _ ("), words("+ - * / ^ !")
 
 
 MAX_WORDS = 5  # a longer text is a sentence
@@ -85,24 +79,27 @@ def is_word(text: str) -> bool:
     return len(text) > 3 or (len(text) == 3 and any(char in "aeiou" for char in text[1:]) and text.islower())
 
 
+_plain_units = rewriter(
+    (r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°"),
+    (r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1"),
+    (r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/"),
+    (r"\s*\b([a-z]+)(?:\^-[01]|(\^)-(\d))", r"/\1\2\3"),  # s^-1 is /s, s^-2 is /s^2
+    (r"\b(?:degrees? |deg )?(?:(c)elsius|(f)ahrenheit)\b", r"°\1\2"),
+)
+_powers = rewriter((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
+
+
 def canonical(text: str) -> str | None:
     """Return a unit in one spelling, or None when a word in it is more than a unit.
 
     >>> canonical("square centimeters"), canonical("miles per hour"), canonical("more apples")
     ('cm^2', 'mi/h', None)
     """
-    text = re.sub(r"\s+", " ", text.casefold().replace(".", "").replace("\\", " ")).strip()
-    text = re.sub(r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°", text)
-    text = re.sub(r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1", text)
-    text = re.sub(r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/", text)
-    text = re.sub(r"\s*\b([a-z]+)\^-(\d)", lambda unit: "/" + unit[1] + (f"^{unit[2]}" if unit[2] > "1" else ""), text)
-    text = re.sub(r"\b(?:degrees? |deg )?(celsius|fahrenheit)\b", lambda scale: "°" + scale[1][0], text)
+    text = _plain_units(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()))
     parts = re.split(r"([ /*()])", text)
     if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
         return None
-    text = "".join(map(_name, parts)).strip()
-    text = re.sub(r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2", text)
-    return re.sub(r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3", text)
+    return _powers("".join(map(_name, parts)).strip())
 
 
 def _name(part: str) -> str:
@@ -129,8 +126,10 @@ def conversion(first: str, second: str) -> Fraction | None:
     >>> conversion("h", "min"), conversion("cm", "kg")
     (Fraction(60, 1), None)
     """
-    (size, kind), (other, kind_of_other) = SIZES.get(first, (0, "")), SIZES.get(second, (0, "?"))
-    return Fraction(size) / Fraction(other) if kind == kind_of_other else None
+    if first not in SIZES or second not in SIZES:
+        return None
+    (size, kind), (other, kind_of_other) = SIZES[first], SIZES[second]
+    return size / other if kind == kind_of_other else None
 
 
 def is_constant(text: str) -> bool:
@@ -165,7 +164,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
             written += (" " if written and token.spaced else "") + token.text
     unit = canonical(written)
     if unit is None or (percent and currency):
-        raise UnreadableError("words that are no unit")
+        raise UnreadableError  # words that are no unit
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
     node = parse(tokens[:end])
@@ -183,7 +182,7 @@ def _without_currency(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:
 
 def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
     token, before = tokens[index], tokens[index - 1]
-    if before.kind == "sign" and before.text in ("+", "-", "*", "/", "^", "_", "("):
+    if before.kind == "sign" and before.text in _BEFORE_FACTORS:
         return False
     name = token.text.strip()
     if token.kind == "text":
@@ -208,7 +207,7 @@ def _is_unit(tail: Sequence[Token]) -> bool:
                 continue
             case "number" if before.text in ("^", "{", "-"):
                 continue
-            case "sign" if token.text in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "."):
+            case "sign" if token.text in _OF_UNITS:
                 continue
             case "sign" if token.text == "-" and (before.text in ("^", "{") or after.kind in ("word", "text")):
                 continue
@@ -344,7 +343,7 @@ def _is_operator(piece: Sequence[Token]) -> bool:
         return False
     outside = [at for at, level in enumerate(depths(piece)) if not level and at]
     for token in (piece[at] for at in outside):
-        if token.text in ("+", "-", "*", "/", "^", "!") or token.kind == "number" or _operator(token):
+        if token.text in _BETWEEN_FACTORS or token.kind == "number" or _operator(token):
             return False
     ends = [(opening, at) for opening, at in pairwise(outside) if closes(piece[at]) and at < len(piece) - 1]
     return all(piece[opening - 1].text == "_" for opening, _ in ends)  # else something follows the operand

@@ -1,7 +1,7 @@
 """Read a cleaned answer as a value: lists, sets, tuples, relations, matrices, times, bases and letters."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import reduce
 from itertools import pairwise
@@ -18,6 +18,7 @@ from rlreason.grading.answers.lexer import (
     split,
     tokens,
     whole_text,
+    words,
 )
 from rlreason.grading.answers.parser import Node, number, parse, symbols
 from rlreason.grading.answers.quantities import family, is_constant, is_product, name_of, occurs_in, read_quantity
@@ -42,8 +43,9 @@ from rlreason.grading.answers.values import (
 )
 
 MAX_ITEMS = 60
-MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "array", "smallmatrix")
-RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
+MATRICES = words("pmatrix bmatrix matrix Bmatrix array smallmatrix vmatrix")
+RELATIONS = words(r"= \approx < > \le \ge \ne \in")
+BRACKETS = words(r"() (] [) [] {} \{\} \langle\rangle")
 SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _ALL_REALS = ("all real numbers", "all reals", "all real numbers x", "the set of all real numbers", "all real x")
 Pieces = Sequence[Sequence[Token]]
@@ -56,17 +58,29 @@ def read(text: str) -> Value:
         return special
     found = tokens(text)
     if max(depths(found), default=0) > MAX_DEPTH:
-        raise RefusedError(f"nested deeper than {MAX_DEPTH}")
+        raise RefusedError  # nested deeper than MAX_DEPTH
     return read_tokens(found)
 
 
 def read_tokens(tokens: Sequence[Token]) -> Value:
     """Read the value of these tokens: plain language, a structure, or one quantity."""
     if not tokens:
-        raise UnreadableError("nothing")
-    for attempt in (_words, _separated, _related, _set_algebra, _enclosed, _grid, _ratio):
-        value = attempt(tokens)
-        if value is not None:
+        raise UnreadableError
+    value: Value | None = _words(tokens)
+    if value is not None:
+        return value
+    joined_by = (
+        (joiner, _separated),
+        (_signs(*RELATIONS), read_relation),
+        (_signs("\\cup", "\\cap", "\\setminus"), _set_algebra),
+        (_divides_ratio, _ratio),
+    )
+    for accepts, read_pieces in joined_by:
+        pieces, marks = split(tokens, accepts)
+        if marks:
+            return read_pieces(pieces, [joiner(mark) or mark.text for mark in marks])
+    for attempt in (_set_constant, _enclosed, _grid):
+        if (value := attempt(tokens)) is not None:
             return value
     return read_quantity(tokens)
 
@@ -93,17 +107,14 @@ def joiner(token: Token) -> str:
     return word if word in ("or", "and") else ""
 
 
-def _separated(tokens: Sequence[Token]) -> Value | None:
-    pieces, marks = split(tokens, lambda token: bool(joiner(token)))
-    if not marks:
-        return None
-    between = [(joiner(before), joiner(after)) for before, after in pairwise(marks)]
-    oxford = {n for n, (before, after) in enumerate(between, 1) if before == "," and after != ","}  # the gap in `, and`
+def _separated(pieces: Pieces, signs: Sequence[str]) -> Value:
+    # the gap in `, and`
+    oxford = {n for n, (before, after) in enumerate(pairwise(signs), 1) if before == "," and after != ","}
     kept = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
     if len(kept) > MAX_ITEMS:
-        raise UnreadableError(",")
+        raise UnreadableError
     items = tuple(map(read_tokens, kept))
-    return joined(items, set(map(joiner, marks))) or unlabelled(items)
+    return joined(items, set(signs)) or unlabelled(items)
 
 
 def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
@@ -131,11 +142,6 @@ def unlabelled(items: tuple[Value, ...]) -> Collection:
     return Collection("list", stripped, names.pop())
 
 
-def _related(tokens: Sequence[Token]) -> Value | None:
-    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in RELATIONS)
-    return read_relation(pieces, [mark.text for mark in marks]) if marks else None
-
-
 def read_relation(pieces: Pieces, signs: Sequence[str]) -> Value:
     """Read pieces joined by these relation signs. Raises `UnreadableError` for signs that form no relation."""
     if "\\approx" in signs:
@@ -149,7 +155,7 @@ def read_relation(pieces: Pieces, signs: Sequence[str]) -> Value:
     links = []
     for left, sign, right in zip(nodes, signs, nodes[1:], strict=False):
         if sign == "=" or (sign == "\\ne" and len(signs) > 1):
-            raise UnreadableError(sign)
+            raise UnreadableError
         links.append((right, turned[sign], left) if sign in turned else (left, sign, right))
     return Inequality(tuple(links))
 
@@ -161,19 +167,19 @@ def equation(pieces: Pieces) -> Value:
     at = 0 if name_of(pieces[0]) or len(pieces) != 2 else 1
     if label := name_of(pieces[at]):
         rest = pieces[1:] if at == 0 else pieces[:1]
-        values = [read_tokens(piece) for piece in rest]
+        values = list(map(read_tokens, rest))
         if not occurs_in(pieces[at], values[-1]):
             check_chain(values)
             gap = None
             with suppress(UnreadableError):
                 gap = minus(parse(pieces[at]), parse(rest[-1])) if len(pieces) == 2 else None
             return Equation(label, values[-1], gap)
-    values = [read_tokens(piece) for piece in pieces]
+    values = list(map(read_tokens, pieces))
     if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
         check_chain(values)
         return values[-1]
     if len(pieces) != 2:
-        raise UnreadableError("=")
+        raise UnreadableError
     return Equation("", None, minus(parse(pieces[0]), parse(pieces[1])))
 
 
@@ -183,10 +189,10 @@ def approximation(pieces: Pieces, signs: Sequence[str]) -> Value:
         return equation(pieces)
     at = len(signs) - 1
     if list(signs).index("\\approx") != at:
-        raise UnreadableError("more than one approximation")
+        raise UnreadableError  # more than one approximation
     exact, rough = read_tokens(pieces[at]), read_tokens(pieces[at + 1])
     if not (isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)):
-        raise UnreadableError("an approximation that is not near")
+        raise UnreadableError  # an approximation that is not near
     return read_relation(pieces[:-1], signs[:-1]) if at else exact
 
 
@@ -195,14 +201,14 @@ def check_chain(values: Sequence[Value]) -> None:
     last = values[-1]
     for value in values[:-1]:
         if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
-            raise UnreadableError("a chain of values that are not equal")
+            raise UnreadableError  # a chain of values that are not equal
 
 
 def membership(pieces: Pieces, signs: Sequence[str]) -> Value:
     r"""Read `x \in A`: the set of reals for x where A is one, else an equation of x with the value A."""
     name = name_of(pieces[0])
     if len(signs) > 1 or not name:
-        raise UnreadableError("\\in")
+        raise UnreadableError
     value = read_tokens(pieces[1])
     numbers = as_reals(value)
     if numbers is not None and not (isinstance(value, Collection) and value.kind == "set"):
@@ -210,30 +216,31 @@ def membership(pieces: Pieces, signs: Sequence[str]) -> Value:
     return Equation(name, value, None)
 
 
-def _set_algebra(tokens: Sequence[Token]) -> Value | None:
+def _set_algebra(pieces: Pieces, signs: Sequence[str]) -> Value:
     """Evaluate unions, intersections and differences of sets of reals, from left to right."""
-    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
-    if not marks:
-        texts = [token.text for token in tokens]
-        if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
-            return EVERYTHING
-        return Collection("set", ()) if texts in (["emptyset"], ["varnothing"]) else None
     value = read_tokens(pieces[0])
-    for mark, piece in zip(marks, pieces[1:], strict=True):
+    for sign, piece in zip(signs, pieces[1:], strict=True):
         left, right = as_reals(value), as_reals(read_tokens(piece))
         if left is None or right is None:
-            raise UnreadableError(mark.text)
-        if mark.text == "\\cup":
+            raise UnreadableError
+        if sign == "\\cup":
             value = union(left, right)._replace(name="")
         else:
-            value = intersection(left, right if mark.text == "\\cap" else complement(right))
+            value = intersection(left, right if sign == "\\cap" else complement(right))
     return value
+
+
+def _set_constant(tokens: Sequence[Token]) -> Value | None:
+    texts = [token.text for token in tokens]
+    if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
+        return EVERYTHING
+    return Collection("set", ()) if texts in (["emptyset"], ["varnothing"]) else None
 
 
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
     """Read one pair of brackets around everything: a set, a tuple or an interval."""
     brackets = tokens[0].text + tokens[-1].text
-    if brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "\\langle\\rangle") or not is_enclosed(tokens):
+    if brackets not in BRACKETS or not is_enclosed(tokens):
         return None
     content, is_set = tokens[1:-1], "{" in brackets
     built = builder(content) if is_set else None
@@ -241,7 +248,7 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
         return built
     pieces, marks = split(content, lambda token: joiner(token) == ",")
     if len(pieces) > MAX_ITEMS:
-        raise RefusedError("more than 60 items")
+        raise RefusedError  # more than 60 items
     if brackets == "\\{\\}" or (is_set and marks):
         return Collection("set", tuple(map(read_tokens, pieces)) if content else ())
     if marks:
@@ -261,7 +268,7 @@ def builder(content: Sequence[Token]) -> Value | None:
         return None
     value = as_reals(read_tokens(content[marks[0] + 1 :]))
     if value is None or value.name != name:
-        raise UnreadableError("a set by its property")
+        raise UnreadableError  # a set by its property
     return value._replace(name="")
 
 
@@ -273,21 +280,26 @@ def _grid(tokens: Sequence[Token]) -> Value | None:
     if not rows[-1]:
         rows.pop()
     cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
-    if name not in (*MATRICES, "vmatrix") or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
-        raise UnreadableError("matrix")
+    if name not in MATRICES or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
+        raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
     return Matrix(name == "vmatrix", Collection("[]", rows_read))
 
 
-def _ratio(tokens: Sequence[Token]) -> Value | None:
-    pieces, marks = split(tokens, lambda token: token.text.strip() in (":", "to") and token.kind != "command")
-    if not marks:
-        return None
-    parts = [read_tokens(piece) for piece in pieces]
+def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
+    parts = list(map(read_tokens, pieces))
     nodes = tuple(part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent)
     if len(nodes) < len(parts):
-        raise UnreadableError(":")
+        raise UnreadableError
     return Ratio(nodes)
+
+
+def _signs(*texts: str) -> Callable[[Token], bool]:
+    return lambda token: token.kind == "sign" and token.text in texts
+
+
+def _divides_ratio(token: Token) -> bool:
+    return token.text.strip() in (":", "to") and token.kind != "command"
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
@@ -297,9 +309,9 @@ _CLOCK = re.compile(
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
-_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_BELOW_20 = [*_NUMBER_WORDS.split(), "seventeen", "eighteen", "nineteen"]
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
+_BELOW_20, _TENS = _NUMBER_WORDS.split()[:20], _NUMBER_WORDS.split()[20:]
 _BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS for one in _BELOW_20[:10]]
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
@@ -323,12 +335,11 @@ def clock(match: re.Match[str]) -> TimeOfDay | None:
     hour, minute, second = (int(part or 0) for part in match.groups()[:3])
     if hour > 23 or minute > 59 or second > 59:
         return None
-    half = (match.group(4) or "").lower()
-    stated = bool(half)
+    half = (match[4] or "").lower()
+    parts = () if half else tuple(int(part) for part in match.groups()[:3] if part)
     if not half and not 1 <= hour <= 12:
         half = "p" if hour else "a"
-    parts = () if stated else tuple(int(part) for part in match.groups()[:3] if part)
-    return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
+    return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, half, parts)
 
 
 def based(digits: str, base: str) -> Based | None:

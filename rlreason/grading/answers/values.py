@@ -6,9 +6,10 @@ import operator
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial, reduce
+from itertools import product
 from typing import NamedTuple
 
-from rlreason.grading.answers.evaluate import UndefinedError, calculator, exact, same_constant
+from rlreason.grading.answers.evaluate import UndefinedError, evaluated, exact, same_constant
 from rlreason.grading.answers.parser import Node, infinity, number, symbols
 
 
@@ -77,13 +78,12 @@ class Ratio(NamedTuple):
 class TimeOfDay(NamedTuple):
     """A time of day: seconds after midnight or noon, and the half of the day, stated or implied by the hour.
 
-    `parts`: the numbers as written where no half was stated, since `11:21` may also be a ratio.
+    `parts`: the numbers as written where no half was stated, since `11:21` may also be a ratio; else empty.
     """
 
     seconds: int
     half: str
-    stated: bool
-    parts: tuple[int, ...] = ()
+    parts: tuple[int, ...]
 
 
 class Words(NamedTuple):
@@ -113,10 +113,9 @@ def order(first: Node, second: Node) -> int:
         return (infinite > 0) - (infinite < 0)
     if same_constant(first, second):
         return 0
-    evaluator = calculator(first, second)
-    a, b = evaluator.values(first, second)
+    evaluator, a, b = evaluated(first, second)
     if a is None or b is None or not evaluator.is_real(a) or not evaluator.is_real(b):
-        raise UndefinedError("not real")
+        raise UndefinedError  # not real
     return -1 if a < b else 1
 
 
@@ -181,30 +180,25 @@ def _solution(value: Inequality) -> Reals | None:
 
     |u| < c is u < c and -u < c, and c < |u| by itself is c < u or c < -u.
     """
-    rays: list[Reals | None] = []
+    rays: list[Reals] = []
     outside = len(value.links) == 1 and not symbols(value.links[0][0])
     for left, sign, right in value.links:
         lefts = _without_bars(left) if not symbols(right) else [left]
         rights = _without_bars(right) if outside else [right]
-        rays += [_ray(below, sign, above) for below in lefts for above in rights]
-    solved = [ray for ray in rays if ray is not None]
-    if len(solved) < len(rays) or len({ray.name for ray in solved}) != 1:
+        for below, above in product(lefts, rights):
+            root = _root(below, above)
+            if root is None:
+                return None
+            name, point, rising = root
+            low, high = (MINUS, point) if rising else (point, PLUS)
+            rays.append(interval(low, high, sign == "\\le" and not rising, sign == "\\le" and rising, name))
+    if len({ray.name for ray in rays}) != 1:
         return None
-    return reduce(union if outside else intersection, solved)
+    return reduce(union if outside else intersection, rays)
 
 
 def _without_bars(node: Node) -> list[Node]:
     return [node.args[0], Node("neg", node.args)] if node.op == "abs" else [node]
-
-
-def _ray(left: Node, sign: str, right: Node) -> Reals | None:
-    """Solve one linear inequality."""
-    root = _root(left, right)
-    if root is None:
-        return None
-    name, point, rising = root
-    closed = sign == "\\le"
-    return interval(MINUS, point, False, closed, name) if rising else interval(point, PLUS, closed, False, name)
 
 
 def _root(left: Node, right: Node) -> tuple[str, Node, bool] | None:
@@ -223,6 +217,6 @@ def _root(left: Node, right: Node) -> tuple[str, Node, bool] | None:
     if first is None or second is None or first == second:
         return None
     slope = second - first
-    if any(value != first + slope * place for place, value in zip(PLACES, values, strict=True)):
+    if values != [first + slope * place for place in PLACES]:
         return None
     return name, number(-first / slope), slope > 0
