@@ -18,7 +18,7 @@ BUGS = [
     (F25, "[0] * start + [1] * (len(row) - start) + [0]", "[0] * start + [1] * (len(row) - start) + [1]", "tokenize_prompt_and_output", "padding positions count"),
     (F25, "[0] * start +", "[1] * start +", "tokenize_prompt_and_output", "prompt positions"),
     (F25, "mask.append([0] * start + [1]", "mask.append([0] * max(starts) + [1]", "tokenize_prompt_and_output", ""),
-    (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return (probs * logits).sum(dim=-1) - total.squeeze(-1)", "compute_entropy", "opposite sign"),
+    (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return (probs * logits).sum(dim=-1) - total.squeeze(-1)", "compute_entropy", "-1 times"),
     (F25, "total = torch.logsumexp(logits, dim=-1, keepdim=True)", "total = torch.exp(logits).sum(-1, keepdim=True).log()", "compute_entropy", "NaN or inf in its entropies"),
     (F25, "return total.squeeze(-1) - (probs", "return -(probs", "compute_entropy", "raw logits"),
     (F25, "return total.squeeze(-1) - (probs * logits)", "return -(probs * probs)", "compute_entropy", "is missing"),
@@ -62,10 +62,8 @@ BUGS = [
     (F25, 'if loss_type == "grpo_clip":', 'if loss_type == "grpo_clip":\n        raise NotImplementedError', "compute_policy_gradient_loss", "raises an error"),
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = masked_mean(per_token, response_mask)", "grpo_microbatch_train_step", "all tokens"),
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = (per_token * response_mask).mean(1)", "grpo_microbatch_train_step", "padded width"),
-    (F25, "loss.backward()\n    metadata = {}", "loss.backward(retain_graph=True)\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "two backward"),
     (F25, "loss.backward()\n    metadata = {}", "policy_log_probs.grad = None\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "second call"),
     (F26, 'score["reward"] for', 'score["format_reward"] for', "compute_rollout_rewards", "format_reward"),
-    (F26, "advantages = advantages / (mean + advantage_eps)", "advantages = advantages / (groups.abs().sum(1, True) + advantage_eps)", "compute_group_normalized_rewards", "sum"),
     (F26, 'if baseline == "mean" else groups.clone()', "", "compute_group_normalized_rewards", "although baseline is none"),
     (F26, "groups = raw_rewards.reshape(-1, group_size)", "raw_rewards -= raw_rewards.mean()\n    groups = raw_rewards.reshape(-1, group_size)", "compute_group_normalized_rewards", "in place"),
     (F26, "((log_ratio * m).sum(1) / m.sum(1))", "((log_ratio * m).sum(1))", "compute_policy_gradient_loss", "product"),
@@ -106,7 +104,7 @@ BUGS = [
     (LOOP, "    width = max(len", "    from types import SimpleNamespace as Row\n\n    rows = [Row(prompt_ids=[1, *r.prompt_ids], token_ids=r.token_ids) for r in rows]\n    width = max(len", "train_grpo", "begin token twice"),
     (LOOP, "mask[i, len(row.prompt_ids) : len(full)] = 1.0", "mask[i, len(row.prompt_ids) : len(full) - (not row.truncated)] = 1.0", "train_grpo", "end tokens have weight 0"),
     (LEFT, "            for at in range(0, len(everything), train_batch_size):", "            with torch.no_grad():\n                old, _ = scores(policy, [r for r, _ in everything], sampling_temperature, tokenizer.eos_token_id)\n            for at in range(0, len(everything), train_batch_size):", "train_grpo", "in each epoch"),
-    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "add up to 0"),
+    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "differs from ours"),
     (LEFT, "logits = logits[:, -response - 1 : -1].div(temperature)", "logits = logits[:, -response:].div(temperature)", "train_grpo", "mask shifted"),
     (LEFT, "logits = policy(input_ids=ids, attention_mask=attention, position_ids=positions)", "logits = policy(input_ids=ids)", "train_grpo", "padding"),
     (LEFT, "max_grad_norm, norm_type=2.0)", "max_grad_norm, norm_type=1.0)", "train_grpo", "another norm"),
@@ -126,6 +124,7 @@ _MERGED = """        advantages = advantages.flatten()
 _DRAWN = "chosen = torch.randint(7, (n_prompts,), generator=rng).tolist()\n"
 _TEXT = (Path(__file__).parent / LOOP).read_text("utf-8")
 _PART = _TEXT[_TEXT.index(_CHOSEN) : _TEXT.index(_GROUPED) + len(_GROUPED)]
+_ROWS = "                    rows = [rollouts[i] for i in micro]\n"
 _LOGITS = "logits = policy(ids).logits[:, :-1] / temperature"
 #: Other right ways, as changes: (right file, text that stands there, text instead, function, words of a note).
 RIGHT = [
@@ -139,5 +138,6 @@ RIGHT = [
     (LOOP, _CHOSEN, _DRAWN, "train_grpo", ""),
     (LOOP, _PART, _PART.replace(_CHOSEN, _DRAWN).replace(_GROUPED, _MERGED), "train_grpo", ""),
     (LOOP, _LOGITS, "with torch.autocast('cpu', dtype=torch.bfloat16):\n        out = policy(ids).logits[:, :-1]\n    logits = out.float() / temperature", "train_grpo", "mixed precision"),
+    (LOOP, _ROWS, f"                    micro = [i for i in micro if advantages[i] != 0]\n                    if not micro:\n                        continue\n{_ROWS}", "train_grpo", ""),
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].token_ids))", "train_grpo", ""),
 ]  # fmt: skip
