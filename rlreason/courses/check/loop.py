@@ -66,13 +66,11 @@ SCENARIOS = (
         "a rollout batch of 16 in train batches of 12, each in 2 micro-batches: 4 responses are left for the last",
         _SETTINGS | {"rollout_batch_size": 16, "gradient_accumulation_steps": 2, "n_grpo_steps": 1, "seed": 3},
         may_be_refused=True,
-        any_divisor=True,
     ),
     Scenario(
         "a train batch of 8 in 3 micro-batches, which do not divide it",
         _SETTINGS | {"rollout_batch_size": 8, "train_batch_size": 8, "n_grpo_steps": 1, "seed": 4},
         may_be_refused=True,
-        any_divisor=True,
     ),
 )
 _SIZES = ("rollout_batch_size", "group_size", "train_batch_size", "epochs_per_rollout_batch", "sampling_max_tokens")
@@ -180,12 +178,12 @@ def _bug_of_run(session: Session, failure: Bug | None, returned: Any, notes: lis
     if failure is None and (bug := _bug_of_calls(session) or _bug_of_counts(session)):
         return bug
     updates = [u for u in session.updates if u.samples or u.strangers]
-    if any(f.half for u in updates for f in u.forwards):
+    if any(f.logits is not None and f.logits.element_size() < 4 for u in updates for f in u.forwards):
         note = "mixed precision: its gradients are not judged, because they are too coarse"
         notes += [] if note in notes else [note]
         return failure
     judged = [u for u in updates if u.strangers or not u.asked_twice]
-    if session.scenario.any_divisor:
+    if session.scenario.may_be_refused and not session.scenario.is_step:  # what an uneven batch is divided by is open
         judged = [u for u in judged if not (u.samples and 0.2 < (u.factor or 0) < 1.7)]
     if bug := _bug_of_updates(judged) or failure:
         return bug

@@ -41,7 +41,6 @@ class Scenario:
     settings: Inputs  # by the handout's names
     learning_rate: float = 0.3
     may_be_refused: bool = False  # handouts leave it open
-    any_divisor: bool = False  # what an uneven batch is divided by is left open, but not how its rows compare
     answers: int = 18  # the number of different ground truths of the 18 questions
     flat: bool = False  # all responses to the first question of a step earn the same reward
     is_step: bool = False  # its texts are tokenized again, and its samples are of another policy
@@ -82,11 +81,9 @@ class Forward:
     """One call of the model with a gradient, which is a micro-batch of an update."""
 
     ids: Tensor  # (rows, width)
-    arguments: dict[str, Tensor]  # attention_mask and position_ids, where given
+    logits: Tensor | None = None  # of the output head, if it was called
     reached: bool = False  # a backward call reached it
     learned: bool = False  # with a gradient other than 0
-    head: bool = False  # the output head was called
-    half: bool = False  # computed in bfloat16 or float16
     members: list[tuple[RecordedSample, int, int]] = field(default_factory=list)  # a sample, its row, its first place
 
 
@@ -238,8 +235,7 @@ class Session:
         ids = named.get("input_ids", arguments[0] if arguments else None)
         if ids is None or not output[0].requires_grad:
             return
-        read = {name: named[name] for name in ("attention_mask", "position_ids") if name in named}
-        forward = Forward(ids.clone(), {name: value.clone() for name, value in read.items() if value is not None})
+        forward = Forward(ids.clone())
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
@@ -250,8 +246,7 @@ class Session:
 
     def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and self.forwards:
-            self.forwards[-1].head = True
-            self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
+            self.forwards[-1].logits = output.detach().clone()
 
     def _on_step(self) -> None:
         self.updates.append(Update(self))
@@ -279,7 +274,8 @@ class Update:
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
         self.rollout = [s for s in samples if s.round == samples[-1].round]
         asked = Counter(s.place for s in self.rollout)
-        self.asked_twice = max(asked.values()) > self.settings["group_size"]  # which leaves open what a group is
+        #: Which leaves open what a group is.
+        self.asked_twice = max(asked.values(), default=0) > self.settings["group_size"]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
@@ -293,7 +289,7 @@ class Update:
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
         self.sampler = earlier[0].model if earlier else self.model
         self.epoch_began = earlier[-batch].model if batch else self.model
-        if self.samples and not all(f.head for f in self.forwards):  # as in packed rows: take the next train batch
+        if self.samples and any(f.logits is None for f in self.forwards):  # packed rows: take the next train batch
             self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
             self.strangers, self.passes = [], [self.samples]
             for forward in self.forwards:
@@ -320,10 +316,10 @@ class Update:
     def has_other_context(self) -> bool:
         """Return whether the log-probabilities of some response are not those behind its prompt alone."""
         for f in self.forwards:
-            with torch.no_grad():
-                logits = self.model(f.ids, **f.arguments).logits
+            if f.logits is None or f.logits.shape[1] < f.ids.shape[1]:
+                continue
             for sample, row, start in f.members:
-                seen = sample.log_probs(logits[row : row + 1, start:], 1.0)
+                seen = sample.log_probs(f.logits[row : row + 1, start:], 1.0)
                 if float((seen - sample.scored_by(self.model, 1.0)).abs().max()) > 1e-2:
                     return True
         return False
