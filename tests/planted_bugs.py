@@ -5,7 +5,9 @@ Without words any kind will do. `test_check.py` plants the other known mistakes 
 # ruff: noqa: E501  # a bug stands on one line
 
 from pathlib import Path
+from types import ModuleType
 
+HERE = Path(__file__).resolve().parent
 F25, F26, LOOP = "right_functions_2025.py", "right_functions_2026.py", "right_loop.py"
 LEFT = "right_loop_left_padded.py"
 BUGS = [
@@ -94,7 +96,7 @@ _MERGED = """        advantages = advantages.flatten()
             advantages[same] = part / (rewards[same].std() + advantage_eps) if use_std_normalization else part
 """
 _DRAWN = "chosen = torch.randint(7, (n_prompts,), generator=rng).tolist()\n"
-_TEXT = (Path(__file__).parent / LOOP).read_text("utf-8")
+_TEXT = (HERE / LOOP).read_text("utf-8")
 _PART = _TEXT[_TEXT.index(_CHOSEN) : _TEXT.index(_GROUPED) + len(_GROUPED)]
 _ROWS = "                    rows = [rollouts[i] for i in micro]\n"
 _LOGITS = "logits = policy(ids).logits[:, :-1] / temperature"
@@ -113,3 +115,17 @@ RIGHT = [
     (LOOP, _ROWS, f"                    micro = [i for i in micro if advantages[i] != 0]\n                    if not micro:\n                        continue\n{_ROWS}", "train_grpo", ""),
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].token_ids))", "train_grpo", ""),
 ]  # fmt: skip
+
+
+def planted_text(right: str, old: str, new: str) -> str:
+    """The text of `right` (a file of this folder) with `new` in the place of `old`, which must stand there."""
+    text = (HERE / right).read_text("utf-8")
+    assert old in text, f"{right} has nothing like {old!r}"
+    return text.replace(old, new)
+
+
+def module_of(text: str, name: str = "planted") -> ModuleType:
+    """The text as a module."""
+    module = ModuleType(name)
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module

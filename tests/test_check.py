@@ -13,8 +13,7 @@ from rlreason.courses.check.functions import SUBJECTS, examine
 from rlreason.courses.check.mistakes import NO_MISTAKE, mistakes
 from rlreason.courses.check.runner import LOOP, course_of, findings_of, functions_of
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
-from tests.planted import module_of, planted_text
-from tests.planted_bugs import BUGS, RIGHT
+from tests.planted_bugs import BUGS, RIGHT, module_of, planted_text
 from tests.some import some
 from tests.test_subcommands import subcommand
 

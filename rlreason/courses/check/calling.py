@@ -156,12 +156,12 @@ def answer_parts(answer: Any, names: str | Sequence[str]) -> dict[str, Any]:
 
 
 def tensor(value: Any, what: str) -> Tensor:
-    """Return a tensor or a number as a detached tensor; `Bug` if it is neither."""
+    """Return a tensor or a number as a detached tensor, a single one of any shape as a scalar; `Bug` for another."""
     if isinstance(value, int | float):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
         raise Bug(f"it returns no tensor as {what}", "the return line", type(value).__name__, "a tensor")
-    return value.detach()
+    return value.detach().reshape(()) if value.numel() == 1 else value.detach()
 
 
 def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor:
