@@ -62,9 +62,17 @@ class Conversation:
         shown = [self.exchanges[place] for place in sorted(places)]
         for turn, _, text in shown:
             messages += [{"role": "assistant", "content": turn.content}, {"role": "user", "content": text}]
-        asked: dict[str, Any] = {"conversation": self.number, "sees": [turn.id for turn, _, _ in shown]}
-        asked |= {"prompt": messages[-1]["content"], "prompt_kind": shown[-1][1] if shown else FIRST}
-        return messages, [Turn(turn=number, sample=k, **asked) for k in range(samples)]
+        return messages, [
+            Turn(
+                turn=number,
+                sample=sample,
+                conversation=self.number,
+                sees=[turn.id for turn, _, _ in shown],
+                prompt=messages[-1]["content"],
+                prompt_kind=shown[-1][1] if shown else FIRST,
+            )
+            for sample in range(samples)
+        ]
 
 
 def worth(turn: Turn) -> tuple[int, bool, bool]:

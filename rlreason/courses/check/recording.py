@@ -316,7 +316,7 @@ class Update:
     def has_other_context(self) -> bool:
         """Return whether the log-probabilities of some response are not those behind its prompt alone."""
         for f in self.forwards:
-            if f.logits is None or f.logits.shape[1] < f.ids.shape[1]:
+            if f.logits is None or f.logits.shape[:2] != f.ids.shape:
                 continue
             for sample, row, start in f.members:
                 seen = sample.log_probs(f.logits[row : row + 1, start:], 1.0)
