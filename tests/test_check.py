@@ -97,13 +97,12 @@ def differs(subject, case, mistake):
 
 
 @pytest.mark.parametrize("mistake", some(OF_FUNCTIONS, 5), ids=lambda mistake: mistake.name[:40])
-def test_a_known_mistake_is_named_in_every_function_that_it_shows_in(mistake):
-    """One that no case shows would never be named, and of two alike the later one."""
+def test_a_known_mistake_is_named_where_it_shows(mistake):
+    """One that no case shows, or that always has another's results, would never be named."""
     subjects = [subject for subject in SUBJECTS if any(differs(subject, case, mistake) for case in subject.cases())]
-    assert subjects
-    for subject in subjects:
-        (bug,) = examine(subject, lambda _of=subject, **inputs: _of.wrong(inputs, mistake))
-        assert bug.kind == mistake.name
+    found = [examine(subject, lambda _of=subject, **inputs: _of.wrong(inputs, mistake)) for subject in subjects]
+    assert mistake.name in [bug.kind for bugs in found for bug in bugs]
+    assert all(found)
 
 
 def test_the_steps_without_a_mistake_are_right():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections import Counter
 from collections.abc import Sequence
@@ -122,7 +121,6 @@ class Session:
         self.options = options_of(self.settings)
         self.tokenizer = story_tokenizer()
         self.model = small_model(vocab=len(self.tokenizer))
-        self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
         self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
@@ -266,8 +264,8 @@ class Update:
 
     def __init__(self, session: Session) -> None:
         self.session, self.settings, self.options = session, session.settings, session.options
-        self.model = copy.deepcopy(session.twin)  # before the step
-        self.model.load_state_dict(session.model.state_dict())
+        self.model = small_model(vocab=len(session.tokenizer))
+        self.model.load_state_dict(session.model.state_dict())  # before the step
         self.at_step = session.gradient()
         self.before = session.updates[-1].at_step if session.updates else self.at_step * 0
         self.forwards = [f for f in session.forwards if f.reached]
