@@ -1,11 +1,13 @@
 """Planted bugs, and right ways that are none: (right file, text that stands there, text instead, function, words of the kind that it is found as).
 
-Without words any kind will do. One row for each kind, of functions and of loops.
+Without words any kind will do. `test_check.py` plants the other known mistakes of functions in ours.
 """
 # ruff: noqa: E501  # a bug stands on one line
 
 from pathlib import Path
+from types import ModuleType
 
+HERE = Path(__file__).resolve().parent
 F25, F26, LOOP = "right_functions_2025.py", "right_functions_2026.py", "right_loop.py"
 LEFT = "right_loop_left_padded.py"
 BUGS = [
@@ -15,64 +17,34 @@ BUGS = [
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, 1:].bool() & (full[:, 1:] != tokenizer.pad_token_id)', "tokenize_prompt_and_output", "value of the token"),
     (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "labels are not shifted"),
     (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "input_ids"),
-    (F25, "[0] * start + [1] * (len(row) - start) + [0]", "[0] * start + [1] * (len(row) - start) + [1]", "tokenize_prompt_and_output", "padding positions count"),
-    (F25, "[0] * start +", "[1] * start +", "tokenize_prompt_and_output", "prompt positions"),
     (F25, "mask.append([0] * start + [1]", "mask.append([0] * max(starts) + [1]", "tokenize_prompt_and_output", ""),
-    (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return (probs * logits).sum(dim=-1) - total.squeeze(-1)", "compute_entropy", "opposite sign"),
+    (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return (probs * logits).sum(dim=-1) - total.squeeze(-1)", "compute_entropy", "-1 times"),
     (F25, "total = torch.logsumexp(logits, dim=-1, keepdim=True)", "total = torch.exp(logits).sum(-1, keepdim=True).log()", "compute_entropy", "NaN or inf in its entropies"),
     (F25, "return total.squeeze(-1) - (probs", "return -(probs", "compute_entropy", "raw logits"),
     (F25, "return total.squeeze(-1) - (probs * logits)", "return -(probs * probs)", "compute_entropy", "is missing"),
-    (F25, "log_probs = F.log_softmax(logits, dim=-1)", "log_probs = F.softmax(logits, dim=-1)", "get_response_log_probs", "probabilities"),
-    (F25, "log_probs = F.log_softmax(logits, dim=-1)", "log_probs = F.log_softmax(logits, dim=1)", "get_response_log_probs", "positions"),
     (F25, "    logits = model(input_ids=input_ids).logits\n", "    with torch.no_grad():\n        logits = model(input_ids).logits\n", "get_response_log_probs", "gradient"),
-    (F25, "torch.gather(log_probs, 2, labels.unsqueeze(-1))", "torch.gather(log_probs, 2, labels.roll(-1, 1).unsqueeze(-1))", "get_response_log_probs", "shifted by one"),
     (F25, 'out["token_entropy"] = compute_entropy(logits)', 'out["token_entropy"] = compute_entropy(logits).mean()', "get_response_log_probs", "shape"),
     (F25, "return total / normalize_constant", "return total / mask.sum()", "masked_normalize", "whole mask"),
-    (F25, "torch.where(mask, tensor, torch.zeros_like(tensor))", "torch.where(mask, torch.zeros_like(tensor), tensor)", "masked_normalize", "upside down"),
-    (F25, "kept = torch.where(mask, tensor, torch.zeros_like(tensor))", "kept = tensor", "masked_normalize", "ignored"),
-    (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / tensor.shape[dim]", "masked_mean", "all elements"),
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / count.sum(dim).clamp(min=1)", "masked_mean", "result"),
-    (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim)", "masked_mean", "nothing divides"),
     (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.mean()", "sft_microbatch_train_step", "gradient_accumulation_steps"),
-    (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.mean() * gradient_accumulation_steps", "sft_microbatch_train_step", "multiplies"),
-    (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.sum() / gradient_accumulation_steps", "sft_microbatch_train_step", "summed"),
-    (F25, '    loss.backward()\n    return loss.detach(), {"tokens"', '    return loss.detach(), {"tokens"', "sft_microbatch_train_step", "backward"),
-    (F25, '    return loss.detach(), {"tokens"', '    return loss.detach() * gradient_accumulation_steps, {"tokens"', "sft_microbatch_train_step", "returned"),
     (F25, "/ (group_size - 1)", "/ group_size", "compute_group_normalized_rewards", "ddof"),
     (F25, "variance**0.5 + advantage_eps", "(variance + advantage_eps) ** 0.5", "compute_group_normalized_rewards", "root"),
     (F25, "variance**0.5 + advantage_eps", "max(variance**0.5, 1e-8)", "compute_group_normalized_rewards", "advantage_eps"),
-    (F25, "variance**0.5 + advantage_eps", "variance + advantage_eps", "compute_group_normalized_rewards", "variance"),
-    (F25, "if normalize_by_std else 1.0", "", "compute_group_normalized_rewards", "switched off"),
     (F25, "group = raw[start : start + group_size]", "group = raw[start // group_size :: len(raw) // group_size]", "compute_group_normalized_rewards", "groups mix questions"),
-    (F25, 'raw.append(scores["reward"])', 'raw.append(scores["answer_reward"])', "compute_group_normalized_rewards", "answer_reward"),
     (F25, "scores = reward_fn(response, truth)", "scores = reward_fn(truth, response)", "compute_group_normalized_rewards", "swapped"),
     (F25, "scores = reward_fn(response, truth)", "scores = reward_fn(response, repeated_ground_truths[0])", "compute_group_normalized_rewards", "misaligned"),
-    (F25, "advantages.append((r - mean) / divisor)", "advantages.append(r / divisor)", "compute_group_normalized_rewards", "not subtracted"),
     (F25, "return torch.tensor(advantages), torch.tensor(raw), metadata", "return torch.tensor(advantages)", "compute_group_normalized_rewards", "returns"),
     (F25, "return torch.tensor(advantages), torch.tensor(raw)", "return advantages, torch.tensor(raw)", "compute_group_normalized_rewards", "tensor"),
     (F25, "    metadata =", "    advantages = [0.0] * len(raw)\n    for answer in dict.fromkeys(repeated_ground_truths):\n        places = [i for i, truth in enumerate(repeated_ground_truths) if truth == answer]\n        group = torch.tensor([raw[i] for i in places])\n        part = group - group.mean()\n        part = part / (group.std() + advantage_eps) if normalize_by_std else part\n        for i, a in zip(places, part.tolist()):\n            advantages[i] = a\n    metadata =", "compute_group_normalized_rewards", "same ground truth"),
-    (F25, "return -(weights * policy_log_probs)", "return -(weights * policy_log_probs.exp())", "compute_naive_policy_gradient_loss", "probability"),
-    (F25, "torch.exp(policy_log_probs - old_log_probs)", "policy_log_probs / old_log_probs", "compute_grpo_clip_loss", "quotient"),
     (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "torch.where(advantages < 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "compute_grpo_clip_loss", "min and max swapped"),
-    (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "torch.clamp(ratio, low, high)", "compute_grpo_clip_loss", "only the clipped term"),
-    (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "ratio", "compute_grpo_clip_loss", "clip is not applied"),
     (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(policy_log_probs - old_log_probs).detach()", "compute_grpo_clip_loss", "detached"),
-    (F25, "torch.exp(policy_log_probs - old_log_probs)", "policy_log_probs - old_log_probs", "compute_grpo_clip_loss", "exp"),
     (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(policy_log_probs - policy_log_probs.detach())", "compute_grpo_clip_loss", "old log-probabilities are not used"),
     (F25, 'if loss_type == "grpo_clip":', 'if loss_type == "grpo_clip":\n        raise NotImplementedError', "compute_policy_gradient_loss", "raises an error"),
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = masked_mean(per_token, response_mask)", "grpo_microbatch_train_step", "all tokens"),
     (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = (per_token * response_mask).mean(1)", "grpo_microbatch_train_step", "padded width"),
-    (F25, "loss.backward()\n    metadata = {}", "loss.backward(retain_graph=True)\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "two backward"),
     (F25, "loss.backward()\n    metadata = {}", "policy_log_probs.grad = None\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "second call"),
-    (F26, 'score["reward"] for', 'score["format_reward"] for', "compute_rollout_rewards", "format_reward"),
-    (F26, "advantages = advantages / (mean + advantage_eps)", "advantages = advantages / (groups.abs().sum(1, True) + advantage_eps)", "compute_group_normalized_rewards", "sum"),
-    (F26, 'if baseline == "mean" else groups.clone()', "", "compute_group_normalized_rewards", "although baseline is none"),
     (F26, "groups = raw_rewards.reshape(-1, group_size)", "raw_rewards -= raw_rewards.mean()\n    groups = raw_rewards.reshape(-1, group_size)", "compute_group_normalized_rewards", "in place"),
     (F26, "((log_ratio * m).sum(1) / m.sum(1))", "((log_ratio * m).sum(1))", "compute_policy_gradient_loss", "product"),
-    (F26, "((log_ratio * m).sum(1) / m.sum(1))", "log_ratio.mean(1)", "compute_policy_gradient_loss", "prompt or padding"),
-    (F26, "torch.clip(ratio, 1 - cliprange, 1 + cliprange)", "torch.clip(ratio, -cliprange, cliprange)", "compute_policy_gradient_loss", "around 0"),
-    (F26, "return kept.sum() / normalization_constant", "return kept.sum() / normalization_constant / len(mask)", "aggregate_loss_across_microbatch", "rows"),
-    (F26, "kept = per_token_policy_gradient_loss * mask", "kept = per_token_policy_gradient_loss * mask.roll(-1, 1)", "aggregate_loss_across_microbatch", "shifted"),
     (F26, "loss = loss * (mask.shape[0] / n)", "loss = loss", "grpo_train_step", "without dividing"),
     (F26, '        if loss_normalization == "sequence":\n            loss = loss', "        loss = loss", "grpo_train_step", "constant"),
     (F26, "        loss.backward()\n        total", "        loss.backward()\n        optimizer.step()\n        total", "grpo_train_step", "steps"),
@@ -106,7 +78,7 @@ BUGS = [
     (LOOP, "    width = max(len", "    from types import SimpleNamespace as Row\n\n    rows = [Row(prompt_ids=[1, *r.prompt_ids], token_ids=r.token_ids) for r in rows]\n    width = max(len", "train_grpo", "begin token twice"),
     (LOOP, "mask[i, len(row.prompt_ids) : len(full)] = 1.0", "mask[i, len(row.prompt_ids) : len(full) - (not row.truncated)] = 1.0", "train_grpo", "end tokens have weight 0"),
     (LEFT, "            for at in range(0, len(everything), train_batch_size):", "            with torch.no_grad():\n                old, _ = scores(policy, [r for r, _ in everything], sampling_temperature, tokenizer.eos_token_id)\n            for at in range(0, len(everything), train_batch_size):", "train_grpo", "in each epoch"),
-    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "add up to 0"),
+    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "differs from ours"),
     (LEFT, "logits = logits[:, -response - 1 : -1].div(temperature)", "logits = logits[:, -response:].div(temperature)", "train_grpo", "mask shifted"),
     (LEFT, "logits = policy(input_ids=ids, attention_mask=attention, position_ids=positions)", "logits = policy(input_ids=ids)", "train_grpo", "padding"),
     (LEFT, "max_grad_norm, norm_type=2.0)", "max_grad_norm, norm_type=1.0)", "train_grpo", "another norm"),
@@ -124,8 +96,9 @@ _MERGED = """        advantages = advantages.flatten()
             advantages[same] = part / (rewards[same].std() + advantage_eps) if use_std_normalization else part
 """
 _DRAWN = "chosen = torch.randint(7, (n_prompts,), generator=rng).tolist()\n"
-_TEXT = (Path(__file__).parent / LOOP).read_text("utf-8")
+_TEXT = (HERE / LOOP).read_text("utf-8")
 _PART = _TEXT[_TEXT.index(_CHOSEN) : _TEXT.index(_GROUPED) + len(_GROUPED)]
+_ROWS = "                    rows = [rollouts[i] for i in micro]\n"
 _LOGITS = "logits = policy(ids).logits[:, :-1] / temperature"
 #: Other right ways, as changes: (right file, text that stands there, text instead, function, words of a note).
 RIGHT = [
@@ -139,5 +112,20 @@ RIGHT = [
     (LOOP, _CHOSEN, _DRAWN, "train_grpo", ""),
     (LOOP, _PART, _PART.replace(_CHOSEN, _DRAWN).replace(_GROUPED, _MERGED), "train_grpo", ""),
     (LOOP, _LOGITS, "with torch.autocast('cpu', dtype=torch.bfloat16):\n        out = policy(ids).logits[:, :-1]\n    logits = out.float() / temperature", "train_grpo", "mixed precision"),
+    (LOOP, _ROWS, f"                    micro = [i for i in micro if advantages[i] != 0]\n                    if not micro:\n                        continue\n{_ROWS}", "train_grpo", ""),
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].token_ids))", "train_grpo", ""),
 ]  # fmt: skip
+
+
+def planted_text(right: str, old: str, new: str) -> str:
+    """The text of `right` (a file of this folder) with `new` in the place of `old`, which must stand there."""
+    text = (HERE / right).read_text("utf-8")
+    assert old in text, f"{right} has nothing like {old!r}"
+    return text.replace(old, new)
+
+
+def module_of(text: str, name: str = "planted") -> ModuleType:
+    """The text as a module."""
+    module = ModuleType(name)
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module

@@ -104,15 +104,9 @@ def compute_policy_gradient_loss(
 
 
 def grpo_microbatch_train_step(
-    policy_log_probs,
-    response_mask,
-    gradient_accumulation_steps,
-    loss_type,
-    raw_rewards=None,
-    advantages=None,
-    old_log_probs=None,
-    cliprange=None,
-):
+    policy_log_probs, response_mask, gradient_accumulation_steps, loss_type, raw_rewards=None, advantages=None,
+    old_log_probs=None, cliprange=None,
+):  # fmt: skip
     per_token, extra = compute_policy_gradient_loss(
         policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )

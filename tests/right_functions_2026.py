@@ -28,13 +28,9 @@ def compute_group_normalized_rewards(
 
 
 def compute_policy_gradient_loss(
-    raw_rewards_or_advantages,
-    policy_log_probs,
-    importance_reweighting_method="none",
-    old_log_probs=None,
-    cliprange=None,
-    response_mask=None,
-):
+    raw_rewards_or_advantages, policy_log_probs, importance_reweighting_method="none", old_log_probs=None,
+    cliprange=None, response_mask=None,
+):  # fmt: skip
     a = raw_rewards_or_advantages.reshape(-1)[:, None]
     if importance_reweighting_method == "none":
         return torch.einsum("bi,bt->bt", -a, policy_log_probs), {}
@@ -60,25 +56,11 @@ def aggregate_loss_across_microbatch(
 
 
 def grpo_train_step(
-    model,
-    tokenizer,
-    optimizer,
-    gradient_accumulation_steps,
-    max_grad_norm,
-    reward_fn,
-    repeated_prompts,
-    rollout_responses,
-    repeated_ground_truths,
-    group_size,
-    baseline="mean",
-    advantage_eps=1e-6,
-    advantage_normalizer="std",
-    importance_reweighting_method="none",
-    old_log_probs=None,
-    cliprange=None,
-    loss_normalization="sequence",
-    normalization_constant=None,
-):
+    model, tokenizer, optimizer, gradient_accumulation_steps, max_grad_norm, reward_fn, repeated_prompts,
+    rollout_responses, repeated_ground_truths, group_size, baseline="mean", advantage_eps=1e-6,
+    advantage_normalizer="std", importance_reweighting_method="none", old_log_probs=None, cliprange=None,
+    loss_normalization="sequence", normalization_constant=None,
+):  # fmt: skip
     model.train()
     optimizer.zero_grad()
     data = tokenize_prompt_and_output(repeated_prompts, rollout_responses, tokenizer)

@@ -21,29 +21,10 @@ def response_log_probs(policy, rows, temperature, pad_id):
 
 
 def train_grpo(
-    policy,
-    tokenizer,
-    prompts,
-    ground_truths,
-    reward_fn,
-    generate,
-    optimizer,
-    *,
-    n_grpo_steps,
-    rollout_batch_size,
-    group_size,
-    train_batch_size,
-    gradient_accumulation_steps,
-    epochs_per_rollout_batch,
-    sampling_temperature,
-    sampling_max_tokens,
-    loss_type,
-    cliprange,
-    advantage_eps,
-    use_std_normalization,
-    max_grad_norm,
-    seed,
-):
+    policy, tokenizer, prompts, ground_truths, reward_fn, generate, optimizer, *, n_grpo_steps, rollout_batch_size,
+    group_size, train_batch_size, gradient_accumulation_steps, epochs_per_rollout_batch, sampling_temperature,
+    sampling_max_tokens, loss_type, cliprange, advantage_eps, use_std_normalization, max_grad_norm, seed,
+):  # fmt: skip
     rng = torch.Generator().manual_seed(seed)
     n_prompts = rollout_batch_size // group_size
     for step in range(n_grpo_steps):

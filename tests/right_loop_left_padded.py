@@ -21,29 +21,10 @@ def scores(policy, rollouts, temperature, pad):
 
 
 def train_grpo(
-    policy,
-    tokenizer,
-    prompts,
-    ground_truths,
-    reward_fn,
-    generate,
-    optimizer,
-    *,
-    n_grpo_steps,
-    rollout_batch_size,
-    group_size,
-    train_batch_size,
-    epochs_per_rollout_batch,
-    sampling_temperature,
-    sampling_max_tokens,
-    loss_type,
-    cliprange,
-    advantage_eps,
-    use_std_normalization,
-    max_grad_norm,
-    seed,
-    **others,
-):
+    policy, tokenizer, prompts, ground_truths, reward_fn, generate, optimizer, *, n_grpo_steps, rollout_batch_size,
+    group_size, train_batch_size, epochs_per_rollout_batch, sampling_temperature, sampling_max_tokens, loss_type,
+    cliprange, advantage_eps, use_std_normalization, max_grad_norm, seed, **others,
+):  # fmt: skip
     rng = random.Random(seed)
     assert rollout_batch_size % train_batch_size == 0
     for step in range(n_grpo_steps):

@@ -45,15 +45,9 @@ def run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, clip
 
 
 def run_grpo_microbatch_train_step(
-    policy_log_probs,
-    response_mask,
-    gradient_accumulation_steps,
-    loss_type,
-    raw_rewards,
-    advantages,
-    old_log_probs,
+    policy_log_probs, response_mask, gradient_accumulation_steps, loss_type, raw_rewards, advantages, old_log_probs,
     cliprange,
-):
+):  # fmt: skip
     if loss_type == "grpo_clip":
         per_token, _ = run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
     elif loss_type in ("no_baseline", "reinforce_with_baseline"):

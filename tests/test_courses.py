@@ -1,17 +1,18 @@
-"""The handouts' functions: tokenizing, scores, the train step of 2026 against a loop, and what is refused.
+"""The handouts' functions: tokenizing, scores, vLLM, what the train step of 2026 reports, and what is refused.
 
-`test_check.py` holds the other functions of both years to plain implementations, on all cases of the check.
+`test_check.py` holds the functions of both years, and that step, to plain implementations on all cases of the check.
 """
 
 import json
 import math
 import statistics
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from rlreason.courses import cs336_2025, cs336_2026, pku_hw3
 from rlreason.model.parameters import build_model
@@ -33,13 +34,8 @@ def word_tokenizer(pad_token="<pad>", adds_bos=False):
 
 
 def tiny_model(seed=0, dtype=torch.float32):
-    """A random Qwen2 of two layers over the words above."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.1,  # two seeds differ
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config).to(dtype).eval()
+    """A random Llama of two layers over the words above."""
+    return build_model(len(WORDS), width=16, layers=2, heads=2, init_scale=0.1, seed=seed).to(dtype).eval()
 
 
 PROMPTS = ["what is two plus three ?", "so ?", "what is six ?"]
@@ -53,13 +49,11 @@ def expected_rows(prompts, outputs):
         yield ids, [False] * len(prompt.split()) + [True] * len(output.split())
 
 
-@pytest.mark.parametrize("adds_bos", [False, True])
 @pytest.mark.parametrize("pad_token", ["<pad>", "<eos>", None])
-def test_tokenize_pads_right_shifts_once_and_masks_by_length(pad_token, adds_bos):
-    """Also an end token that is the pad: it is in the mask."""
-    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer(pad_token, adds_bos))
-    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
-    assert batch["response_mask"].dtype == torch.bool
+def test_tokenize_pads_right_shifts_once_and_masks_by_length(pad_token):
+    """Padding without a pad token, an end token that is masked as padding, a shift too many."""
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer(pad_token, adds_bos=True))
+    assert [value.dtype for value in batch.values()] == [torch.int64, torch.int64, torch.bool]
     rows = list(expected_rows(PROMPTS, OUTPUTS))
     width = max(len(ids) for ids, _ in rows)
     pad = WORDS.index(pad_token or "<eos>")
@@ -165,99 +159,59 @@ def test_the_unclipped_loss_of_2025_and_the_metadata_of_both_years():
     assert all(getattr(pku_hw3, name) is getattr(cs336_2025, name) for name in pku_hw3.__all__)
 
 
-ASKED = ["what is two plus three ?"] * 2 + ["so is four plus two six ?"] * 2 + ["what ?"] * 2
-ANSWERED = ["five .", "so four plus two is six . <eos>", ". <eos>", "so", "two two", "six five four ."]
-TRUTHS = ["five", "five", "so", "so", "none", "none"]
-REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]  # the last group has no variance
-OPTIONS = {
-    "standard": {},
-    "dr_grpo": {"advantage_normalizer": "none", "loss_normalization": "constant", "normalization_constant": 60},
-    "rft": {"baseline": "none", "advantage_normalizer": "none"},
-    "maxrl": {"advantage_normalizer": "mean", "advantage_eps": 0.1},
-    "noclip": {"importance_reweighting_method": "noclip"},
-    "grpo": {"importance_reweighting_method": "grpo", "cliprange": 0.1},
-    "gspo": {"importance_reweighting_method": "gspo", "cliprange": 0.02},
-}
-
-
-def old_log_probs():
-    """Log-probs of a slightly different model, as wide as the whole batch."""
-    batch = cs336_2026.tokenize_prompt_and_output(ASKED, ANSWERED, word_tokenizer())
-    with torch.no_grad():
-        return cs336_2026.get_response_log_probs(tiny_model(seed=1), batch["input_ids"], batch["labels"])["log_probs"]
-
-
-def train_step(name, accumulation, max_grad_norm=None, responses=ANSWERED):
-    """One step with plain SGD; returns the model, the loss and the metadata."""
-    model = tiny_model()
-    options = dict(OPTIONS[name])
-    if "importance_reweighting_method" in options:
-        options["old_log_probs"] = old_log_probs()
-    loss, metadata = cs336_2026.grpo_train_step(
-        model, word_tokenizer(), torch.optim.SGD(model.parameters(), lr=0.5), accumulation, max_grad_norm,
-        contains_truth, ASKED, responses, TRUTHS, group_size=2, **options,
-    )  # fmt: skip
-    return model, loss, metadata
-
-
-def reference_step(name):
-    """The same loss and gradient from the whole batch at once, no row skipped, written out."""
-    options = {"baseline": "mean", "advantage_normalizer": "std", "advantage_eps": 1e-6, **OPTIONS[name]}
-    model, method = tiny_model(), options.get("importance_reweighting_method", "none")
-    batch = cs336_2026.tokenize_prompt_and_output(ASKED, ANSWERED, word_tokenizer())
-    logits = model(batch["input_ids"]).logits
-    log_probs = logits.log_softmax(-1).gather(-1, batch["labels"][..., None])[..., 0]
-    groups = torch.tensor(REWARDS).reshape(3, 2)
-    mean = groups.mean(-1, keepdim=True)
-    divisor = {"std": groups.std(-1, keepdim=True), "mean": mean, "none": None}[options["advantage_normalizer"]]
-    advantages = groups - mean if options["baseline"] == "mean" else groups
-    advantages = advantages if divisor is None else advantages / (divisor + options["advantage_eps"])
-    advantages, mask = advantages.reshape(6, 1), batch["response_mask"]
-    if method == "none":
-        loss = -advantages * log_probs
-    else:
-        gap = log_probs - old_log_probs()
-        if method == "gspo":
-            gap = ((gap * mask).sum(-1) / mask.sum(-1))[:, None].expand_as(gap)
-        clip = options.get("cliprange", 1e9)
-        loss = -torch.minimum(gap.exp() * advantages, gap.exp().clamp(1 - clip, 1 + clip) * advantages)
-    rows = (loss * mask).sum(-1)
-    if options.get("loss_normalization") == "constant":
-        total = rows.sum() / options["normalization_constant"]
-    else:
-        total = (rows / mask.sum(-1)).mean()
-    total.backward()
-    return model, total.detach()
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_train_step_equals_the_whole_batch_at_once_for_any_accumulation(name, accumulation):
-    expected_model, expected_loss = reference_step(name)
-    model, loss, metadata = train_step(name, accumulation)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
-    norm = math.sqrt(sum(p.grad.square().sum().item() for p in expected_model.parameters()))
-    assert metadata["grad_norm"] == pytest.approx(norm, rel=1e-4)
-    assert norm > 0.01
-    for after, before in zip(model.parameters(), expected_model.parameters(), strict=True):
-        torch.testing.assert_close(after, before - 0.5 * before.grad, rtol=1e-4, atol=1e-6)
-
-
 def test_train_step_clips_the_whole_gradient_before_the_step_leaves_none_behind_and_reports():
-    def moved(model) -> float:
-        squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
-        return math.sqrt(sum((after - before).square().sum().item() for after, before in squares))
+    """A clip of parts or after the step, gradients for the next step, averages over padding or some micro-batches."""
+    asked = ["what is two plus three ?"] * 2 + ["so is four plus two six ?"] * 2 + ["what ?"] * 2
+    answered = ["five .", "so four plus two is six . <eos>", ". <eos>", "so", "two two", "six five four ."]
+    truths = ["five", "five", "so", "so", "none", "none"]  # the last group has no variance
+    batch = cs336_2026.tokenize_prompt_and_output(asked, answered, word_tokenizer())
+    with torch.no_grad():
+        old = cs336_2026.get_response_log_probs(tiny_model(seed=1), batch["input_ids"], batch["labels"])["log_probs"]
+    clipped = {"importance_reweighting_method": "grpo", "cliprange": 0.1, "old_log_probs": old}
 
-    model, loss, metadata = train_step("grpo", accumulation=3, max_grad_norm=0.01)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert moved(model) == pytest.approx(0.5 * 0.01, rel=1e-2)
+    def step(accumulation, max_grad_norm, responses, **options):
+        """One step with plain SGD; returns how far the weights moved, the loss and the metadata."""
+        model = tiny_model()
+        loss, metadata = cs336_2026.grpo_train_step(
+            model, word_tokenizer(), torch.optim.SGD(model.parameters(), lr=0.5), accumulation, max_grad_norm,
+            contains_truth, asked, responses, truths, group_size=2, **options,
+        )  # fmt: skip
+        assert all(parameter.grad is None for parameter in model.parameters())
+        squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
+        return math.sqrt(sum((after - before).square().sum().item() for after, before in squares)), loss, metadata
+
+    moved, loss, metadata = step(3, 0.01, answered, **clipped)
+    assert moved == pytest.approx(0.5 * 0.01, rel=1e-2)
     assert metadata["grad_norm"] > 0.01  # reported as it was before the clip
     expected = {"loss": loss.item(), "mean_reward": 2 / 6, "nonzero_advantage_share": 4 / 6}
     assert {key: metadata[key] for key in expected} == pytest.approx(expected)
     for key, (low, high) in {"token_entropy": (0, math.log(14)), "clipped": (0, 1), "ratio": (0.5, 2)}.items():
         assert low < metadata[key] < high + 1e-6
-    model, loss, metadata = train_step("standard", accumulation=2, responses=["."] * 6)  # nothing to learn
-    assert (loss.item(), metadata["grad_norm"], moved(model)) == (0.0, 0.0, 0.0)
+    moved, loss, metadata = step(2, None, ["."] * 6)  # nothing to learn
+    assert (loss.item(), metadata["grad_norm"], moved) == (0.0, 0.0, 0.0)
+
+
+def test_an_instance_is_made_and_loaded_as_vllm_is_called(monkeypatch):
+    """Another GPU than the one named, a student's argument without effect, old keys in the prefix cache."""
+    made, loaded = [], []
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda *given, **named: made.append((given, named))))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    cs336_2025.init_vllm("MODEL", "cuda:1", 7, dtype="float32")
+    cs336_2025.init_vllm("MODEL", "cpu", 7, gpu_memory_utilization=0.3)
+    own = {"enable_prefix_caching": True, "seed": 7}
+    assert made == [
+        (("MODEL",), {**own, "dtype": "float32", "gpu_memory_utilization": 0.85, "device_ids": [1]}),
+        (("MODEL",), {**own, "dtype": "bfloat16", "gpu_memory_utilization": 0.3}),
+    ]
+    llm = SimpleNamespace(
+        collective_rpc=lambda name, kwargs: loaded.append((name, dict(kwargs["weights_iterator"]))),
+        apply_model=lambda function: loaded.append(function.__name__),
+        reset_prefix_cache=lambda: loaded.append("reset"),
+    )
+    model = tiny_model()
+    cs336_2025.load_policy_into_vllm_instance(model, llm)
+    (name, weights), *rest = loaded
+    assert (name, weights.keys(), rest) == ("reload_weights", model.state_dict().keys(), ["repack_tied_head", "reset"])
 
 
 @pytest.mark.long

@@ -73,22 +73,6 @@ class Hostile(NamedTuple):
     alone: str = ""
 
 
-class Told(NamedTuple):
-    """What became of a program: its score, or why there is none, and what it left behind."""
-
-    score: dict[str, Any]
-    failure: str
-    seconds: float
-    left: list[str]
-
-    @property
-    def verdict(self) -> str:
-        """In the words of `# expect`."""
-        if self.failure or not self.score:
-            return f"failure: {self.failure}"
-        return f"valid {self.score['num_points']}" if self.score["validity"] == 1.0 else str(self.score["error_kind"])
-
-
 def shipped() -> Iterator[Hostile]:
     """The programs of the folder, with what their heads say."""
     for path in sorted(FOLDER.glob("*.py.txt")):
@@ -147,34 +131,28 @@ class Scorer:
         streams = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, env=env, cwd=where, text=True, start_new_session=True, **streams)
 
-    def score(self, program: Hostile, sandbox: str) -> Told:
-        """Score a program, wait for the answer within its limit, and look for what is left."""
+    def score(self, program: Hostile, sandbox: str) -> dict[str, Any]:
+        """Score a program and wait for the answer within its limit: with `left`, what is left after a moment."""
         source = self.folder / "program.source"
         source.write_bytes(program.source)
-        asked, answer, told = [str(source), program.timeout_s, program.memory_mb, sandbox], "", dict[str, Any]()
-        with contextlib.suppress(OSError, ValueError, TypeError), selectors.DefaultSelector() as selector:
+        asked, told = [str(source), program.timeout_s, program.memory_mb, sandbox], dict[str, Any]()
+        with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
             self.process.stdin.write(json.dumps(asked) + "\n")
             self.process.stdin.flush()
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            answer = self.process.stdout.readline() if selector.select(program.timeout_s + MINUTES) else ""
-            told = json.loads(answer)
+            told = json.loads(self.process.stdout.readline() if selector.select(program.timeout_s + MINUTES) else "")
         left = ["its own source was changed"] if source.read_bytes() != program.source else []
-        left += self.left()
-        if not answer or left:
-            self.close()
-            self.start()
-        failure = told.get("failure", "" if told else "the evaluator ended, stopped or did not answer")
-        return Told(told.get("score", {}), failure, told.get("seconds", 0), left)
-
-    def left(self) -> list[str]:
-        """What is left of a program, after a moment: living processes, and files."""
         until = time.monotonic() + 20
         while (living := self.living()) and time.monotonic() < until:
             time.sleep(0.02)
         new = sorted(names_below(self.folder) - self.before - {"program.source"})
         for name in new:
             removed(self.folder / name)
-        return [*(f"process {child}" for child in living), *new[:20], *marks()]
+        left += [*(f"process {child}" for child in living), *new[:20], *marks()]
+        if not told or left:
+            self.close()
+            self.start()
+        return {"failure": "" if told else "the evaluator ended, stopped or did not answer", **told, "left": left}
 
     def living(self) -> list[psutil.Process]:
         """All processes below the evaluator's, without dead ones that nobody has asked for."""
@@ -249,13 +227,12 @@ def listener() -> Iterator[list[socket.socket]]:
 @pytest.fixture(scope="module")
 def scored(request, tmp_path_factory, listener):
     """What became of every program in every sandbox that is asked for, two at a time: a future for each."""
-    cases = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
-    asked = [case for case in cases if isinstance(case, tuple) and isinstance(case[0], Hostile)]
+    items = [item for item in request.session.items if item.name.startswith("test_a_hostile_program")]
     made, free = [Scorer(tmp_path_factory.mktemp("scorer")) for _ in range(SCORERS)], SimpleQueue[Scorer]()
     for scorer in made:
         free.put(scorer)
 
-    def told(program: Hostile, sandbox: str) -> list[Told]:
+    def told(program: Hostile, sandbox: str) -> list[dict[str, Any]]:
         scorer = free.get()
         try:
             return [scorer.score(program, sandbox) for _ in range(program.runs)]
@@ -263,7 +240,7 @@ def scored(request, tmp_path_factory, listener):
             free.put(scorer)
 
     with ThreadPoolExecutor(SCORERS) as pool:
-        yield {case: pool.submit(told, *case) for case in asked}
+        yield {item.callspec.params["case"]: pool.submit(told, *item.callspec.params["case"]) for item in items}
         pool.shutdown(cancel_futures=True)
     for scorer in made:
         scorer.close()
@@ -273,20 +250,22 @@ def scored(request, tmp_path_factory, listener):
     "case", [*some(IN_THE_BEST, 8), *some(IN_OTHERS, 64)], ids=lambda case: f"{case[0].name}-{case[1]}".strip("-")
 )
 def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(case, scored) -> None:
+    """A score that was not earned, a process, file or secret that got out, or an evaluator that did not survive."""
     program, _ = case
     for told in scored[case].result():
-        if told.failure.startswith("ConfigError: no program can be held back"):
-            pytest.skip(told.failure)
-        score, right = told.score, program.expect.split(" or ")
-        if not {"bwrap", "unshare"} & {*score.get("protections", {})}:
+        if told["failure"].startswith("ConfigError: no program can be held back"):
+            pytest.skip(told["failure"])
+        assert (told["failure"], told["left"]) == ("", [])
+        score, right = told["score"], program.expect.split(" or ")
+        if not {"bwrap", "unshare"} & {*score["protections"]}:
             right.append(program.alone)
         right += KINDS if "invalid" in right else []
-        assert told.left == []
-        assert told.verdict in right, f"{told.verdict} ({score.get('error')}), not {program.expect}"
-        assert told.seconds < program.timeout_s + (CHECK_TIMEOUT_S if score["check_seconds"] else 0) + SLACK_S
+        is_valid = score["validity"] == 1.0
+        assert (f"valid {score['num_points']}" if is_valid else score["error_kind"]) in right, score["error"]
+        assert told["seconds"] < program.timeout_s + (CHECK_TIMEOUT_S if score["check_seconds"] else 0) + SLACK_S
         # every score is consistent, bounded, fit to be shown, and without secrets
         assert (score["problem"], score["program_sha256"]) == (PROBLEM, hashlib.sha256(program.source).hexdigest())
-        if score["validity"] == 1.0:
+        if is_valid:
             assert score["num_points"] == score["score"] == score["raw_points"] > 0
             assert (score["error"], score["error_kind"], score["dimension"]) == (None, None, 11)
         else:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar, get_args
@@ -68,9 +68,7 @@ def score_rollouts(
         raise ValueError(f"{counts}: repeat each ground truth group_size times")
     parts = [reward_fn(*pair) for pair in zip(rollout_responses, repeated_ground_truths, strict=True)]
     rewards = torch.tensor([part["reward"] for part in parts], dtype=torch.float32)
-    names = sorted({name for part in parts for name in part})
-    means = {f"mean_{name}": sum(part.get(name, 0.0) for part in parts) / len(parts) for name in names}
-    return rewards, means
+    return rewards, _means(parts)
 
 
 def consecutive_groups(n_samples: int, group_size: int) -> Tensor:
@@ -207,7 +205,7 @@ def _graded(reward_fn: RewardFn, prompts: list[str], responses: list[str], truth
     ]
 
 
-def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     numbers = sorted({name for row in rows for name in row} - {"prompt", "response", "ground_truth"})
     return {f"mean_{name}": fmean(row.get(name, 0.0) for row in rows) for name in numbers}
 

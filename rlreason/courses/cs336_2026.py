@@ -162,7 +162,10 @@ def grpo_train_step(
         rewards.to(device), group_size, baseline, advantage_eps, advantage_normalizer
     )
     n_rows, loss, stats, n_tokens = len(advantages), torch.zeros((), device=device), Counter[str](), 0
-    for rows in _live_rows(advantages).chunk(gradient_accumulation_steps):
+    live = advantages.nonzero().flatten()  # the others add nothing to the gradient and need no forward pass
+    if not len(live):  # the optimizer sees a gradient of zero rather than none
+        live = torch.arange(n_rows, device=device)
+    for rows in live.chunk(gradient_accumulation_steps):
         mask = batch["response_mask"][rows]
         scored = get_response_log_probs(
             model, batch["input_ids"][rows], batch["labels"][rows], return_token_entropy=True
@@ -185,19 +188,4 @@ def grpo_train_step(
     optimizer.step()
     model.zero_grad(set_to_none=True)
     averages = {name: total / max(n_tokens, 1) for name, total in stats.items()}
-    return loss, {
-        **metadata,
-        **advantage_stats,
-        **averages,
-        "loss": loss.item(),
-        "grad_norm": grad_norm.item(),
-    }
-
-
-def _live_rows(advantages: Tensor) -> Tensor:
-    """Return the rows with a non-zero advantage: the others add nothing to the gradient and need no forward pass.
-
-    Return all rows if every advantage is 0, so that the optimizer sees a gradient of zero rather than none.
-    """
-    rows = advantages.nonzero().flatten()
-    return rows if len(rows) else torch.arange(len(advantages), device=advantages.device)
+    return loss, metadata | advantage_stats | averages | {"loss": loss.item(), "grad_norm": grad_norm.item()}

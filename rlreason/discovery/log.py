@@ -12,6 +12,7 @@ The lines of the journal have `event` and `at`, the seconds of the run so far:
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,10 +37,10 @@ class Call(msgspec.Struct):
 
     id: str
     outcome: str  # "ok", or what went wrong: "http_429", "timeout", "no_code" ...
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     tokens_counted: str | None = None  # "by the server", "at most" or "estimated"
-    cost: float | None = None
+    cost: float = 0.0
 
 
 class Reply(msgspec.Struct):
@@ -231,62 +232,56 @@ def prompt_bound(messages: Messages) -> int:
 
 
 class Spending:
-    """Sums the tokens of all requests, and reserves the most that those in progress may use."""
+    """All requests of a run, each with the most that it may use until its answer is known."""
 
     def __init__(self, run: DiscoverConfig) -> None:
         """Take the budget, and the prices of a million tokens; an unknown one counts as 0."""
-        self.budget = run.budget
-        self.prompt_price, self.completion_price = run.client.prompt_price or 0.0, run.client.completion_price or 0.0
-        self.calls = self.prompt_tokens = self.completion_tokens = 0
-        self._reserved: dict[str, Event] = {}
+        self.budget, self._requests = run.budget, list[Call]()
+        self._prices = run.client.prompt_price or 0.0, run.client.completion_price or 0.0
 
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of prompts and replies."""
-        return self.prompt_tokens + self.completion_tokens
+    def total(self) -> dict[str, int | float]:
+        """Return the calls, their tokens and their cost."""
+        prompt = sum(call.prompt_tokens for call in self._requests)
+        completion = sum(call.completion_tokens for call in self._requests)
+        tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "tokens": prompt + completion}
+        return {"calls": len(self._requests), **tokens, "cost": self._cost(prompt, completion)}
 
-    @property
-    def cost(self) -> float:
-        """Return the cost by the prices."""
-        return self.price(self.prompt_tokens, self.completion_tokens)
+    def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
 
-    def price(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return the cost of so many tokens."""
-        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
+    def begin(self, ask: Event) -> Call:
+        """Count a request before it is sent."""
+        call = Call(ask["id"], "interrupted")
+        self._requests.append(call)
+        self._count(call, ask["prompt_bound"], ask["max_tokens"], "at most")
+        return call
+
+    def end(self, call: Call, answer: Answer) -> None:
+        """Count what a request used: as the server counts it, nothing if it was refused, else the most."""
+        call.outcome = answer.outcome
+        if answer.prompt_tokens is not None and answer.completion_tokens is not None:
+            self._count(call, answer.prompt_tokens, answer.completion_tokens, "by the server")
+        elif re.fullmatch("connection|http_[^5].*", answer.outcome):
+            self._count(call, 0, 0, "estimated")
+
+    def _count(self, call: Call, prompt_tokens: int, completion_tokens: int, counted: str) -> None:
+        call.prompt_tokens, call.completion_tokens, call.tokens_counted = prompt_tokens, completion_tokens, counted
+        call.cost = round(self._cost(prompt_tokens, completion_tokens), 9)
 
     def seconds_left(self, seconds: float) -> float:
         """Return the remaining seconds of the hours, after so many of the run."""
         return math.inf if self.budget.hours is None else max(0.0, self.budget.hours * 3600 - seconds)
 
-    def begin(self, ask: Event) -> None:
-        """Count a request and reserve the most that it may use, before it is sent."""
-        self.calls += 1
-        self._reserved[ask["id"]] = ask
-
-    def end(self, id: str, answer: Answer | None) -> Call:
-        """Replace a request's reservation by its use: as the server counts it, nothing if refused, else the most."""
-        ask = self._reserved.pop(id)
-        prompt, completion, counted = ask["prompt_bound"], ask["max_tokens"], "at most"
-        outcome = answer.outcome if answer else "interrupted"
-        if answer and answer.prompt_tokens is not None and answer.completion_tokens is not None:
-            prompt, completion, counted = answer.prompt_tokens, answer.completion_tokens, "by the server"
-        elif outcome == "connection" or (outcome.startswith("http_") and not outcome.startswith("http_5")):
-            prompt, completion, counted = 0, 0, "estimated"
-        self.prompt_tokens += prompt
-        self.completion_tokens += completion
-        return Call(id, outcome, prompt, completion, counted, round(self.price(prompt, completion), 9))
-
     def spent(self, bound: int, max_tokens: int, seconds: float) -> str:
         """Return the budget that has no room for one more call of so many tokens, after so many seconds; else ""."""
-        budget = self.budget
-        if budget.calls is not None and self.calls >= budget.calls:
+        budget, total = self.budget, self.total()
+        if budget.calls is not None and total["calls"] >= budget.calls:
             return f"budget.calls={budget.calls} are spent"
         if not self.seconds_left(seconds):
             return f"budget.hours={budget.hours:g} are spent"
-        prompts = bound + sum(ask["prompt_bound"] for ask in self._reserved.values())
-        replies = max_tokens + sum(ask["max_tokens"] for ask in self._reserved.values())
-        if budget.tokens is not None and self.tokens + prompts + replies > budget.tokens:
-            return f"budget.tokens={budget.tokens}: {self.tokens} are spent, and one more call could exceed it"
-        if budget.cost is not None and self.cost + self.price(prompts, replies) > budget.cost:
-            return f"budget.cost={budget.cost:g}: {self.cost:.6g} are spent, and one more call could exceed it"
+        if budget.tokens is not None and total["tokens"] + bound + max_tokens > budget.tokens:
+            return f"budget.tokens={budget.tokens}: {total['tokens']} are spent, and one more call could exceed it"
+        most = self._cost(int(total["prompt_tokens"]) + bound, int(total["completion_tokens"]) + max_tokens)
+        if budget.cost is not None and most > budget.cost:
+            return f"budget.cost={budget.cost:g}: {total['cost']:.6g} are spent, and one more call could exceed it"
         return ""

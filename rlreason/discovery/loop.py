@@ -10,7 +10,6 @@ A resumed run walks through the same turns again: what the journal knows is neit
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +31,6 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import alive
 
-PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
 #: Parts of a result that differ from run to run: the same replies make the same log.
 MEASURED = ("seconds", "check_seconds", "peak_memory_mb", "output_tail")
 
@@ -64,18 +62,22 @@ class Conversation:
         shown = [self.exchanges[place] for place in sorted(places)]
         for turn, _, text in shown:
             messages += [{"role": "assistant", "content": turn.content}, {"role": "user", "content": text}]
-        asked: dict[str, Any] = {"conversation": self.number, "sees": [turn.id for turn, _, _ in shown]}
-        asked |= {"prompt": messages[-1]["content"], "prompt_kind": shown[-1][1] if shown else FIRST}
-        return messages, [Turn(turn=number, sample=k, **asked) for k in range(samples)]
+        return messages, [
+            Turn(
+                turn=number,
+                sample=sample,
+                conversation=self.number,
+                sees=[turn.id for turn, _, _ in shown],
+                prompt=messages[-1]["content"],
+                prompt_kind=shown[-1][1] if shown else FIRST,
+            )
+            for sample in range(samples)
+        ]
 
 
-def chosen_of(turns: Sequence[Turn]) -> Turn | None:
-    """Return the first reply of the best set, else with points, else with a program; None without replies."""
-
-    def worth(turn: Turn) -> tuple[int, bool, bool]:
-        return turn.credit, bool(turn.result and turn.result["raw_points"]), turn.program is not None
-
-    return max((turn for turn in turns if turn.content), key=worth, default=None)
+def worth(turn: Turn) -> tuple[int, bool, bool]:
+    """Return what replies are compared by: their set's score, else whether they gave points, else a program."""
+    return turn.credit, bool(turn.result and turn.result["raw_points"]), turn.program is not None
 
 
 def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float:
@@ -97,6 +99,7 @@ class Discovery:
         self.run, self.records, self.console = run, records, console
         self.problem = problem_named(run.problem)
         self.journal = journal = Journal(records.folder / files.CALLS)
+        self.history = run.history if run.converses else 0
         self.stop = threading.Event()  # ends running programs
         score = run.score
         self.limits = Limits(score.timeout_s, score.memory_mb, check_timeout_s=score.check_timeout_s, cpus=score.cpus)
@@ -137,12 +140,12 @@ class Discovery:
         run, begin = self.run, self.journal.begin
         result = begin["start"]["result"]
         best = {"program_sha256": result["program_sha256"], "score": result["score"]}
-        names = ("temperature", "thinking", "max_tokens", "retries")
-        limits = ("timeout_s", "memory_mb", "check_timeout_s")
-        settings = {"replies": run.side_by_side, **{name: getattr(run.client, name) for name in names}}
-        settings |= {"extra": run.client.extra or {}, "hints": run.prompts.hints, "restart_after": run.restart_after}
-        settings |= {"history": run.history if run.converses else 0, "budget": asdict(run.budget)}
-        settings["score"] = {name: getattr(run.score, name) for name in limits}
+        client, score = asdict(run.client), asdict(run.score)
+        settings: dict[str, Any] = {"replies": run.side_by_side}
+        settings |= {name: client[name] for name in ("temperature", "thinking", "max_tokens", "retries")}
+        settings |= {"extra": client["extra"] or {}, "hints": run.prompts.hints, "restart_after": run.restart_after}
+        settings |= {"history": self.history, "budget": asdict(run.budget)}
+        settings["score"] = {name: score[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")}
         return Log(
             problem=run.problem,
             title=self.problem.title,
@@ -172,7 +175,7 @@ class Discovery:
         conversation = Conversation(1, run.client.system, begin["first"])
         while not self.ended:
             number += 1
-            messages, turns = conversation.ask(number, run.side_by_side, run.history if run.converses else 0)
+            messages, turns = conversation.ask(number, run.side_by_side, self.history)
             with self.records.clock.phase("discover"), self.console.wait(f"turn {number}: asking and scoring"):
                 turns = self.fill(messages, turns)
             if not turns:
@@ -183,7 +186,8 @@ class Discovery:
                     self.source, turn.improved = turn.program, True
                 turn.best_so_far = self.log.best["score"]
             self.log.turns += turns
-            if run.converses and (chosen := chosen_of(turns)) is not None:
+            if run.converses and (replied := [turn for turn in turns if turn.content]):
+                chosen = max(replied, key=worth)
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
                 kind, text = feedback(begin["templates"], result, self.log.best["score"], self.problem.unit)
@@ -197,42 +201,33 @@ class Discovery:
         is_over = turns[0].turn < self.earlier_turns  # a later question was asked
         for turn in turns:
             while ask := self.journal.asks.get(_next_id(turn)):  # in earlier parts of the run
-                self.spending.begin(ask)
-                self._add_call(turn, ask["id"])
+                turn.calls.append(self.spending.begin(ask))
+                if answer := self.journal.answers.get(ask["id"]):
+                    self._read(turn, answer)
             self._begin_scoring(turn)
-        try:
-            while not is_over and (waiting := [turn for turn in turns if self._needs_request(turn)]):
-                until = min(self._not_before, time.monotonic() + self.spending.seconds_left(self.journal.seconds))
-                while (left := until - time.monotonic()) > 0:
-                    alive()
-                    time.sleep(min(left, 1.0))
-                self._send(messages, waiting)
-                if not self._requests:
-                    break
-                while self._requests:
-                    self._wait()
-            while self._programs:
+        while not is_over and (waiting := [turn for turn in turns if self._needs_request(turn)]):
+            until = min(self._not_before, time.monotonic() + self.spending.seconds_left(self.journal.seconds))
+            while (left := until - time.monotonic()) > 0:
+                alive()
+                time.sleep(min(left, 1.0))
+            self._send(messages, waiting)
+            if not self._requests:
+                break
+            while self._requests:
                 self._wait()
-        except KeyboardInterrupt:
-            for request in wait(self._requests, PATIENCE_S).done:  # paid for, and need not be requested again
-                self._answered(self._requests.pop(request), request.result())
-            unfinished: list[Future[Any]] = [*self._requests, *self._programs]
-            for future in unfinished:
-                future.cancel()
-            raise
+        while self._programs:
+            self._wait()
         made = [turn for turn in turns if turn.calls]
         if made and not (self.ended or is_over) and all(_not_received(turn.calls[-1].outcome) for turn in made):
             raise ConfigError(self.client.refusal(self.journal.answers[made[0].calls[-1].id]))
         return made
 
-    def _add_call(self, turn: Turn, id: str) -> None:
-        """Add a request to those of a turn, with its answer from the journal, if it was not lost."""
-        answer = self.journal.answers.get(id)
-        turn.calls.append(self.spending.end(id, answer))
-        if answer is not None:
-            has_text = answer.content or answer.reasoning
-            turn.reply = Reply(answer.content, answer.reasoning, answer.finish_reason) if has_text else None
-            turn.program = program_in(answer.content) if answer.outcome == "ok" else None
+    def _read(self, turn: Turn, answer: Answer) -> None:
+        """Take the answer to the turn's latest request."""
+        self.spending.end(turn.calls[-1], answer)
+        has_text = answer.content or answer.reasoning
+        turn.reply = Reply(answer.content, answer.reasoning, answer.finish_reason) if has_text else None
+        turn.program = program_in(answer.content) if answer.outcome == "ok" else None
 
     def _needs_request(self, turn: Turn) -> bool:
         """Return whether to request a reply (again); an earlier part's requests that failed do not count."""
@@ -256,7 +251,7 @@ class Discovery:
                 break
             id = _next_id(turn)
             self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=most)
-            self.spending.begin(self.journal.asks[id])
+            turn.calls.append(self.spending.begin(self.journal.asks[id]))
             seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
             limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
             request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)
@@ -275,11 +270,11 @@ class Discovery:
                 self._scored(self._programs.pop(future), future.result())
 
     def _answered(self, turn: Turn, answer: Answer) -> None:
-        answer.id = _next_id(turn)
+        answer.id = turn.calls[-1].id
         if answer.outcome == "ok" and program_in(answer.content) is None:
             answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
         self.journal.write("answer", **msgspec.structs.asdict(answer))
-        self._add_call(turn, answer.id)
+        self._read(turn, answer)
         if answer.outcome != "ok":
             pause = max(pause_s(len(turn.calls), self.run.client.pause_s), answer.retry_after_s or 0)
             self._not_before = max(self._not_before, time.monotonic() + pause)
@@ -314,23 +309,23 @@ class Discovery:
 
     def write_turn(self, number: int, turns: list[Turn]) -> None:
         """Write a row of metrics; of a turn that is not repeated also the log, the program and a line to the user."""
-        best, calls = self.log.best["score"], self.spending.calls
+        best, spent = self.log.best["score"], self.spending.total()
         score, valid = max(turn.credit for turn in turns), sum(turn.is_valid for turn in turns) / len(turns)
         row = {"discover/turn": number, "discover/score": score, "discover/best": best, "discover/valid": valid}
-        row |= {f"discover/{name}": getattr(self.spending, name) for name in ("calls", "tokens", "cost")}
+        row |= {f"discover/{name}": spent[name] for name in ("calls", "tokens", "cost")}
         self.records.metrics(Counters(rollout_step=number, clock=self.records.clock).row() | row)
         if number < self.earlier_turns:  # the log on the disk has more than this
             return
         self.write_documents()
         results = [turn.result or {"score": "", "error_kind": turn.calls[-1].outcome} for turn in turns]
         outcomes = ", ".join(str(result["error_kind"] or result["score"]) for result in results)
-        self.console.say(f"turn {number:<5} {calls:>4} calls  best {best:<6} {outcomes}")
+        self.console.say(f"turn {number:<5} {spent['calls']:>4} calls  best {best:<6} {outcomes}")
 
     def write_documents(self) -> None:
         """Write the current `program.py` and `conversation_log.json`, each as a whole."""
         self.records.document(files.PROGRAM, self.source)
-        names = ("calls", "prompt_tokens", "completion_tokens")
-        self.log.spent = {name: getattr(self.spending, name) for name in names} | {"cost": round(self.spending.cost, 9)}
+        spent = self.spending.total()
+        self.log.spent = {name: round(spent[name], 9) for name in spent if name != "tokens"}
         self.records.document(files.CONVERSATION, self.log.text())
 
     def conclude(self) -> float:
@@ -343,7 +338,8 @@ class Discovery:
         status = {"status": "finished", "reason": ""} if is_finished else {"status": "budget", "reason": ended}
         score = {"score": log.best["score"], "score_before": log.start["score"], "problem": self.problem.name}
         score |= {"strategy": log.strategy, "model": log.model, "program_sha256": log.best["program_sha256"]}
-        spent = {name: getattr(self.spending, name) for name in ("calls", "tokens", "cost")}
+        total = self.spending.total()
+        spent = {name: total[name] for name in ("calls", "tokens", "cost")}
         times = time_summary(self.records.clock) | {"seconds": round(self.journal.seconds, 1)}
         self.records.summary(status | score | spent | times)
         program, before = folder / files.PROGRAM, log.start["score"]

@@ -202,41 +202,31 @@ def report_of(folders: Sequence[Path], out: Path) -> Answer:
 
 def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
     """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs."""
-    logs, copies = without_copies([read_log(folder) for folder in folders])
-    if len(problems := sorted({log.problem for log in logs})) > 1:
+    counted_logs, copies = without_copies([read_log(folder) for folder in folders])
+    if len(problems := sorted({log.problem for log in counted_logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
-    settings = settings_of(logs)
-    context = _context(settings) | {"copies": copies}
-    out.mkdir(parents=True, exist_ok=True)
-    draw(out / SCORE_PICTURE, f"{context['title']}: {context['subject']}", settings)
-    report = out / REPORT
-    document = TEMPLATES.get_template("report.md.j2").render(context).encode() + b"\n" + reader_text(report)
-    with explained(report), whole(report) as partial:
-        partial.write_bytes(document)
-    return report, logs
-
-
-def _context(settings: Sequence[SeedGroup]) -> dict[str, Any]:
-    """Compute what the template puts in."""
+    settings = settings_of(counted_logs)
     logs = [log for setting in settings for log in setting.logs]
-    log, best = logs[0], max(logs, key=lambda log: log.best["score"])
-    subject = f"{log.strategy} with {log.model}, seed {log.seed}"
+    log = logs[0]
+    heading = f"{log.title or file_name(log.problem)}: {log.strategy} with {log.model}, seed {log.seed}"
     if len(logs) > 1:
-        subject = f"{counted(len(logs), 'run')} with {', '.join(dict.fromkeys(one.strategy for one in logs))}"
-    return {
-        "title": log.title or Path(log.problem).name,
-        "subject": subject,
-        "problem": Path(log.problem).name,
-        "log": log,
-        "logs": logs,
-        "settings": settings,
-        "best": best,
-        "best_result": next((turn.result for turn in best.turns if turn.id == best.best["turn"]), best.start["result"]),
-        "starter": Path(log.start["program"]).name,
-        "overrides": [f"{key}={typed_word(value)}" for key, value in flat(log.settings).items() if value is not None],
-        "errors": errors_of([turn for setting in settings for turn in setting.turns]),
-        "ranked": sorted(log.record, key=lambda one: one.score),
-    }
+        strategies = ", ".join(dict.fromkeys(one.strategy for one in logs))
+        heading = f"{log.title or file_name(log.problem)}: {counted(len(logs), 'run')} with {strategies}"
+    overrides = [f"{key}={typed_word(value)}" for key, value in flat(log.settings).items() if value is not None]
+    out.mkdir(parents=True, exist_ok=True)
+    draw(out / SCORE_PICTURE, heading, settings)
+    report, errors = out / REPORT, errors_of([turn for setting in settings for turn in setting.turns])
+    document = TEMPLATES.get_template("report.md.j2").render(
+        heading=heading, settings=settings, logs=logs, overrides=overrides, errors=errors, copies=copies
+    )
+    with explained(report), whole(report) as partial:
+        partial.write_bytes(document.encode() + b"\n" + reader_text(report))
+    return report, counted_logs
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path."""
+    return Path(path).name
 
 
 def errors_of(turns: Sequence[Turn]) -> list[tuple[str, str, int]]:
@@ -276,6 +266,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "cut": as_markdown,
     "counted": counted,
+    "file_name": file_name,
     "json": json.dumps,
     "listed": lambda parts: Markup(", ".join(map(as_markdown, parts))),
     "median": statistics.median,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ Kind = tuple[str, str]  # of a bug: what is wrong, and where to look; neither gi
 RAISES: Kind = ("it raises an error", "the line that is named")
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """One bug with the inputs that show it, as it is reported."""
+@dataclass(eq=False)
+class Bug(Exception):  # noqa: N818  # it is a result, not an error of ours
+    """One bug as it is reported, with the inputs that show it; raised where a call shows it."""
 
     kind: str
     where: str
@@ -36,25 +36,16 @@ class Bug:
     inputs: dict[str, str] = field(default_factory=dict)
     note: str = ""  # where and when it shows
 
-    def with_inputs(self, inputs: dict[str, str]) -> Bug:
-        """Return it with these inputs before its own."""
-        return replace(self, inputs=inputs | self.inputs)
-
     def row(self, function: str) -> dict[str, Any]:
         """Return it as a bug of this function, for --json."""
         return {"function": function, **asdict(self)}
 
 
-class Fault(Exception):  # noqa: N818  # it is a result, not an error of ours
-    """The user's function raised, returned another type, or changed its inputs."""
-
-    def __init__(self, bug: Bug) -> None:
-        super().__init__(bug.kind)
-        self.bug = bug
-
-
-class NotWrittenError(Exception):
+class NotWrittenError(Bug):
     """The user's function raised NotImplementedError or returned None: it is not written yet."""
+
+    def __init__(self) -> None:
+        super().__init__(*RAISES, "NotImplementedError, or None")
 
 
 def short_text(value: Any) -> str:
@@ -88,25 +79,19 @@ def their_error(error: BaseException) -> str:
 
 def _is_library(file: str) -> bool:
     """Return whether a file is of this package, of an installed one, or of Python itself."""
-    roots = (Path(__file__).parent, *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
-    return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)
+    ours = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+    return file.startswith(ours) or "site-packages" in file
 
 
 def call(function: Function, inputs: Inputs) -> Any:
-    """Return what the user's function returns; `Fault` if it raises, returns nothing or changes its inputs."""
+    """Return what the user's function returns; `Bug` if it raises, `NotWrittenError` if it returns nothing."""
     arguments = _bound(function, inputs)
-    before = {name: _copy(value) for name, value in inputs.items() if isinstance(value, Tensor | list)}
     try:
         answer = function(*arguments.args, **arguments.kwargs)
     except BaseException as error:  # also SystemExit: whatever a stranger's function does
         if isinstance(error, NotImplementedError) and "aten" not in str(error):  # torch raises it with aten
             raise NotWrittenError from error
-        raise Fault(Bug(*RAISES, their_error(error), "an answer")) from error
-    for name, value in before.items():
-        if not _same(inputs[name], value):
-            where = f"operations on {name} that end in an underscore or assign into it"
-            kind = f"it changes its input {name} in place"
-            raise Fault(Bug(kind, where, short_text(inputs[name]), short_text(value)))
+        raise Bug(*RAISES, their_error(error), "an answer") from error
     if answer is None:
         raise NotWrittenError
     return answer
@@ -122,23 +107,26 @@ def _bound(function: Function, inputs: Inputs) -> inspect.BoundArguments:
             return signature.bind(*inputs.values())
         except TypeError:
             kind = f"its parameters do not fit the handout: {by_name}"
-            bug = Bug(kind, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})")
-            raise Fault(bug) from None
+            raise Bug(kind, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})") from None
 
 
-def _same(value: Any, before: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.shape == before.shape and torch.equal(value.detach().nan_to_num(), before.nan_to_num())
-    return bool(value == before)
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else list(value)
+def changed(arguments: Inputs, inputs: Inputs) -> Bug | None:
+    """Return the bug of a call that changed its arguments, which were copies of the inputs."""
+    for name, right in inputs.items():
+        value = arguments[name]
+        is_same = torch.equal(value, right) if isinstance(right, Tensor) else value == right
+        if isinstance(right, Tensor | list) and not is_same:
+            where = f"operations on {name} that end in an underscore or assign into it"
+            return Bug(f"it changes its input {name} in place", where, short_text(value), short_text(right))
+    return None
 
 
 def fresh(inputs: Inputs, leaf: str) -> Inputs:
     """Copy the inputs, the one named `leaf` as a tensor that collects a gradient."""
-    copies = {name: _copy(value) if isinstance(value, Tensor | list) else value for name, value in inputs.items()}
+    copies = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, Tensor | list):
+            copies[name] = value.clone() if isinstance(value, Tensor) else list(value)
     if leaf:
         copies[leaf].requires_grad_()
     if "reward_fn" in copies:
@@ -146,22 +134,34 @@ def fresh(inputs: Inputs, leaf: str) -> Inputs:
     return copies
 
 
-def answer_parts(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """Return the items of a returned tuple; `Fault` if it has not one for each name."""
-    if isinstance(answer, tuple | list) and len(answer) == len(names):
-        return tuple(answer)
-    got = f"a tuple of {len(answer)}" if isinstance(answer, tuple | list) else type(answer).__name__
-    kind = "it returns something else than the handout asks for"
-    raise Fault(Bug(kind, "the return line", got, f"({', '.join(names)})"))
+def answer_parts(answer: Any, names: str | Sequence[str]) -> dict[str, Any]:
+    """Return an answer's parts by name: the items of a tuple, the values of a dictionary for a list of names, or all.
+
+    `Bug` if it has not one for each name.
+    """
+    if isinstance(names, str):
+        return {names: answer}
+    parts: dict[str, Any] = {}
+    got, asked = type(answer).__name__, f"({', '.join(names)})"
+    if isinstance(names, list):
+        asked = f"a dictionary with {asked}"
+        if isinstance(answer, Mapping):
+            got, parts = str(list(answer)), {name: answer[name] for name in names if name in answer}
+    elif isinstance(answer, tuple | list):
+        got = f"a tuple of {len(answer)}"
+        parts = dict(zip(names, answer, strict=False)) if len(answer) == len(names) else {}
+    if len(parts) < len(names):
+        raise Bug("it returns something else than the handout asks for", "the return line", got, asked)
+    return parts
 
 
-def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
-    """Return the value as a detached tensor; `Fault` if it is none. A scalar may be a number, or of shape (1,)."""
-    if scalar and isinstance(value, int | float):
+def tensor(value: Any, what: str) -> Tensor:
+    """Return a tensor or a number as a detached tensor, a single one of any shape as a scalar; `Bug` for another."""
+    if isinstance(value, int | float):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        raise Fault(Bug(f"it returns no tensor as {what}", "the return line", type(value).__name__, "a tensor"))
-    return value.detach().reshape(()) if scalar and value.numel() == 1 else value.detach()
+        raise Bug(f"it returns no tensor as {what}", "the return line", type(value).__name__, "a tensor")
+    return value.detach().reshape(()) if value.numel() == 1 else value.detach()
 
 
 def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,9 +15,7 @@ from torch import Tensor
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check import mistakes as known
 from rlreason.courses.check.calling import (
-    RAISES,
     Bug,
-    Fault,
     Function,
     Inputs,
     Kind,
@@ -26,6 +24,7 @@ from rlreason.courses.check.calling import (
     TextReward,
     answer_parts,
     call,
+    changed,
     first_difference,
     fresh,
     gradient,
@@ -60,29 +59,30 @@ class Subject:
     cases: Callable[[], Sequence[Case]]
     returns: str | tuple[str, ...] | list[str]  # one result, the items of a tuple, or the keys of a dictionary
     wrong: Callable[[Inputs, Mistake], Any]  # its answer with this mistake
-    scalar: bool = False  # it returns one number
-    calls_backward: bool = False
 
     def right(self, inputs: Inputs) -> Observed:
         """Return what our function is observed to return."""
         return self.observe(lambda i: self.ours(**i), inputs)
 
-    def mistaken(self, inputs: Inputs, mistake: Mistake) -> Observed:
-        """Return what our function with this mistake is observed to return."""
-        return self.observe(lambda i: self.wrong(i, mistake), inputs)
-
     def observe(self, function: Callable[[Inputs], Any], inputs: Inputs) -> Observed:
-        """Return the results of a call, and the gradient of its leaf; `Fault` if it returns something else."""
+        """Return the results of a call, and the gradient of its leaf; `Bug` if it does something else.
+
+        Results come without the metadata, rewards before advantages.
+        """
         leaf = next((name for name in LEAVES if name in inputs), "")
         arguments = fresh(inputs, leaf)
-        results = self._results(function(arguments))
+        results = answer_parts(function(arguments), self.returns)
+        if isinstance(self.returns, tuple):
+            results = {name: results[name] for name in reversed(self.returns) if name != "metadata"}
+        if bug := changed(arguments, inputs):
+            raise bug
         if "reward_fn" in inputs:
             pairs = zip(inputs["rollout_responses"], inputs["repeated_ground_truths"], strict=True)
             if bug := misjudged(pairs, arguments["reward_fn"].calls):
-                raise Fault(bug)
-        observed = {name: tensor(value, name, self.scalar) for name, value in results.items()}
+                raise bug
+        observed = {name: tensor(value, name) for name, value in results.items()}
         name, value = next(iter(results.items()))
-        if self.calls_backward:
+        if "gradient_accumulation_steps" in inputs:  # it calls backward
             observed[f"gradient of {leaf}"] = _grad(arguments[leaf])
             function(arguments)
             observed["gradient after a second call"] = _grad(arguments[leaf])
@@ -97,50 +97,19 @@ class Subject:
             observed[f"gradient of {leaf}"] = gradient(value, arguments[leaf], mask)
         return observed
 
-    def _results(self, answer: Any) -> dict[str, Any]:
-        """Return the results of an answer by name, without the metadata; rewards before advantages."""
-        if isinstance(self.returns, str):
-            return {self.returns: answer}
-        if isinstance(self.returns, tuple):
-            parts = dict(zip(self.returns, answer_parts(answer, self.returns), strict=True))
-            return {name: parts[name] for name in reversed(self.returns) if name != "metadata"}
-        keys = list(answer.keys()) if hasattr(answer, "keys") else type(answer).__name__
-        if not set(self.returns) <= set(keys):
-            kind, names = "it returns something else than the handout asks for", ", ".join(self.returns)
-            raise Fault(Bug(kind, "the dictionary that is returned", str(keys), f"a dictionary with {names}"))
-        return {name: answer[name] for name in self.returns}
-
 
 def _grad(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
 
 
-_UNWRITTEN = Bug(*RAISES, "NotImplementedError, or None")
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    """One case: our results, and the user's results or fault."""
+    """One case with both results."""
 
     case: Case
-    ours: Observed
     yours: Observed
-    fault: Bug | None = None
-    differs: bool = False
-
-
-def _tried(subject: Subject, function: Function, case: Case) -> _Trial:
-    trial = _Trial(case, subject.right(case.inputs), {})
-    try:
-        trial.yours = subject.observe(lambda inputs: call(function, inputs), case.inputs)
-    except Fault as fault:
-        trial.fault = fault.bug
-    except NotWrittenError:
-        trial.fault = _UNWRITTEN
-    else:
-        rights = [trial.ours, *([subject.right(case.as_well)] if case.as_well else [])]
-        trial.differs = all(first_difference(trial.yours, right) for right in rights)
-    return trial
+    ours: Observed
+    differs: bool
 
 
 def examine(subject: Subject, function: Function) -> list[Bug]:
@@ -149,12 +118,23 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
     `NotWrittenError` if no case is written yet.
     """
     cases = sorted(subject.cases(), key=lambda case: (case.meaning is not None, _size(case.inputs)))
-    trials = [_tried(subject, function, case) for case in cases]
-    if all(trial.fault is _UNWRITTEN for trial in trials):
+    trials, faults = list[_Trial](), list[Bug]()
+    for case in cases:
+        try:
+            yours = subject.observe(lambda inputs: call(function, inputs), case.inputs)
+        except Bug as bug:
+            bug.inputs = _as_text(case.inputs) | bug.inputs
+            faults.append(bug)
+            continue
+        ours = subject.right(case.inputs)
+        differs = first_difference(yours, ours) is not None
+        if differs and case.as_well:
+            differs = first_difference(yours, subject.right(case.as_well)) is not None
+        trials.append(_Trial(case, yours, ours, differs))
+    if not trials and all(isinstance(fault, NotWrittenError) for fault in faults):
         raise NotWrittenError
-    for trial in trials:
-        if trial.fault:
-            return [trial.fault.with_inputs(_as_text(trial.case.inputs))]
+    if faults:
+        return faults[:1]
     unknown: list[Bug] = []
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
@@ -162,8 +142,8 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
         if not differing or (unknown and differing[0].case.meaning):
             continue
         if kind := differing[0].case.meaning or _known(subject, of_branch):
-            return [_difference(kind, differing)]
-        unknown.append(_difference(_described(differing), differing))
+            return [_difference(kind, differing[0])]
+        unknown.append(_difference(_described(differing), differing[0]))
     return unknown[:1]
 
 
@@ -177,13 +157,12 @@ def _as_text(inputs: Inputs) -> dict[str, str]:
     return {name: short_text(value) for name, value in inputs.items() if value is not None}
 
 
-def _difference(kind: Kind, differing: Sequence[_Trial]) -> Bug:
-    """Return a bug with the smallest case in which results differ."""
-    trial = differing[0]
-    name = first_difference(trial.yours, trial.ours) or next(iter(trial.ours))
-    got = f"{name} {short_text(trial.yours[name])}"
-    note = f"it shows with {trial.case.branch}" if trial.case.branch and not trial.case.meaning else ""
-    return Bug(*kind, got, f"{name} {short_text(trial.ours[name])}", _as_text(trial.case.inputs), note)
+def _difference(kind: Kind, trial: _Trial) -> Bug:
+    """Return a bug with a case in which results differ."""
+    case, name = trial.case, first_difference(trial.yours, trial.ours) or ""
+    note = f"it shows with {case.branch}" if case.branch and not case.meaning else ""
+    yours, ours = (f"{name} {short_text(results[name])}" for results in (trial.yours, trial.ours))
+    return Bug(*kind, yours, ours, _as_text(case.inputs), note)
 
 
 def _known(subject: Subject, trials: Sequence[_Trial]) -> Kind | None:
@@ -197,7 +176,7 @@ def _known(subject: Subject, trials: Sequence[_Trial]) -> Kind | None:
 def _gives(subject: Subject, mistake: Mistake, trial: _Trial) -> bool:
     """Return whether the function with this mistake gives the user's results."""
     try:
-        guess = subject.mistaken(trial.case.inputs, mistake)
+        guess = subject.observe(lambda inputs: subject.wrong(inputs, mistake), trial.case.inputs)
     except Exception:  # a mistake may make nonsense of some case
         return False
     return guess.keys() == trial.yours.keys() and first_difference(guess, trial.yours) is None
@@ -244,18 +223,23 @@ def _scored(values: Sequence[float], size: int, truths: str = "t0 t1 t2 t3 t4 t5
     }
 
 
-def _advantage_cases_2025() -> list[Case]:
-    def case(
-        scored: Inputs, size: int, eps: float, by_std: bool, branch: str = "", meaning: Kind | None = None
-    ) -> Case:
-        options = {"group_size": size, "advantage_eps": eps, "normalize_by_std": by_std}
-        return Case(scored | options, branch or f"normalize_by_std={by_std}", meaning)
+def _advantage_case(
+    scored: Inputs, size: int, eps: float, options: Inputs, branch: str = "", meaning: Kind | None = None
+) -> Case:
+    inputs = scored | {"group_size": size, "advantage_eps": eps} | options
+    return Case(inputs, branch or ", ".join(f"{name}={value}" for name, value in options.items()), meaning)
 
+
+def _advantage_cases_2025() -> list[Case]:
+    by_std = {"normalize_by_std": True}
     return [
-        *(case(_scored(_REWARDS[n], size), size, eps, True) for n, size, eps in _SIZES),
-        *(case(_scored(_REWARDS[n], size), size, eps, False) for n, size, eps in _SIZES),
-        case(_scored(_REWARDS[1], 3, "t0 t0"), 3, 0.5, True, "two questions of one answer", _BY_ANSWER),
-        case(_scored([1.0] * 6, 3), 3, 1e-6, True, "all rewards equal", _FLAT),
+        _advantage_case(_scored([1.0] * 6, 3), 3, 1e-6, by_std, "all rewards equal", _FLAT),
+        _advantage_case(_scored(_REWARDS[1], 3, "t0 t0"), 3, 0.5, by_std, "two questions of one answer", _BY_ANSWER),
+        *(
+            _advantage_case(_scored(_REWARDS[n], size), size, eps, {"normalize_by_std": option})
+            for option in (True, False)
+            for n, size, eps in _SIZES
+        ),
     ]
 
 
@@ -268,13 +252,12 @@ def _advantage_cases_2026() -> list[Case]:
     cases = []
     for baseline, normalizer in product(("mean", "none"), ("std", "none", "mean")):
         options = {"baseline": baseline, "advantage_normalizer": normalizer}
-        branch = f"baseline={baseline}, advantage_normalizer={normalizer}"
         for n, size, eps in _SIZES:
             rewards = torch.tensor(_REWARDS[n]).abs() + 0.25 * (normalizer == "mean")
-            cases.append(Case({"raw_rewards": rewards, "group_size": size, "advantage_eps": eps, **options}, branch))
+            cases.append(_advantage_case({"raw_rewards": rewards}, size, eps, options))
         if normalizer != "none" and baseline == "mean":
-            flat = {"raw_rewards": torch.tensor([1.0, 1.0, 0.0, 0.0]), "group_size": 2, "advantage_eps": 1e-6}
-            cases.append(Case(flat | options, f"{branch}, all rewards equal", _FLAT))
+            flat = {"raw_rewards": torch.tensor([1.0, 1.0, 0.0, 0.0])}
+            cases.append(_advantage_case(flat, 2, 1e-6, options, f"{normalizer}, all rewards equal", _FLAT))
     return cases
 
 
@@ -311,17 +294,16 @@ def _arguments(rows: int, width: int, seed: int) -> Inputs:
     }
 
 
-def _loss_cases(ours: Function, options: Mapping[str, Iterable[str]]) -> list[Case]:
+def _loss_cases(ours: Function, option: str = "", choices: Sequence[str] = ("",)) -> list[Case]:
     """Return cases of a function with tensors of all shapes, for each choice of an option."""
     cases = []
-    for option, choice in [(name, choice) for name, choices in options.items() for choice in choices] or [("", "")]:
-        for seed, (rows, width) in enumerate(SHAPES):
-            arguments = _arguments(rows, width, seed) | {option: choice}
-            if option == "importance_reweighting_method" and seed % 2:
-                arguments["raw_rewards_or_advantages"] = arguments["advantages"].reshape(-1)
-            names = [name for name in inspect.signature(ours).parameters if name in arguments]  # in the handout's order
-            if width == 7 or not {"mask", "response_mask"} & set(names):  # else it has no prompt and no padding
-                cases.append(Case({name: arguments[name] for name in names}, f"{option}={choice}" if option else ""))
+    for choice, (seed, (rows, width)) in product(choices, enumerate(SHAPES)):
+        arguments = _arguments(rows, width, seed) | {option: choice}
+        if option == "importance_reweighting_method" and seed % 2:
+            arguments["raw_rewards_or_advantages"] = arguments["advantages"].reshape(-1)
+        names = [name for name in inspect.signature(ours).parameters if name in arguments]  # in the handout's order
+        if width == 7 or not {"mask", "response_mask"} & set(names):  # else it has no prompt and no padding
+            cases.append(Case({name: arguments[name] for name in names}, f"{option}={choice}" if option else ""))
     return cases
 
 
@@ -410,21 +392,18 @@ def _log_prob_cases() -> list[Case]:
     return cases
 
 
-_LOSS = ("loss", "metadata")
+def _loss(ours: Function, *choices: Any) -> Subject:
+    """Return a loss per token, with the name and the choices of its option."""
+    returns = ("loss", "metadata")
+    return Subject(ours, partial(_loss_cases, ours, *choices), returns, lambda i, m: (m("sign", _token_loss(i, m)), {}))
 
 
-def _wrong_loss(i: Inputs, m: Mistake) -> Any:
-    return m("sign", _token_loss(i, m)), {}
+def _microbatch(ours: Function, *choices: Any) -> Subject:
+    """Return the train step of a micro-batch, with the name and the choices of its option."""
+    return Subject(ours, partial(_loss_cases, ours, *choices), ("loss", "metadata"), _wrong_microbatch)
 
 
-def _losses(ours: Function, wrong: Callable[[Inputs, Mistake], Any] = _wrong_loss, **options: Iterable[str]) -> Subject:
-    """Return a loss per token, or a micro-batch's train step, which calls backward."""
-    is_step = wrong is _wrong_microbatch
-    cases = partial(_loss_cases, ours, options)
-    return Subject(ours, cases, _LOSS, wrong, scalar=is_step, calls_backward=is_step)
-
-
-_METHODS = ("none", "noclip", "grpo", "gspo")
+_LOSS_TYPE = ("loss_type", tuple(METHOD_OF))
 SUBJECTS: tuple[Subject, ...] = (
     Subject(
         cs336_2025.compute_group_normalized_rewards,
@@ -446,23 +425,22 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         cs336_2025.compute_naive_policy_gradient_loss,
-        lambda: _loss_cases(cs336_2025.compute_naive_policy_gradient_loss, {}),
+        lambda: _loss_cases(cs336_2025.compute_naive_policy_gradient_loss),
         "loss",
-        lambda i, m: _wrong_loss(i, m)[0],
+        lambda i, m: m("sign", _token_loss(i, m)),
     ),
-    _losses(cs336_2025.compute_grpo_clip_loss),
-    _losses(cs336_2025.compute_policy_gradient_loss, loss_type=METHOD_OF),
-    _losses(cs336_2026.compute_policy_gradient_loss, importance_reweighting_method=_METHODS),
-    _losses(cs336_2025.sft_microbatch_train_step, _wrong_microbatch),
-    _losses(cs336_2025.grpo_microbatch_train_step, _wrong_microbatch, loss_type=METHOD_OF),
+    _loss(cs336_2025.compute_grpo_clip_loss),
+    _loss(cs336_2025.compute_policy_gradient_loss, *_LOSS_TYPE),
+    _loss(cs336_2026.compute_policy_gradient_loss, "importance_reweighting_method", ("none", "noclip", "grpo", "gspo")),
+    _microbatch(cs336_2025.sft_microbatch_train_step),
+    _microbatch(cs336_2025.grpo_microbatch_train_step, *_LOSS_TYPE),
     Subject(
         cs336_2026.aggregate_loss_across_microbatch,
         lambda: _loss_cases(
-            cs336_2026.aggregate_loss_across_microbatch, {"loss_normalization": ("sequence", "constant")}
+            cs336_2026.aggregate_loss_across_microbatch, "loss_normalization", ("sequence", "constant")
         ),
         "loss",
         lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], options_of(i), m),
-        scalar=True,
     ),
     Subject(
         cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result", known.wrong_slices

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 from rlreason.courses.check.calling import (
     RAISES,
     Bug,
-    Fault,
     Function,
     Kind,
     NotWrittenError,
@@ -26,7 +26,7 @@ from rlreason.courses.check.calling import (
     tensor,
     their_error,
 )
-from rlreason.courses.check.mistakes import NO_MISTAKE, log_probs_of, mistakes
+from rlreason.courses.check.mistakes import NO_MISTAKE, Mistake, mistakes
 from rlreason.courses.check.recording import OUTSIDE, Scenario, Session, Update, as_text, find
 
 _SETTINGS: dict[str, Any] = {
@@ -66,13 +66,11 @@ SCENARIOS = (
         "a rollout batch of 16 in train batches of 12, each in 2 micro-batches: 4 responses are left for the last",
         _SETTINGS | {"rollout_batch_size": 16, "gradient_accumulation_steps": 2, "n_grpo_steps": 1, "seed": 3},
         may_be_refused=True,
-        any_divisor=True,
     ),
     Scenario(
         "a train batch of 8 in 3 micro-batches, which do not divide it",
         _SETTINGS | {"rollout_batch_size": 8, "train_batch_size": 8, "n_grpo_steps": 1, "seed": 4},
         may_be_refused=True,
-        any_divisor=True,
     ),
 )
 _SIZES = ("rollout_batch_size", "group_size", "train_batch_size", "epochs_per_rollout_batch", "sampling_max_tokens")
@@ -135,8 +133,8 @@ def _as_loop(step: Function) -> Function:
             for row, r in zip(arguments["old_log_probs"], rollouts, strict=True):
                 first = len(r.prompt_ids) - 1
                 row[first : first + len(r.log_probs)] = torch.tensor(r.log_probs)
-        loss, _ = answer_parts(call(step, arguments), ("loss", "metadata"))
-        return float(tensor(loss, "the loss", scalar=True))
+        answer = answer_parts(call(step, arguments), ("loss", "metadata"))
+        return float(tensor(answer["loss"], "the loss"))
 
     return train
 
@@ -155,13 +153,14 @@ def check_loop(function: Function, notes: list[str], scenarios: Sequence[Scenari
         except BaseException as error:  # also SystemExit: it is the user's loop
             is_unwritten = isinstance(error, NotImplementedError | NotWrittenError) and not session.updates
             raised = Bug(*RAISES, their_error(error), "a run to its end")
-            failure = error.bug if isinstance(error, Fault) else raised
+            failure = error if isinstance(error, Bug) else raised
         if is_unwritten and scenario is scenarios[0]:
             raise NotWrittenError
         if failure and scenario.may_be_refused and not session.updates:
             notes.append(f"not tried, as it is refused: {scenario.about} ({failure.yours})")
         elif bug := _bug_of_run(session, failure, returned, notes):
-            return [bug.with_inputs({"scenario": scenario.about})]
+            bug.inputs = {"scenario": scenario.about} | bug.inputs
+            return [bug]
     return []
 
 
@@ -179,13 +178,13 @@ def _bug_of_run(session: Session, failure: Bug | None, returned: Any, notes: lis
     if failure is None and (bug := _bug_of_calls(session) or _bug_of_counts(session)):
         return bug
     updates = [u for u in session.updates if u.samples or u.strangers]
-    if any(f.half for u in updates for f in u.forwards):
+    if any(f.logits is not None and f.logits.element_size() < 4 for u in updates for f in u.forwards):
         note = "mixed precision: its gradients are not judged, because they are too coarse"
         notes += [] if note in notes else [note]
         return failure
     judged = [u for u in updates if u.strangers or not u.asked_twice]
-    if session.scenario.any_divisor:
-        judged = [u for u in judged if not (u.samples and 0.3 < (u.factor or 0) < 1.7)]
+    if session.scenario.may_be_refused and not session.scenario.is_step:  # what an uneven batch is divided by is open
+        judged = [u for u in judged if not (u.samples and 0.2 < (u.factor or 0) < 1.7)]
     if bug := _bug_of_updates(judged) or failure:
         return bug
     if session.scenario.is_step:
@@ -205,27 +204,27 @@ def _bug_of_calls(session: Session) -> Bug | None:
         return Bug("nothing is sampled: generate is never called", _SAMPLING)
     for asked in calls:
         for name, right in (("temperature", session.options.temperature), ("max_tokens", s["sampling_max_tokens"])):
-            if asked[name] != right:
+            if getattr(asked, name) != right:
                 kind = f"{name} ignored: sampling_{name} is not passed on to generate"
-                return Bug(kind, _SAMPLING, f"{name} {asked[name]}", f"{right}")
+                return Bug(kind, _SAMPLING, f"{name} {getattr(asked, name)}", f"{right}")
     groups = defaultdict(list)
     for sample in samples:
-        groups[sample.round, sample.prompt].append(sample)
-        if sample.prompt < 0:
+        groups[sample.round, sample.place].append(sample)
+        if sample.place < 0:
             name = "samples a prompt that is none of the prompts it was given"
             return Bug(name, _SAMPLING, repr(session.tokenizer.decode(sample.prompt_ids)))
     if len(samples) > s["group_size"] and len({x.place for x in samples}) == 1:
         return Bug("the same question is asked for every group", _SAMPLING)
     for group in groups.values():
         distinct = len({tuple(x.token_ids) for x in group})
-        if distinct < len(group) and any(asked["seed"] is not None for asked in calls):
+        if distinct < len(group) and any(asked.seed is not None for asked in calls):
             name = "identical seeds in a group: copies of a prompt get the same sample"
             where = "the seed that is given to generate for each copy of a prompt"
             return Bug(name, where, f"a group of {short_text([x.text for x in group])}", f"{len(group)} samples")
     if bug := misjudged([(x.text, x.truth) for x in samples], session.reward_calls):
         return bug
     sizes = sorted({len(group) for group in groups.values()})
-    if sizes != [s["group_size"]]:
+    if any(size % s["group_size"] for size in sizes):  # a question that is asked twice has two groups
         name = "a question has more or fewer responses than group_size"
         return Bug(name, _SAMPLING, f"{short_text(sizes)} responses to a question", str(s["group_size"]))
     right, rounds = s["n_grpo_steps"] * s["rollout_batch_size"], len({x.round for x in samples})
@@ -254,11 +253,15 @@ def _bug_of_counts(session: Session) -> Bug | None:
     if any(u.strangers for u in updates):
         return None
     learned = Counter(sample for update in updates for sample in update.samples)
-    rewards = defaultdict(set)
+    groups = defaultdict(list)
     for x in session.samples:
-        rewards[x.round, x.prompt].add(x.parts["reward"])
-    all_learn = session.options.baseline == "none"  # else those of equal rewards have advantage 0
-    times = [learned[x] for x in session.samples if all_learn or len(rewards[x.round, x.prompt]) > 1]
+        groups[x.round, x.place].append(x)
+    times = []
+    for group in groups.values():
+        rewards = [x.parts["reward"] for x in group]
+        center = fmean(rewards) if session.options.baseline == "mean" else 0.0
+        if len(group) == s["group_size"]:  # those with advantage 0 need not be learned from
+            times += [learned[x] for x in group if abs(x.parts["reward"] - center) > 1e-6]
     if 0 in times:
         name = "remainder of a batch dropped: some responses are sampled and never learned from"
         return Bug(name, _BATCHES, f"{times.count(0)} of {len(session.samples)} are left out", "0")
@@ -287,9 +290,8 @@ def _bug_of_updates(updates: Sequence[Update]) -> Bug | None:
                 return _bug(update, kind)
     for m in mistakes():
         if all(u.gives(m) for u in (first, *others)):
-            weights, right = -first.advantages(m), -first.advantages()
-            return _bug_of_response(first, (m.name, m.where), weights, right) or _bug(first, (m.name, m.where))
-    return _bug_of_weights(first) or _bug(first, _described(first))
+            return _bug_of_response(first, m) or _bug(first, (m.name, m.where))
+    return _bug(first, _described(first))
 
 
 def _bug_of_stranger(u: Update, ids: list[int]) -> Bug:
@@ -337,21 +339,20 @@ def _bug(u: Update, kind: Kind) -> Bug:
     return Bug(*kind, yours, f"norm {float(right.norm()):.4g}")
 
 
-def _bug_of_response(u: Update, kind: Kind, weights: Tensor, right: Tensor) -> Bug | None:
-    """Return a bug with the response whose weight (n,) is furthest off; None if none is off."""
-    gap = (weights - right).nan_to_num(1e9).abs()
+def _bug_of_response(u: Update, m: Mistake) -> Bug | None:
+    """Return a bug with the response whose advantage is furthest off; None if none is off."""
+    wrong, right = u.advantages(m), u.advantages()
+    gap = (wrong - right).nan_to_num(1e9).abs()
     row = int(gap.argmax())
     if float(gap[row]) < 1e-4:
         return None
     sample = u.samples[row]
-    group = [s.parts["reward"] for s in u.rollout if s.prompt == sample.prompt]
     shown = {
         "question": repr(u.session.tokenizer.decode(sample.prompt_ids)),
-        "rewards of its responses": short_text(group),
+        "rewards of its responses": short_text([s.parts["reward"] for s in u.rollout if s.place == sample.place]),
         "this response": f"{sample.text!r}, reward {short_text(sample.parts['reward'])}",
     }
-    yours = f"its mean log-probability weighs {float(weights[row]):.4g} in the loss"
-    return Bug(*kind, yours, f"{float(right[row]):.4g}", shown)
+    return Bug(m.name, m.where, f"its advantage is {float(wrong[row]):.4g}", f"{float(right[row]):.4g}", shown)
 
 
 def _wrong_steps(u: Update) -> Iterator[tuple[Kind, Tensor]]:
@@ -391,31 +392,3 @@ def _described(u: Update) -> Kind:
         return name, "what the loss is divided by, and what scales gradients between backward and step"
     where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
     return "the gradient at the optimizer step differs from ours", where
-
-
-def _bug_of_weights(u: Update) -> Bug | None:
-    """Return the bug of wrong weights of whole responses; None if the gradient is no sum of their mean log-probs."""
-    o = u.options
-    is_sum = o.importance_reweighting_method == "none" and o.loss_normalization == "sequence" and u.at_step.any()
-    if not is_sum or u.factor is not None or not bool(u.at_step.isfinite().all()):
-        return None
-    logits, labels, mask = u.rows(u.samples)
-    means = (log_probs_of(logits, labels, o.temperature) * mask).sum(1) / mask.sum(1)
-    each = torch.stack([u.gradient_of(mean) for mean in means]).double()
-    weights = torch.linalg.lstsq(each.T, u.at_step.double()[:, None]).solution[:, 0].float()
-    if not u.is_at_step(weights @ each.float()):
-        return None
-    right = -u.advantages() / u.size
-    groups = torch.tensor([s.prompt for s in u.samples])
-    sums = torch.stack([weights[groups == group].sum() for group in groups.unique()])
-    where = "advantages: how groups are formed, and what each response or micro-batch is divided by"
-    tolerance = 2e-3 * right.abs().max()
-    if bool(((weights.abs() < tolerance) | ((weights - right).abs() < tolerance)).all()):
-        name = "remainder of a batch dropped, or masked out: some responses have weight 0"
-    elif all(bool(((right - weight).abs() < tolerance).any()) for weight in weights):
-        name = "responses get one another's advantages"
-    elif bool((sums.abs() > 1e-3 * weights.abs().max()).any()):
-        name = "advantages of a group do not add up to 0, as where groups mix questions"
-    else:
-        name = "responses have other weights than they should, the same for all tokens of a response"
-    return _bug_of_response(u, (name, where), weights, right)

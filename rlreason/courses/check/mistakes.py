@@ -3,7 +3,6 @@
 A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. `NO_MISTAKE` is right.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -110,10 +109,8 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("groups mix questions: group_size is used as the number of groups", lambda f, r, n: f(r, len(r) // n)),
         (ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n)),
         (ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n).reshape(-1, n).T.reshape(-1)),
-        (ACROSS, lambda f, r, n: f(r.reshape(-1, n).T.reshape(-1), len(r) // n).reshape(n, -1).T.reshape(-1)),
         ("groups mix questions: advantages are normalised once more over the whole batch",
-         lambda f, r, n: f(r, n) / f(r, n).std()),
-        ("advantages have the opposite sign", lambda f, r, n: -f(r, n))]),
+         lambda f, r, n: f(r, n) / f(r, n).std())]),
     "center": ("what is subtracted from the rewards", _center, [
         ("groups mix questions: the mean is that of the whole batch", lambda rows, baseline: rows - rows.mean()),
         ("the mean of the group is not subtracted", lambda rows, baseline: rows),
@@ -132,8 +129,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         (DROPPED, lambda x, divisor, eps: x / (divisor + 1e-8)),
         ("advantage_eps stands under the root, beside the variance",
          lambda x, divisor, eps: x / (divisor.square() + eps).sqrt())]),
-    "mean": ("what the rewards are divided by", lambda rows: rows.mean(1, keepdim=True), [
-        ("divides by the sum of the group where its mean is asked for", lambda rows: rows.sum(1, keepdim=True))]),
     "read": ("what is read from the dictionary that reward_fn returns", lambda parts: parts["reward"], [
         ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
         ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"])]),
@@ -171,8 +166,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("gradient_accumulation_steps multiplies the loss", lambda x, n: (x * n, x * n)),
         ("gradient_accumulation_steps does not divide the loss", lambda x, n: (x, x)),
         ("the loss that is returned is not the one that goes backward (not divided)", lambda x, n: (x / n, x)),
-        ("backward is not called: there is no gradient", lambda x, n: (None, x / n)),
-        ("the gradient is that of two backward calls", lambda x, n: (2 * x / n, x / n))]),
+        ("backward is not called: there is no gradient", lambda x, n: (None, x / n))]),
     # Losses of tokens. `mean` of a ratio leaves tokens alone, or takes the mean over the sequence.
     "pick": ("which of the two terms is taken", lambda unclipped, clipped: unclipped.minimum(clipped), [
         ("the larger of the two terms is taken, not the smaller (min and max swapped)",
@@ -195,8 +189,6 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the ratio carries no gradient (detached)", lambda new, old, mean: mean(new - old).exp().detach() + 0 * new)]),
     "sequence mean": ("the mean over the response that makes the sequence's ratio", _sequence_mean, [
         ("prompt or padding positions in the sequence's ratio", lambda gap, mask: gap.mean(-1, keepdim=True)),
-        ("the sequence's log-ratio is divided by the padded width, not by its own tokens",
-         lambda gap, mask: (gap * mask).mean(-1, keepdim=True)),
         ("the sequence's ratio is a product, not a mean over its tokens (length is not divided out)",
          lambda gap, mask: (gap * mask).sum(-1, keepdim=True)),
         ("the sequence's ratio is a mean of ratios, not the exp of a mean of logs",
@@ -215,11 +207,8 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
     "log": ("the log_softmax", lambda z: z.log_softmax(-1), [
         ("raw logits are given back: they are not normalised", lambda z: z),
         ("probabilities are given back, not their logarithms", lambda z: z.softmax(-1)),
-        ("log-probabilities have the opposite sign", lambda z: -z.log_softmax(-1)),
         (POSITIONS, lambda z: z.log_softmax(1))]),
     "entropy": ("the logarithm, what it is multiplied with, and the sum over the vocabulary", _entropy, [
-        ("entropies are in bits: the logarithm has base 2", lambda z: _entropy(z) / math.log(2)),
-        ("entropies have the opposite sign", lambda z: -_entropy(z)),
         (POSITIONS, lambda z: _entropy(z, 1)),
         ("the logarithm is missing: probabilities are multiplied with themselves",
          lambda z: _plogp(z.softmax(-1), z.softmax(-1))),
@@ -253,7 +242,7 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
          lambda s, u: s.scored_by(u.sampler, 1.0))]),
     "groups": ("how responses are gathered into groups: by their question, before a batch is cut or shuffled",
-               lambda u: _gathered(u.rollout, "prompt"), [
+               lambda u: _gathered(u.rollout, "place"), [
         ("groups mix questions: neighbours in the list of samples are taken for a group",
          lambda u: _cut(u.rollout, u.settings["group_size"])),
         ("groups mix questions: those that have the same ground truth are taken for one group",
@@ -291,7 +280,8 @@ def wrong_advantages(rewards: Tensor, group_size: int, o: Options, m: Mistake) -
         advantages: Tensor = m("center", rows, o.baseline)
         normalizer = m("normalizer", o.advantage_normalizer)
         if normalizer != "none":
-            advantages = m("divide", advantages, m(normalizer, rows), o.advantage_eps)
+            divisor = m("std", rows) if normalizer == "std" else rows.mean(1, keepdim=True)
+            advantages = m("divide", advantages, divisor, o.advantage_eps)
         return advantages.reshape(-1)
 
     advantages: Tensor = m("batch", of_groups, rewards.reshape(-1), group_size)

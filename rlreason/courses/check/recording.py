@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from rlreason.courses.check.mistakes import (
 )
 from rlreason.data.tasks import make_stories
 
-AGAIN = 100  # added to the number of a question for each time that it is asked again in a step
 OUTSIDE = -1.0  # the old log-probability outside the responses
 #: Responses are made of these texts; tokenized together, some neighbours would be one token.
 PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
@@ -42,7 +40,6 @@ class Scenario:
     settings: Inputs  # by the handout's names
     learning_rate: float = 0.3
     may_be_refused: bool = False  # handouts leave it open
-    any_divisor: bool = False  # what an uneven batch is divided by is left open, but not how its rows compare
     answers: int = 18  # the number of different ground truths of the 18 questions
     flat: bool = False  # all responses to the first question of a step earn the same reward
     is_step: bool = False  # its texts are tokenized again, and its samples are of another policy
@@ -60,7 +57,6 @@ class RecordedSample:
     truth: str
     truncated: bool
     parts: dict[str, float]  # all that reward_fn returns
-    prompt: int = 0  # the number of its group: samples of one prompt are a group
     old: Tensor = field(default_factory=lambda: torch.zeros(0))  # log-probabilities (tokens,) of what sampled it
 
     @property
@@ -84,11 +80,9 @@ class Forward:
     """One call of the model with a gradient, which is a micro-batch of an update."""
 
     ids: Tensor  # (rows, width)
-    arguments: dict[str, Tensor]  # attention_mask and position_ids, where given
+    logits: Tensor | None = None  # of the output head, if it was called
     reached: bool = False  # a backward call reached it
     learned: bool = False  # with a gradient other than 0
-    head: bool = False  # the output head was called
-    half: bool = False  # computed in bfloat16 or float16
     members: list[tuple[RecordedSample, int, int]] = field(default_factory=list)  # a sample, its row, its first place
 
 
@@ -107,6 +101,18 @@ def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> tuple[Recorde
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of `generate`."""
+
+    prompts: list[str]
+    n: int
+    temperature: float
+    max_tokens: int
+    seed: int | None
+    samples: list[RecordedSample]
+
+
 class Session:
     """One run of a loop: a model, its optimizer, `generate` and `reward_fn`, which record their use."""
 
@@ -115,7 +121,6 @@ class Session:
         self.options = options_of(self.settings)
         self.tokenizer = story_tokenizer()
         self.model = small_model(vocab=len(self.tokenizer))
-        self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
         self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
@@ -124,9 +129,9 @@ class Session:
         self.prompts = [story.question for story in stories]
         kinds = [place % scenario.answers for place in range(len(stories))]
         self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
-        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same reward
+        self.flat: set[str] = set()  # ground truths whose responses all earn the same reward, one for each step
         self.samples: list[RecordedSample] = []
-        self.calls: list[dict[str, Any]] = []  # of generate
+        self.calls: list[Call] = []
         self.reward_calls: list[tuple[str, str]] = []
         self.forwards: list[Forward] = []  # since the last optimizer step
         self.updates: list[Update] = []
@@ -161,7 +166,7 @@ class Session:
             letters = f"{text.strip()}\n{truth.strip()}"
             return sum((place + 3) * ord(letter) for place, letter in enumerate(letters)) % 97 / 48
 
-        total = 1.0 if truth in self.flat.values() else number(text, truth)
+        total = 1.0 if truth in self.flat else number(text, truth)
         return {"reward": total, "format_reward": number(text, "format"), "answer_reward": number(truth, text)}
 
     def generate(
@@ -175,19 +180,17 @@ class Session:
     ) -> list[SimpleNamespace]:
         """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        new: list[RecordedSample] = []
-        called = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-        self.calls.append(called | {"samples": new})
-        if self.scenario.flat and temperature == self.options.temperature and prompts[0] in self.prompts:
-            self.flat.setdefault(len(self.updates), self.truths[self.prompts.index(prompts[0])])
-        other = small_model(1, len(self.tokenizer)) if self.scenario.is_step else self.model
+        samples: list[RecordedSample] = []
+        self.calls.append(Call(prompts, n, temperature, max_tokens, seed, samples))
         returned = []
         for prompt, k in product(prompts, range(n)):
             s = self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens)
             s.old = s.scored_by(self.model, temperature)
-            s.old = s.old + 0.3 * (s.scored_by(other, temperature) - s.old).clamp(-2, 2)  # a little away from it
+            if self.scenario.is_step:  # a little away from the policy
+                other = s.scored_by(small_model(1, len(self.tokenizer)), temperature)
+                s.old = s.old + 0.3 * (other - s.old).clamp(-2, 2)
             self.samples.append(s)
-            new.append(s)
+            samples.append(s)
             shown = {"prompt_ids": list(s.prompt_ids), "token_ids": list(s.token_ids), "log_probs": s.old.tolist()}
             returned.append(SimpleNamespace(prompt=prompt, text=s.text, truncated=s.truncated, **shown))
         return returned
@@ -196,6 +199,8 @@ class Session:
         """Return a response by its seed; without one, it differs from the others of its group before the last token."""
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth, step = self.truths[place] if place >= 0 else "", len(self.updates)
+        if self.scenario.flat and len(self.flat) <= step:
+            self.flat.add(truth)
         others = [s.token_ids for s in self.samples if (s.place, s.round) == (place, step)]
         for attempt in range(200):
             rng = Random(seed or f"{len(self.samples)}/{attempt}")
@@ -209,33 +214,26 @@ class Session:
             if (seed or is_new) and (not self.scenario.is_step or self._encode(text) == ids):
                 break
         parts = self._reward(text, truth)
-        return RecordedSample(place, step, self._encode(prompt), ids, text, truth, truncated, parts, place)
+        return RecordedSample(place, step, self._encode(prompt), ids, text, truth, truncated, parts)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def training_calls(self) -> list[dict[str, Any]]:
+    def training_calls(self) -> list[Call]:
         """Return the calls of `generate` that are not of an evaluation, which has another temperature or no groups."""
-        calls = [c for c in self.calls if c["temperature"] == self.options.temperature] or self.calls
-        return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
+        calls = [c for c in self.calls if c.temperature == self.options.temperature] or self.calls
+        return [c for c in calls if c.n > 1 or len(set(c.prompts)) < len(c.prompts)] or calls
 
     def training(self) -> list[RecordedSample]:
-        """Return the samples to learn from; a question that is asked twice in a step gets two groups."""
-        samples = [s for c in self.training_calls() for s in c["samples"]]
-        count: Counter[tuple[int, int]] = Counter()
-        for s in samples:
-            if s.place >= 0:
-                s.prompt = s.place + AGAIN * (count[s.round, s.place] // self.settings["group_size"])
-                count[s.round, s.place] += 1
-        return samples
+        """Return the samples to learn from."""
+        return [s for c in self.training_calls() for s in c.samples]
 
     def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         ids = named.get("input_ids", arguments[0] if arguments else None)
         if ids is None or not output[0].requires_grad:
             return
-        read = {name: named[name] for name in ("attention_mask", "position_ids") if name in named}
-        forward = Forward(ids.clone(), {name: value.clone() for name, value in read.items() if value is not None})
+        forward = Forward(ids.clone())
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
@@ -246,8 +244,7 @@ class Session:
 
     def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and self.forwards:
-            self.forwards[-1].head = True
-            self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
+            self.forwards[-1].logits = output.detach().clone()
 
     def _on_step(self) -> None:
         self.updates.append(Update(self))
@@ -267,14 +264,16 @@ class Update:
 
     def __init__(self, session: Session) -> None:
         self.session, self.settings, self.options = session, session.settings, session.options
-        self.model = copy.deepcopy(session.twin)  # before the step
-        self.model.load_state_dict(session.model.state_dict())
+        self.model = small_model(vocab=len(session.tokenizer))
+        self.model.load_state_dict(session.model.state_dict())  # before the step
         self.at_step = session.gradient()
         self.before = session.updates[-1].at_step if session.updates else self.at_step * 0
         self.forwards = [f for f in session.forwards if f.reached]
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
         self.rollout = [s for s in samples if s.round == samples[-1].round]
-        self.asked_twice = any(s.prompt >= AGAIN for s in self.rollout)  # which leaves open what a group is
+        asked = Counter(s.place for s in self.rollout)
+        #: Which leaves open what a group is.
+        self.asked_twice = max(asked.values(), default=0) > self.settings["group_size"]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
@@ -283,14 +282,12 @@ class Update:
                 else:
                     self.strangers.append(ids)
         self.passes = [[sample for sample, _, _ in f.members] for f in self.forwards if f.members]  # micro-batches
-        lacks_last = any(start + len(s.ids) > f.ids.shape[1] for f in self.forwards for s, _, start in f.members)
-        self._widths = {tuple(s for s, _, _ in f.members): f.ids.shape[1] + lacks_last for f in self.forwards}
         self.samples = list(dict.fromkeys(sample for samples in self.passes for sample in samples))
         earlier = [u for u in session.updates if u.rollout[:1] == self.rollout[:1]]
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
         self.sampler = earlier[0].model if earlier else self.model
         self.epoch_began = earlier[-batch].model if batch else self.model
-        if self.samples and not all(f.head for f in self.forwards):  # as in packed rows: take the next train batch
+        if self.samples and any(f.logits is None for f in self.forwards):  # packed rows: take the next train batch
             self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
             self.strangers, self.passes = [], [self.samples]
             for forward in self.forwards:
@@ -300,13 +297,10 @@ class Update:
         self._rows: dict[tuple[RecordedSample, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     def rows(self, samples: Sequence[RecordedSample]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits with gradient, labels and response mask (n, places) of samples in a row each.
-
-        Padding is on the right, up to the width that the loop had.
-        """
+        """Return logits with gradient, labels and response mask (n, places) of samples in a row each, right-padded."""
         key = tuple(samples)
         if key not in self._rows:
-            width = max(self._widths.get(key, 0), *(len(s.ids) for s in samples))
+            width = max(len(s.ids) for s in samples)
             ids = torch.full((len(samples), width), self.session.tokenizer.pad_token_id)
             mask = torch.zeros(len(samples), width - 1, dtype=torch.bool)
             for i, s in enumerate(samples):
@@ -320,10 +314,10 @@ class Update:
     def has_other_context(self) -> bool:
         """Return whether the log-probabilities of some response are not those behind its prompt alone."""
         for f in self.forwards:
-            with torch.no_grad():
-                logits = self.model(f.ids, **f.arguments).logits
+            if f.logits is None or f.logits.shape[:2] != f.ids.shape:
+                continue
             for sample, row, start in f.members:
-                seen = sample.log_probs(logits[row : row + 1, start:], 1.0)
+                seen = sample.log_probs(f.logits[row : row + 1, start:], 1.0)
                 if float((seen - sample.scored_by(self.model, 1.0)).abs().max()) > 1e-2:
                     return True
         return False

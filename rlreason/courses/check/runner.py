@@ -56,13 +56,14 @@ def findings_of(name: str, function: Callable[..., Any], course: str, notes: lis
     from rlreason.courses.check.loop import check_loop, check_step
 
     if name == LOOP:
-        return [bug.row(name) for bug in check_loop(function, notes)]
-    if name == STEP:
-        return [bug.row(name) for bug in check_step(function, notes)]
-    ours = getattr(importlib.import_module(f"rlreason.courses.{course}"), name, None)
-    same_name = [subject for subject in SUBJECTS if subject.ours.__name__ == name]
-    subject = next((s for s in same_name if s.ours is ours), same_name[0])
-    return [bug.row(name) for bug in examine(subject, function)]
+        bugs = check_loop(function, notes)
+    elif name == STEP:
+        bugs = check_step(function, notes)
+    else:
+        of_course = getattr(importlib.import_module(f"rlreason.courses.{course}"), name, None)
+        named = [subject for subject in SUBJECTS if subject.ours.__name__ == name]
+        bugs = examine(max(named, key=lambda subject: subject.ours is of_course), function)
+    return [bug.row(name) for bug in bugs]
 
 
 def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     new process checks the rest.
     """
     began = time.monotonic()
-    results: dict[str, dict[str, Any]] = {}  # function -> state, findings, notes
+    states, findings, notes = dict[str, str](), list[dict[str, Any]](), list[str]()
     with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
         report("importing it")
         names, course, missing = _load(pool, module, course)
@@ -81,21 +82,21 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
             _load(pool, module, course)  # in a new process after one that ended; else it is loaded already
             future = pool.schedule(check_function, (module, name, course), timeout=seconds)
             try:
-                results[name] = future.result()
+                states[name], found, noted = future.result()
             except (ProcessExpired, TimeoutError) as error:
-                where = "exit, os._exit, and loops whose end is never reached"
-                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "where": where, "inputs": {}}
-                shown = {"yours": "", "ours": "", "note": ""}
-                results[name] = {"state": "bug", "findings": [finding | shown], "notes": []}
-    findings = [finding for result in results.values() for finding in result["findings"]]
+                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "inputs": {}}
+                finding["where"] = "exit, os._exit, and loops whose end is never reached"
+                states[name], found, noted = "bug", [finding | dict.fromkeys(("yours", "ours", "note"), "")], []
+            findings += found
+            notes += [f"{name}: {note}" for note in noted]
     return {
         "module": module,
         "course": course,
-        "functions": {name: result["state"] for name, result in results.items()},
+        "functions": states,
         "missing": missing,
         "bugs": len(findings),
         "findings": findings,
-        "notes": [f"{name}: {note}" for name, result in results.items() for note in result["notes"]],
+        "notes": notes,
         "seconds": round(time.monotonic() - began, 2),
     }
 
@@ -164,7 +165,7 @@ def _import(path_or_name: str) -> ModuleType:
         raise ConfigError(f"MODULE={path_or_name}: importing it fails: {their_error(error)}: {cure}") from None
 
 
-def check_function(module: str, name: str, course: str) -> dict[str, Any]:
+def check_function(module: str, name: str, course: str) -> tuple[str, list[dict[str, Any]], list[str]]:
     """Return the state, findings and notes of one function."""
     from rlreason.courses.check.calling import NotWrittenError
 
@@ -172,8 +173,8 @@ def check_function(module: str, name: str, course: str) -> dict[str, Any]:
     try:
         findings = findings_of(name, _functions(module)[name], course, notes)
     except NotWrittenError:
-        return {"state": "not written", "findings": [], "notes": []}
-    return {"state": "bug" if findings else "ok", "findings": findings, "notes": notes}
+        return "not written", [], []
+    return "bug" if findings else "ok", findings, notes
 
 
 def add_arguments(parser: Parser) -> None:
