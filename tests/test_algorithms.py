@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from rlreason.training.algorithms import (
     mixed_groups,
     sft_sample,
 )
-from rlreason.training.learner import Learner, LearningRateSchedule
+from rlreason.training.learner import Learner, learning_rate_at
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 
@@ -197,7 +198,7 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     learner = imitating(policy)
     collected = Collected([], [[*given, alike, silent], given], {})
     expected = score_samples(given, LogProbScorer(policy, 512))
-    schedule = LearningRateSchedule(1e-3, "constant", 0, 1)
+    schedule = partial(learning_rate_at, total=1, peak=1e-3, kind="constant", warmup=0)
     first, second = learner.updates(collected, 1, schedule, Sampling(temperature=0.7))
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
     assert first.entropies[3:] == [first.entropies[0], None]
@@ -206,6 +207,12 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     assert not learner.will_score(replace(collected, batches=[given]), Sampling(temperature=0.7))
     assert learner.will_score(replace(collected, batches=[given]), Sampling())
     assert not learner.will_score(collected, Sampling())
-    restarting = LearningRateSchedule(1.0, "linear", 0, 4)
-    assert [restarting.at(2, place, 2) for place in (0, 1)] == [0.5, 0.375]
-    assert [restarting.at(0, place, 2, restarts=True) for place in (0, 1)] == [1.0, 0.5]  # one step long
+
+
+def test_a_step_that_restarts_has_a_schedule_of_its_own(policy):
+    """Bug: STaR learns with the rates of the run's last steps, or counts on from the steps before."""
+    learner, given = imitating(policy, can_restart=True), traces(policy, 3)
+    schedule = partial(learning_rate_at, total=4, peak=1e-3, kind="linear", warmup=0)
+    for restart, expected in ((False, [5e-4, 3.75e-4]), (True, [1e-3, 5e-4])):
+        updates = learner.updates(Collected([], [given, given], {}, restart=restart), 3, schedule, Sampling())
+        assert [u.metrics["train/learning_rate"] for u in updates] == pytest.approx(expected)

@@ -65,13 +65,13 @@ def test_the_next_update_is_the_same_from_the_files_of_a_checkpoint(tmp_path, to
     learner, other = (Learner(policy, Objective(), settings) for policy in (first, second))
     for _ in range(2):
         learner.update(samples)
-    plain, tensors = moments(learner)
+    tensors = moments(learner)
     assert tensors
     write_tensors(tmp_path, first, tensors | adapters(first))
     found = read_tensors(tmp_path)
     set_weights(second, tmp_path, found)
-    set_moments(other, there_and_back(plain), found)
-    again = moments(other)[1]
+    set_moments(other, found)
+    again = moments(other)
     # Adapters are too small for 8 bits.
     assert (torch.uint8 in {t.dtype for t in again.values()}) == (optimizer == "adamw_8bit" and not rank)
     assert all(t.dtype == tensors[name].dtype and torch.equal(t, tensors[name]) for name, t in again.items())
