@@ -91,7 +91,7 @@ def traces(policy, count: int) -> list[Sample]:
 
 def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
     given = traces(policy, 10)
-    sft = SFT(given, batch_size=4, seed=0, epochs=1.5)
+    sft = SFT(given, batch_size=4, seed=0, total=15)
     assert sft.n_steps == 4
     batches = [sft.collect(step).batches[0] for step in range(1, 5)]
     assert [len(b) for b in batches] == [4, 4, 4, 3]
@@ -99,8 +99,7 @@ def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
     assert set(seen[:10]) == {id(s) for s in given}
     assert len(set(seen[10:])) == 5
     assert [id(s) for s in sft.collect(2).batches[0]] == seen[4:8]  # a function of the step alone
-    assert SFT(given, 4, seed=0, steps=7).n_steps == 7
-    assert SFT(given[:2], 4, seed=0, epochs=1).collect(1).metrics["sft/sequences"] == 2
+    assert SFT(given[:2], 4, seed=0, total=2).collect(1).metrics["sft/sequences"] == 2
 
 
 def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_pairs
-from test_engine import waits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
@@ -56,17 +55,6 @@ OBJECTIVES = [
     Objective(LossConfig("grpo_clip", cliprange=0.2)),
     Objective(LossConfig("grpo_no_clip")),
 ]
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss.loss_type}-{o.length_norm.kind}")
-def test_any_split_into_micro_batches_gives_the_same_gradient(policy, objective):
-    samples = make_samples(policy, old=True)
-    whole = gradient_of(Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000), samples)
-    assert whole.norm() > 0
-    for tokens, size in ((40, None), (10_000, 5), (10_000, 1)):
-        split = Learner(policy, objective, OptimizationConfig(1e-3, micro_batch_size=size), micro_batch_tokens=tokens)
-        assert len(split.micro_batches(samples)) > 1
-        torch.testing.assert_close(gradient_of(split, samples), whole, atol=1e-6, rtol=1e-4)
 
 
 def test_a_step_and_its_metrics_do_not_depend_on_the_split_nor_on_old_log_probs_equal_to_todays(tokenizer):
@@ -318,20 +306,6 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
 
 aten = torch.ops.aten
 COPY = {aten.copy_.default, aten._to_copy.default, aten.clone.default}
-
-
-@pytest.mark.parametrize("loss", ["reinforce_with_baseline", "grpo_clip", "gspo"])
-def test_no_micro_batch_waits_for_the_device(policy, loss):
-    clip = {} if loss == "reinforce_with_baseline" else {"cliprange": 0.2}
-    samples, counts = make_samples(policy, old=bool(clip)), []
-    for tokens in (10_000, 40):
-        objective = Objective(LossConfig(loss, **clip))
-        learner = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=tokens)
-        with waits() as calls:
-            micro = learner.update(samples)["train/micro_batches"]
-        counts.append(calls.count)
-        assert (micro > 3) == (tokens == 40)
-    assert counts[0] == counts[1]
 
 
 class Copies(TorchDispatchMode):

@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,6 +16,7 @@ from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples, token_ids
 from rlreason.errors import ConfigError
+from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import kl_per_token
@@ -23,9 +24,6 @@ from rlreason.records.rows import collected_from, plain_collected
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.text import question_keys
 from rlreason.types import Collected, Grade, Response, Sample
-
-if TYPE_CHECKING:
-    from rlreason.model.policy import LogProbScorer
 
 
 class Algorithm(Protocol):
@@ -98,27 +96,18 @@ class Batches:
     """The batches of an algorithm, step by step; with `ahead`, a thread samples the next one while this one learns.
 
     What is sampled ahead comes from weights that are one update older: call `finish_ahead` before the engine gets new
-    ones. After that the next batch is complete but for `score`, and part of `state_dict`.
+    ones. After that the next batch is complete, and part of `state_dict`.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        ahead: bool = False,
-        clock: Clock | None = None,
-        score: Callable[[Collected], Collected] = lambda collected: collected,
-    ) -> None:
-        """`score`: adds what the current weights say of the samples."""
-        self.algorithm, self.ahead, self.clock, self.score = algorithm, ahead, clock or Clock(), score
+    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
+        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
         self.n_steps = algorithm.n_steps
         self._next: Future[Collected] | None = None
         self._executor = ThreadPoolExecutor(1, "sampling ahead")
 
     def collect(self, step: int) -> Collected:
-        """Return the scored samples of this step and its batches, waiting for them if they are being sampled ahead."""
-        collected = self.algorithm.collect(step) if self._next is None else self._next.result()
-        with self.clock.phase("score"):
-            return self.score(collected)
+        """Return the samples of this step and its batches, waiting for them if they are being sampled ahead."""
+        return self.algorithm.collect(step) if self._next is None else self._next.result()
 
     def sample_ahead(self, step: int) -> None:
         """With `ahead`, begin to sample the step after this one."""
@@ -162,8 +151,8 @@ class GRPO(Online):
     """GRPO: `collect(step)` returns graded samples with advantages, cut into optimizer steps."""
 
     objective: Objective
-    reference: "LogProbScorer | None" = None  # set if a KL term needs it
-    behaviour: "LogProbScorer | None" = None  # set if the sampling policy must be scored before it learns
+    reference: LogProbScorer | None = None  # set if a KL term needs it
+    behaviour: LogProbScorer | None = None  # set if the sampling policy must be scored before it learns
     old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by behaviour) | engine
 
     def collect(self, step: int) -> Collected:
@@ -298,16 +287,7 @@ class SFT:
     traces: Sequence[Sample]
     batch_size: int
     seed: int
-    steps: int | None = None
-    epochs: float | None = None  # one of the two is given
-
-    @cached_property
-    def total(self) -> int:
-        """Number of traces to learn from, repetitions included."""
-        if self.steps is not None:
-            return self.steps * self.batch_size
-        assert self.epochs is not None
-        return max(1, round(self.epochs * len(self.traces)))
+    total: int  # traces to learn from, repetitions included
 
     @property
     def n_steps(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlreason.config.training import TrainingConfig
@@ -24,14 +24,7 @@ from rlreason.errors import ConfigError, EngineError
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import use_fast_products
 from rlreason.model.memory import shape_from
-from rlreason.model.parameters import (
-    from_config,
-    materialize,
-    merged_weights,
-    one_layer_of,
-    skeleton_of,
-    with_one_layer,
-)
+from rlreason.model.parameters import from_config, materialize, round_weights, skeleton_of
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.terms import StepSums, StepValues
 from rlreason.runtime.machine import Place
@@ -55,8 +48,10 @@ class RankedLearner(Learner):
     def __init__(
         self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
     ) -> None:
-        """`policies`: those of this rank by name, `policy` and maybe `reference`; `whole`: on rank 0, complete ones."""
+        """Give `policies`, this rank's by name, the weights of `whole`, the complete ones on rank 0; none elsewhere."""
         self.ranks, self.policies, self.whole = ranks, policies, whole.get("policy")
+        for name, policy in policies.items():
+            fill(ranks, policy, whole.get(name))
         super().__init__(policies["policy"], **learner_settings(run))
 
     @on_all_ranks
@@ -201,12 +196,9 @@ class ShardedLearner(RankedLearner):
     def __init__(
         self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
     ) -> None:
-        """`whole`: the complete copies on rank 0, by name; none elsewhere."""
+        """Divide the policies' models, in place."""
         mesh = init_device_mesh(ranks.device.type, (ranks.world,))
-        parts = {name: sharded(policy, mesh) for name, policy in policies.items()}
-        for name, part in parts.items():
-            fill(ranks, part, whole.get(name))
-        super().__init__(run, ranks, parts, whole)
+        super().__init__(run, ranks, {name: sharded(policy, mesh) for name, policy in policies.items()}, whole)
 
     def clip(self) -> Tensor:
         """Clip only: gradients are already summed over all ranks; the norm is one over all parts."""
@@ -278,24 +270,22 @@ def make_ranked_learner(
     share = "a part of the model" if mode == "shard" else "the whole model"
     policy.remarks.append(f"{world} {processes} train, each has {share} (parallel={mode}: {why})")
     whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
-    resolved = {name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")}
     ranks = LeadingRank(world, policy.device, run.waits.run_s or LIMIT_S, folder)
     try:
         with ranks.naming_lost_ranks("the start"):
-            ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, resolved))  # what `auto` has become here
+            checked, config = copy.copy(policy), policy.model.config  # what `auto` has become here holds everywhere
+            checked.model, checked.in_main_memory, checked.remarks = None, False, []  # type: ignore[assignment]
+            ranks.broadcast((run, mode, checked, config))
+            policies: Mapping[str, Policy] = whole
             if mode == "shard":
                 for copied in whole.values():
                     copied.in_main_memory = True
                     copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
                     torch.cuda.empty_cache()
-            share_weights(ranks, policy.model if mode == "replicate" else with_one_layer(policy.model))
-            parts = whole
-            if mode == "shard":
-                parts = trained_policies(run, without_weights(policy, policy.model.config))
-            learner = ranked_learner(run, ranks, mode, parts, whole)
+                policies = trained_policies(run, mode, checked, config)
+            learner = ranked_learner(run, ranks, mode, policies, whole)
             for name, scored in whole.items():
                 scored.deal = partial(learner.deal, name)
-            learner.restore([{} for _ in learner.parameters])
             return learner
     except BaseException:
         ranks.close(at_once=True)
@@ -307,16 +297,8 @@ def follow(place: Place) -> int:
     if (ranks := join(place)) is None:
         return 0
     try:
-        run, mode, config, tokenizer, resolved = ranks.broadcast()
-        model = from_config(config if mode == "replicate" else one_layer_of(config))
-        share_weights(ranks, model)
-        policy = Policy(model, tokenizer, device=ranks.device, **resolved)  # checks that this device computes alike
-        if mode == "shard":
-            policy = without_weights(policy, config)
-            del model  # else its single layer stays on the GPU
-            torch.cuda.empty_cache()
-        set_threads(run, policy)
-        learner = ranked_learner(run, ranks, mode, trained_policies(run, policy), {})
+        run, mode, policy, config = ranks.broadcast()
+        learner = ranked_learner(run, ranks, mode, trained_policies(run, mode, policy, config), {})
         engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
         for name, arguments in ranks.orders():
             getattr(learner, name)(*arguments)
@@ -335,34 +317,25 @@ def ranked_learner(
     """Build this rank's learner. `whole`: rank 0's complete policies by name; none elsewhere."""
     if run.threads is None and ranks.device.type == "cpu":  # they divide the processor
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
-    for policy in policies.values():  # micro-batches, which the ranks divide, depend on it
-        if not all(ranks.all_gather(policy.shares_prompts)) and policy.shares_prompts:
-            policy.stop_sharing("another rank cannot share them")
     return (RankedLearner if mode == "replicate" else ShardedLearner)(run, ranks, policies, whole)
 
 
-def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
-    """Return the policy ready for training, and a frozen copy as the reference model if a KL term needs it."""
+def trained_policies(run: TrainingConfig, mode: str, policy: Policy, config: PretrainedConfig) -> dict[str, Policy]:
+    """Give rank 0's policy a model of this rank, whose weights come later (`fill`), and prepare it for training.
+
+    With it goes a frozen copy as the reference model, if a KL term needs it.
+    """
+    if mode == "shard":
+        policy.model = skeleton_of(config)
+    else:
+        policy.model = from_config(config)
+        if policy.weights != torch.float32:
+            round_weights(policy.model, policy.weights)
+        policy.model.to(policy.device)  # type: ignore[arg-type]
+        use_fast_products(policy.model)
+    policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
+    set_threads(run, policy)
     set_trained(run.model, policy, run.seed)
     if getattr(run, "kl_placement", "none") == "none":
         return {"policy": policy}
     return {"policy": policy, "reference": frozen_copy(policy)}
-
-
-def without_weights(policy: Policy, config: PretrainedConfig) -> Policy:
-    """Copy the policy with a model that has no memory yet, whose weights a rank gets by `fill`."""
-    empty = copy.copy(policy)
-    empty.model, empty.in_main_memory, empty.remarks = skeleton_of(config), False, []
-    empty.model.set_attn_implementation(NAMES[empty.attention])
-    return empty
-
-
-@torch.no_grad()
-def share_weights(ranks: Ranks, model: PreTrainedModel) -> None:
-    """Overwrite every rank's model with the weights of rank 0, whose adapters are merged."""
-    own: dict[str, Tensor] = model.state_dict(keep_vars=True) if ranks.rank else dict(merged_weights(model))
-    for name in ranks.broadcast(list(own)):
-        sent = own[name].detach().float().to(ranks.device).contiguous()
-        dist.broadcast(sent, src=0)
-        if ranks.rank:
-            own[name].copy_(sent)

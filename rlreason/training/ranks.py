@@ -108,7 +108,6 @@ STORE = timedelta(seconds=60)  # to wait for torchrun's store
 ENDING_S = 10.0  # for a rank to end
 LOOK_S = 0.2
 GRACE_S = 4.0  # for rank 0 to notice by itself that another rank has ended
-OURS = "RLREASON_STORE"  # environment: the port where rank 0 waits for the processes it has started
 GONE = ("connection closed", "connection reset", "timed out")  # of a rank that is not a child of this process
 RESUME = "resume=RUN goes on from the last checkpoint"
 
@@ -132,17 +131,12 @@ class LeadingRank(Ranks):
         if place is None:
             if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            for rank in range(1, world):
-                values = (rank, world, rank, world, ADDRESS, store.port)
-                env = dict(zip(NAMES, map(str, values), strict=True)) | {OURS: str(store.port)}
-                with self.log.open("ab") as out:
-                    self.children[rank] = subprocess.Popen(
-                        [sys.executable, "-m", "rlreason"],
-                        env=os.environ | env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                    )
+            with self.log.open("ab") as out:
+                for rank in range(1, world):
+                    values = map(str, (rank, world, rank, world, ADDRESS, store.port))
+                    env, nothing = os.environ | dict(zip(NAMES, values, strict=True)), subprocess.DEVNULL
+                    command = [sys.executable, "-m", "rlreason"]
+                    self.children[rank] = subprocess.Popen(command, env=env, stdin=nothing, stdout=out, stderr=out)
         self.world = world
         # A client of its own: the other one is locked while it waits for a rank.
         self._errors = store_of(place) if place else TCPStore(ADDRESS, store.port, None, False)
@@ -231,8 +225,6 @@ class LeadingRank(Ranks):
 
 def store_of(place: Place) -> Any:
     """Return the store where the processes of torchrun, or those of rank 0, meet."""
-    if port := os.environ.get(OURS):
-        return TCPStore(ADDRESS, int(port), None, False)
     store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=STORE))
     return store
 

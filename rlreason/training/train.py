@@ -39,7 +39,6 @@ from rlreason.training.progress import (
     print_accuracies,
     print_loggers,
     short_path,
-    with_scores,
 )
 from rlreason.training.trainer import Trainer
 
@@ -87,8 +86,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
             reference = getattr(algorithm, "reference", None)  # the ranks score it, too
             learner = make_ranked_learner(run, policy, reference, world, records.folder)
         closing.callback(learner.close)
-        score = partial(with_scores, components, learner)
-        batches = Batches(algorithm, run.rollout.async_level > 0, records.clock, score)
+        batches = Batches(algorithm, run.rollout.async_level > 0, records.clock)
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)

@@ -21,7 +21,7 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner
-from rlreason.training.progress import LOST, Step, budget_spent, interim_due, print_responses, profiled
+from rlreason.training.progress import LOST, Step, budget_spent, interim_due, print_responses, profiled, with_scores
 
 
 @dataclass
@@ -112,6 +112,8 @@ class Trainer:
         """Sample, grade, score, compute advantages; with rollout.async_level=1, most of it was done ahead."""
         with self.waiting(f"step {number}", "rollout", self.components.rollouts.progress_text):
             collected = self.batches.collect(number)
+            with self.clock.phase("score"):
+                collected = with_scores(self.components, self.learner, collected)
         self.counters.sampled(collected.samples)
         return Step(number, collected, self.engine.weight_version)  # each response has that which sampled it
 
