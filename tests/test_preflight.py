@@ -215,7 +215,7 @@ def test_the_runs_of_a_sweep_are_held_against_the_whole_card_and_what_surely_fit
     assert memory_for(runs[:1], Device("cpu", "here", 200 * GIB, 256 * GIB)) == []
     (said,) = memory_for(runs[:1], Device("cpu", "here", 20 * GIB, 256 * GIB))
     assert said.startswith("memory: does not fit: about ")  # and is not refused: pages can be swapped
-    assert "rollout.max_rows=" in said
+    assert "micro_batch_tokens=" in said
     assert memory_for(runs[:1], Device("cpu", "a machine that tells nothing")) == []
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlreason.config.training import CheckpointConfig, OptimizationConfig
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
@@ -27,7 +27,6 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import build_components
 from rlreason.training.checkpoint import (
     adapters,
-    checkpoint_due,
     moments,
     read_tensors,
     set_moments,
@@ -150,19 +149,6 @@ def test_every_step_is_handed_over_once_and_in_order_also_after_a_checkpoint(ahe
         failing.finish_ahead() if ahead else failing.collect(2)
     for one in (batches, other, failing):
         one.close()
-
-
-def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
-    every_3, by_share = CheckpointConfig(every=3), CheckpointConfig(minutes=None)
-    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, 1e9, 1e9, 0.0, 0.0)] == [3, 6]
-    assert not checkpoint_due(4, CheckpointConfig(every=0), 1e9, 1e9, 0.0, 0.0)
-    elapsed, spent = 0.0, 0.0
-    for step in range(1, 400):
-        elapsed += 1.0
-        if checkpoint_due(step, by_share, elapsed, 1e9, spent, 2.0):
-            spent, elapsed = spent + 2.0, elapsed + 2.0
-        assert spent <= 0.05 * elapsed
-    assert spent > 4.0
 
 
 WORDS = (
