@@ -4,7 +4,7 @@
     python benchmarks/plans_by_card.py FILE.md    # writes it between the file's markers
 
 Nothing is loaded and no GPU is needed: it is arithmetic (docs/doctor.md), and nobody has measured it on a card.
-tests/test_memory_start.py makes the table again and holds the page against it.
+tests/test_preflight.py makes the table again and holds the page against it.
 """
 
 import sys

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from rlreason.training.algorithms import (
     mixed_groups,
     sft_sample,
 )
-from rlreason.training.learner import Learner, LearningRateSchedule
+from rlreason.training.learner import Learner, learning_rate_at
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 
@@ -90,7 +91,7 @@ def traces(policy, count: int) -> list[Sample]:
 
 def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
     given = traces(policy, 10)
-    sft = SFT(given, batch_size=4, seed=0, epochs=1.5)
+    sft = SFT(given, batch_size=4, seed=0, total=15)
     assert sft.n_steps == 4
     batches = [sft.collect(step).batches[0] for step in range(1, 5)]
     assert [len(b) for b in batches] == [4, 4, 4, 3]
@@ -98,8 +99,7 @@ def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
     assert set(seen[:10]) == {id(s) for s in given}
     assert len(set(seen[10:])) == 5
     assert [id(s) for s in sft.collect(2).batches[0]] == seen[4:8]  # a function of the step alone
-    assert SFT(given, 4, seed=0, steps=7).n_steps == 7
-    assert SFT(given[:2], 4, seed=0, epochs=1).collect(1).metrics["sft/sequences"] == 2
+    assert SFT(given[:2], 4, seed=0, total=2).collect(1).metrics["sft/sequences"] == 2
 
 
 def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
@@ -197,7 +197,7 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     learner = imitating(policy)
     collected = Collected([], [[*given, alike, silent], given], {})
     expected = score_samples(given, LogProbScorer(policy, 512))
-    schedule = LearningRateSchedule(1e-3, "constant", 0, 1)
+    schedule = partial(learning_rate_at, total=1, peak=1e-3, kind="constant", warmup=0)
     first, second = learner.updates(collected, 1, schedule, Sampling(temperature=0.7))
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
     assert first.entropies[3:] == [first.entropies[0], None]
@@ -206,6 +206,12 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     assert not learner.will_score(replace(collected, batches=[given]), Sampling(temperature=0.7))
     assert learner.will_score(replace(collected, batches=[given]), Sampling())
     assert not learner.will_score(collected, Sampling())
-    restarting = LearningRateSchedule(1.0, "linear", 0, 4)
-    assert [restarting.at(2, place, 2) for place in (0, 1)] == [0.5, 0.375]
-    assert [restarting.at(0, place, 2, restarts=True) for place in (0, 1)] == [1.0, 0.5]  # one step long
+
+
+def test_a_step_that_restarts_has_a_schedule_of_its_own(policy):
+    """Bug: STaR learns with the rates of the run's last steps, or counts on from the steps before."""
+    learner, given = imitating(policy, can_restart=True), traces(policy, 3)
+    schedule = partial(learning_rate_at, total=4, peak=1e-3, kind="linear", warmup=0)
+    for restart, expected in ((False, [5e-4, 3.75e-4]), (True, [1e-3, 5e-4])):
+        updates = learner.updates(Collected([], [given, given], {}, restart=restart), 3, schedule, Sampling())
+        assert [u.metrics["train/learning_rate"] for u in updates] == pytest.approx(expected)

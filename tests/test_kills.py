@@ -114,11 +114,7 @@ def test_a_finished_run_is_given_more_steps_and_equals_one_that_had_them_from_th
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     folder = runs.new()
     runs.killed("grpo", folder, PHASES["last evaluation"][0])
-    files = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and path.stat().st_size and not path.name.startswith(".lock")
-    ]
+    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size and not p.name.startswith(".lock")]
     before = {path: path.read_bytes() for path in files}
     for words, said in (
         (("seed=1", "learning_rate=1e-4"), ["seed=0 there, 1 here", "learning_rate="]),

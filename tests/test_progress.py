@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlreason.config.training import CheckpointConfig, OptimizationConfig
+from rlreason.engines.hf import HFEngine
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
@@ -27,7 +28,6 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import build_components
 from rlreason.training.checkpoint import (
     adapters,
-    checkpoint_due,
     moments,
     read_tensors,
     set_moments,
@@ -65,13 +65,13 @@ def test_the_next_update_is_the_same_from_the_files_of_a_checkpoint(tmp_path, to
     learner, other = (Learner(policy, Objective(), settings) for policy in (first, second))
     for _ in range(2):
         learner.update(samples)
-    plain, tensors = moments(learner)
+    tensors = moments(learner)
     assert tensors
     write_tensors(tmp_path, first, tensors | adapters(first))
     found = read_tensors(tmp_path)
     set_weights(second, tmp_path, found)
-    set_moments(other, there_and_back(plain), found)
-    again = moments(other)[1]
+    set_moments(other, found)
+    again = moments(other)
     # Adapters are too small for 8 bits.
     assert (torch.uint8 in {t.dtype for t in again.values()}) == (optimizer == "adamw_8bit" and not rank)
     assert all(t.dtype == tensors[name].dtype and torch.equal(t, tensors[name]) for name, t in again.items())
@@ -150,19 +150,6 @@ def test_every_step_is_handed_over_once_and_in_order_also_after_a_checkpoint(ahe
         failing.finish_ahead() if ahead else failing.collect(2)
     for one in (batches, other, failing):
         one.close()
-
-
-def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
-    every_3, by_share = CheckpointConfig(every=3), CheckpointConfig(minutes=None)
-    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, 1e9, 1e9, 0.0, 0.0)] == [3, 6]
-    assert not checkpoint_due(4, CheckpointConfig(every=0), 1e9, 1e9, 0.0, 0.0)
-    elapsed, spent = 0.0, 0.0
-    for step in range(1, 400):
-        elapsed += 1.0
-        if checkpoint_due(step, by_share, elapsed, 1e9, spent, 2.0):
-            spent, elapsed = spent + 2.0, elapsed + 2.0
-        assert spent <= 0.05 * elapsed
-    assert spent > 4.0
 
 
 WORDS = (

@@ -1,22 +1,39 @@
 """Training on several ranks, here processes that meet by gloo: the same gradient, weights and metrics as in one."""
 
+import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import random_pairs
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from rlreason.errors import ConfigError
-from rlreason.model.parameters import Hardware, choose_dtype
+from rlreason.model.parameters import (
+    Hardware,
+    add_lora,
+    choose_dtype,
+    materialize,
+    one_layer_of,
+    skeleton_of,
+    with_one_layer,
+)
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.runtime.machine import Place, own_gpu, place_of, world_of
-from rlreason.training.build import frozen_copy, learner_settings, set_trained
-from rlreason.training.checkpoint import moments, read_whole
+from rlreason.training.build import frozen_copy, is_spread, learner_settings, make_policy, set_trained
 from rlreason.training.distributed import make_ranked_learner
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
+from tests.run_settings import settings
 from tests.test_trainer import run_of
 
 RIGHT = Grade(1.0, 1.0, 1.0, "correct")
@@ -91,8 +108,8 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
             for name in expected:
                 assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), (number, name)
             if number == 0:  # the first moment of Adam is a tenth of the first gradient
-                gradients = [10 * m for m in first_moments(alone, tmp_path / "alone")]
-                ours = [10 * m for m in first_moments(ranked, tmp_path / "ranked")]
+                gradients = [10 * state["exp_avg"] for state in alone.moments()]
+                ours = [10 * state["exp_avg"] for state in ranked.moments()]
                 assert max(g.abs().max() for g in gradients) > 1e-3
                 for one, other in zip(gradients, ours, strict=True):
                     torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
@@ -103,20 +120,11 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
                 assert differ.max() < 1e-3, (number, name)
         assert_close(LogProbScorer(policy, 96).log_probs(pairs), LogProbScorer(alone.policy, 96).log_probs(pairs), 1e-3)
         assert ranked.weights_are_finite()
-        assert ranked.moments_not_finite() == 0
+        assert ranked.broken_moments() == set()
     finally:
         ranked.close()
     lines = [line for path in tmp_path.glob("ranks.log") for line in path.read_text().splitlines()]
     assert not [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
-
-
-def first_moments(learner: Learner, folder: Path) -> list[torch.Tensor]:
-    """Adam's first moment of every trained tensor, whole."""
-    _, tensors = moments(learner)
-    learner.write_moments(folder)
-    if folder.is_dir():
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in read_whole(folder).items()}
-    return [tensors[f"optimizer.{i}.exp_avg"] for i in range(len(learner.parameters))]
 
 
 def assert_close(found, expected, most: float = 1e-5) -> None:
@@ -136,3 +144,79 @@ def test_a_process_knows_its_place():
     for words in (("gpus=0",), ("gpus=many",), ("parallel=shard", "optimizer=adamw_8bit")):
         with pytest.raises(ConfigError, match=" with ".join(words)):
             run_of(*words)
+
+
+SIZES = {
+    "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "eos_token_id": 0,
+}  # fmt: skip
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+PAIRS = [([3, 5, 7], [11, 13, 2]), ([4], [9, 9, 9])]
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
+    "qwen3, tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_one_layer_computes_what_the_whole_one_does_without_its_other_layers(family, tokenizer):
+    whole = FAMILIES[family]().eval()
+    short = with_one_layer(whole)
+    assert (short.config.num_hidden_layers, whole.config.num_hidden_layers) == (1, 3)
+    mixed = Qwen3Config(**SIZES, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    assert one_layer_of(mixed).layer_types == ["full_attention"]
+    cut = copy.deepcopy(whole)
+    cut.model.layers = cut.model.layers[:1]
+    with torch.no_grad():
+        torch.testing.assert_close(short(IDS).logits, cut(IDS, use_cache=False).logits)
+        add_lora(whole, 4, 8.0, None, seed=0)
+        for name, parameter in whole.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.1)
+        short = with_one_layer(whole)  # adapters are added in
+        whole.model.layers = whole.model.layers[:1]
+        torch.testing.assert_close(short(IDS).logits, whole(IDS, use_cache=False).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_skeleton_takes_no_memory_until_it_gets_some_part_by_part(family):
+    whole = FAMILIES[family]().eval()
+    bones = skeleton_of(whole.config)
+    named = {name: tensor.shape for name, tensor in [*whole.named_parameters(), *whole.named_buffers()]}
+    own = dict([*bones.named_parameters(), *bones.named_buffers()])
+    assert {name: tensor.shape for name, tensor in own.items()} == named
+    assert all(tensor.is_meta for tensor in own.values())
+    materialize(bones.model.layers[0], torch.device("cpu"))
+    there = {name for name, tensor in bones.named_parameters() if not tensor.is_meta}
+    assert there == {name for name in named if name.startswith("model.layers.0.")}
+    materialize(bones, torch.device("cpu"))
+    tied = bones.get_output_embeddings().weight is bones.get_input_embeddings().weight
+    assert tied == whole.config.tie_word_embeddings
+    with torch.no_grad():
+        for tensor, source in zip(
+            [*bones.parameters(), *bones.buffers()], [*whole.parameters(), *whole.buffers()], strict=True
+        ):
+            tensor.copy_(source)
+        torch.testing.assert_close(bones(IDS).logits, whole(IDS).logits)
+
+
+def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer, monkeypatch, tmp_path):
+    """Which is one without memory: whatever is mixed with the model ends in an error."""
+    model = FAMILIES["llama"]()
+    model.resize_token_embeddings(len(tokenizer))
+    expected = LogProbScorer(Policy(copy.deepcopy(model), tokenizer, head_dtype=torch.bfloat16), 64).log_probs(PAIRS)
+    here = Policy(copy.deepcopy(model), tokenizer, head_dtype=torch.bfloat16, in_main_memory=True)
+    assert LogProbScorer(here, 64).log_probs(PAIRS) == expected
+    here.save(tmp_path / "model")
+    monkeypatch.setattr(Policy, "_check_first_layer", lambda self: None)  # on such a device nothing can be compared
+    there = {"device": torch.device("meta"), "in_main_memory": True}
+    policy = Policy(model, tokenizer, head_dtype=torch.bfloat16, **there)
+    assert LogProbScorer(policy, 64).log_probs(PAIRS) == expected
+    assert policy.copy().weights_device == torch.device("cpu")
+    monkeypatch.undo()
+    words = ("model=local", f"model.path={tmp_path / 'model'}", "rollout=hf", "gpus=2")
+    for parallel in ("shard", "replicate"):
+        run = settings(*words, f"parallel={parallel}")
+        assert is_spread(run) == make_policy(run, []).in_main_memory == (parallel == "shard")
+    assert not is_spread(settings("gpus=2", "parallel=shard"))  # made on the spot, and taught as a whole

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.signals import below
 from rlreason.training.train import train
 from tests.starts import ENV, ROOT, rlreason
 from tests.test_trainer import SMALL, run_of, trained
@@ -56,7 +55,6 @@ def alone(tmp_path_factory):
 
 def test_a_run_in_parts_has_the_numbers_of_one_process_and_goes_on_in_one(tmp_path, alone):
     trained(tmp_path / "run", *WORDS, "n_steps=3", "gpus=2", "parallel=shard")
-    assert list((tmp_path / "run" / "checkpoints").glob("*/moments/*"))
     assert_same(whole_steps(gone_on(tmp_path / "run")), whole_steps(alone))
 
 
@@ -113,31 +111,14 @@ class Killed:
         )  # fmt: skip
         rows = folder / "metrics.jsonl"
         wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 3)
-        self.ranks = ranks_below(self.process.pid)
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        self.ranks = {process.environ().get("RANK"): process.pid for process in reversed(self.family)}
 
     def end(self) -> tuple[int, str]:
         """(exit code, what was printed); nothing may be left of it after ten seconds."""
-        everything = [self.process.pid, *self.ranks.values(), *below(self.process.pid)]
         out, _ = self.process.communicate(timeout=600)
-        wait_for(lambda: not any(map(is_alive, everything)), seconds=10)
+        assert psutil.wait_procs(self.family, timeout=10)[1] == []
         return self.process.returncode, out
-
-
-def ranks_below(command: int) -> dict[str, int]:
-    """Rank -> process, of a command's and those below it."""
-    found: dict[str, int] = {}
-    for process in [command, *below(command)]:
-        with suppress(OSError):
-            env = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            named = [v.decode().partition("=")[2] for v in env if v.startswith(b"RANK=")]
-            found = dict.fromkeys(named, process) | found  # what a rank has started inherits its number
-    return found
-
-
-def is_alive(process: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 LOSS = """

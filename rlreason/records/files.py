@@ -37,7 +37,7 @@ LOG = streams.NAME
 MODEL = "model"
 CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py
 STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"  # in a checkpoint, with MODEL
-MOMENTS, SPREAD = "moments.safetensors", "moments"  # of the optimizer: a file, or a folder where ranks have parts
+MOMENTS = "moments.safetensors"  # of the optimizer, in a checkpoint
 WANDB, TENSORBOARD = "wandb", "tensorboard"  # folders of loggers
 LOGGERS = "loggers.json"  # logger -> the run's id in its service
 ROLLOUTS, EVALS = "rollouts", "evals"  # folders with a file of responses for each step
@@ -268,7 +268,7 @@ def remove(path: Path) -> None:
 
 def moments_in(path: Path) -> dict[str, int]:
     """Return the files with the optimizer's moments and their sizes; none in a checkpoint of a finished run."""
-    return {name: size for name, (size, _) in _listed(path).items() if name.partition("/")[0] in (MOMENTS, SPREAD)}
+    return {name: size for name, (size, _) in _listed(path).items() if name == MOMENTS}
 
 
 def remove_moments(path: Path) -> None:
@@ -279,8 +279,6 @@ def remove_moments(path: Path) -> None:
         write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
         for name in moments:
             (path / name).unlink(missing_ok=True)
-        if (path / SPREAD).is_dir():
-            (path / SPREAD).rmdir()
 
 
 def linked(source: Path, target: Path) -> None:

@@ -2,31 +2,28 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples, token_ids
 from rlreason.errors import ConfigError
+from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import kl_per_token
 from rlreason.records.rows import collected_from, plain_collected
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.text import question_keys
-from rlreason.types import Collected, Grade, Problem, Response, Sample
-
-if TYPE_CHECKING:
-    from rlreason.model.policy import LogProbScorer
+from rlreason.types import Collected, Grade, Response, Sample
 
 
 class Algorithm(Protocol):
@@ -99,38 +96,31 @@ class Batches:
     """The batches of an algorithm, step by step; with `ahead`, a thread samples the next one while this one learns.
 
     What is sampled ahead comes from weights that are one update older: call `finish_ahead` before the engine gets new
-    ones. After that the next batch is complete but for `score`, and part of `state_dict`.
+    ones. After that the next batch is complete, and part of `state_dict`.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        ahead: bool = False,
-        clock: Clock | None = None,
-        score: Callable[[Collected], Collected] = lambda collected: collected,
-    ) -> None:
-        """`score`: adds what the current weights say of the samples."""
-        self.algorithm, self.ahead, self.clock, self.score = algorithm, ahead, clock or Clock(), score
+    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
+        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
         self.n_steps = algorithm.n_steps
         self._next: Future[Collected] | None = None
-        threads = torch.get_num_threads()  # which torch sets for each thread by itself
-        self._executor = ThreadPoolExecutor(1, "sampling ahead", torch.set_num_threads, (threads,))
+        self._executor = ThreadPoolExecutor(1, "sampling ahead")
 
     def collect(self, step: int) -> Collected:
-        """Return the scored samples of this step and its batches, waiting for them if they are being sampled ahead."""
-        collected = self.algorithm.collect(step) if self._next is None else self._next.result()
-        with self.clock.phase("score"):
-            return self.score(collected)
+        """Return the samples of this step and its batches, waiting for them if they are being sampled ahead."""
+        return self.algorithm.collect(step) if self._next is None else self._next.result()
 
     def sample_ahead(self, step: int) -> None:
         """With `ahead`, begin to sample the step after this one."""
         self._next = None
         if self.ahead and step < self.n_steps:
-            self._next = self._executor.submit(self._collect_ahead, step + 1)
+            threads = torch.get_num_threads()  # which torch sets for each thread by itself
 
-    def _collect_ahead(self, step: int) -> Collected:
-        with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
-            return self.algorithm.collect(step)
+            def collect() -> Collected:
+                torch.set_num_threads(threads)
+                with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
+                    return self.algorithm.collect(step + 1)
+
+            self._next = self._executor.submit(collect)
 
     def finish_ahead(self) -> None:
         """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
@@ -161,8 +151,8 @@ class GRPO(Online):
     """GRPO: `collect(step)` returns graded samples with advantages, cut into optimizer steps."""
 
     objective: Objective
-    reference: "LogProbScorer | None" = None  # set if a KL term needs it
-    behaviour: "LogProbScorer | None" = None  # set if the sampling policy must be scored before it learns
+    reference: LogProbScorer | None = None  # set if a KL term needs it
+    behaviour: LogProbScorer | None = None  # set if the sampling policy must be scored before it learns
     old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by behaviour) | engine
 
     def collect(self, step: int) -> Collected:
@@ -180,7 +170,13 @@ class GRPO(Online):
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
             metrics["rollout/solved_questions"] = self.questions.n_solved
-        return Collected(everything, self.batches(step, chosen), metrics, self._notices(problems))
+        notices = few_questions(len(problems), self.per_step)
+        if repeated := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
+            notices["repeated_questions"] = (
+                f"{repeated} of {len(problems)} groups answer a question that another group of the step answers too: "
+                "its responses are compared within each group, and it weighs more"
+            )
+        return Collected(everything, self.batches(step, chosen), metrics, notices)
 
     def _refill(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
         """Apply DAPO's dynamic sampling, with a bound: return (samples to learn from, those discarded, rounds).
@@ -204,24 +200,13 @@ class GRPO(Online):
         chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.per_step])  # a stable sort
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
-    def _notices(self, problems: Sequence[Problem]) -> dict[str, str]:
-        """Return what a reader of the run should know about the step's questions."""
-        notices = few_questions(len(problems), self.per_step)
-        if repeated := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
-            notices["repeated_questions"] = (
-                f"{repeated} of {len(problems)} groups answer a question that another group of the step answers too: "
-                "its responses are compared within each group, and it weighs more"
-            )
-        return notices
-
     def _score(self, samples: list[Sample]) -> list[Sample]:
         """Add the log-probabilities that the objective needs, before any weight moves."""
-        if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
-            with self.rollouts.clock.phase("score"):
+        with self.rollouts.clock.phase("score"):
+            if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
                 scores = self.reference.log_probs(token_ids(samples))
-            samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
-        if self.behaviour is not None:
-            with self.rollouts.clock.phase("score"):
+                samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
+            if self.behaviour is not None:
                 samples = score_samples(samples, self.behaviour)
         match self.old_log_probs:
             case "engine":
@@ -251,37 +236,32 @@ def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[li
     """
     if not samples:
         return [], set()
-    lowest = min((s.grade.reward for s in samples), default=0.0)
-    if objective.std_norm == "group_mean" and lowest < 0:
+    rewards = [s.grade.reward for s in samples]
+    if objective.std_norm == "group_mean" and (lowest := min(rewards)) < 0:
         raise ConfigError(
             f"std_norm=group_mean divides by the mean reward, and the reward function gave {lowest}: use "
             "rewards of 0 and above, or std_norm=group_std"
         )
     number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
+    lengths = torch.tensor([s.length for s in samples])
+    kl = None
+    if objective.kl_placement == "reward":  # of the sampling policy, both sides scored by the trainer
+        sampled, reference = (
+            pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+            for rows in ([s.log_probs or [] for s in samples], [s.reference_log_probs or [] for s in samples])
+        )
+        kl = kl_per_token(sampled, reference, torch.arange(sampled.shape[1]) < lengths[:, None], objective.kl_estimator)
     advantages, has_loss, live = assign_advantages(
-        torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
+        torch.tensor(rewards, dtype=torch.float64),
         torch.tensor([number[s.group] for s in samples]),
-        torch.tensor([len(s.response.token_ids) for s in samples]),
-        torch.tensor([s.response.truncated for s in samples]),
+        lengths,
+        torch.tensor([s.truncated for s in samples]),
         objective,
-        _kl_of_sampler(samples, objective.kl_estimator) if objective.kl_placement == "reward" else None,
+        kl,
     )
     rows = zip(samples, advantages.tolist(), has_loss.tolist(), strict=True)
     signalling = {s.group for s, signals in zip(samples, live.tolist(), strict=True) if signals}
     return [replace(s, advantage=a, has_loss=learned) for s, a, learned in rows], signalling
-
-
-def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
-    """Return the sampling policy's KL estimate per token (n, seq), both sides scored by the trainer."""
-    sampled, reference, ones = (
-        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        for rows in (
-            [s.log_probs or [] for s in samples],
-            [s.reference_log_probs or [] for s in samples],
-            [[True] * len(s.response.token_ids) for s in samples],
-        )
-    )
-    return kl_per_token(sampled, reference, ones, estimator)
 
 
 GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is not graded
@@ -307,16 +287,7 @@ class SFT:
     traces: Sequence[Sample]
     batch_size: int
     seed: int
-    steps: int | None = None
-    epochs: float | None = None  # one of the two is given
-
-    @cached_property
-    def total(self) -> int:
-        """Number of traces to learn from, repetitions included."""
-        if self.steps is not None:
-            return self.steps * self.batch_size
-        assert self.epochs is not None
-        return max(1, round(self.epochs * len(self.traces)))
+    total: int  # traces to learn from, repetitions included
 
     @property
     def n_steps(self) -> int:
@@ -336,7 +307,7 @@ class SFT:
         last = min(first + self.batch_size, self.total)
         places = [divmod(position, count) for position in range(first, last)]
         batch = [self.traces[shuffled(count, f"{self.seed}/epoch/{epoch}")[place]] for epoch, place in places]
-        tokens = sum(len(s.response.token_ids) for s in batch)
+        tokens = sum(s.length for s in batch)
         metrics = {"sft/epoch": last / count, "sft/sequences": len(batch), "sft/response_tokens": tokens}
         return Collected([], [batch], metrics)
 
@@ -364,21 +335,14 @@ class ExpertIteration(Online):
             "ei/questions_with_kept": len({s.group for s in to_learn}) / max(len(problems), 1),
             "ei/solved_questions": self.questions.n_solved,
         }
-        return Collected(
-            samples,
-            self.batches(step, to_learn),
-            metrics,
-            few_questions(len(problems), self.per_step) or self._notices(len(sampled), correct, len(to_learn)),
-            restart=self.restart and bool(to_learn),
-        )
-
-    def _notices(self, sampled: int, correct: int, to_learn: int) -> dict[str, str]:
-        if to_learn:
-            return {}
-        return {
-            "nothing_to_imitate": f"{correct} of {sampled} responses were correct, none that ended before "
-            "sampling.max_tokens: this step does not train; use easier questions, a larger group_size, or SFT first"
-        }
+        notices = few_questions(len(problems), self.per_step)
+        if not (notices or to_learn):
+            notices["nothing_to_imitate"] = (
+                f"{correct} of {len(sampled)} responses were correct, none that ended before sampling.max_tokens: this "
+                "step does not train; use easier questions, a larger group_size, or SFT first"
+            )
+        batches, restart = self.batches(step, to_learn), self.restart and bool(to_learn)
+        return Collected(samples, batches, metrics, notices, restart)
 
 
 def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: bool) -> set[int]:

@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.conflicts import of_schedule, sampling_key
@@ -31,7 +30,7 @@ from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
 from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, prompt_facts, remarks
-from rlreason.model.memory import ModelShape, shape_from, shape_of
+from rlreason.model.memory import ModelShape, shape_of
 from rlreason.model.parameters import (
     DTYPES,
     TAGS,
@@ -59,7 +58,7 @@ from rlreason.runtime.text import redacted
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import own_functions, refusal
-from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, hashed, random_start
+from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, hashed
 from rlreason.types import Problem, Sample
 
 
@@ -68,16 +67,10 @@ def is_spread(run: RunConfig) -> bool:
 
     A built-in model is small, and is trained whole first.
     """
-    if not run.trains or run.model.made_on_the_spot:
+    if not isinstance(run, TrainingConfig) or run.model.made_on_the_spot:
         return False
-    training = cast(TrainingConfig, run)
-    world = world_of(training.gpus, place_of(), torch.cuda.device_count())
-    shape = shape_of(run.model)[0]
-    if world > 1 and shape is None:
-        with suppress(OSError, ValueError):  # not yet downloaded; loading the model gives the better message
-            config = AutoConfig.from_pretrained(str(run.model.folder), trust_remote_code=False)
-            shape = shape_from(config.to_dict())
-    return world > 1 and mode_of(training, shape, pick_device(), world)[0] == "shard"
+    world = world_of(run.gpus, place_of(), torch.cuda.device_count())
+    return world > 1 and mode_of(run, shape_of(run.model)[0], pick_device(), world)[0] == "shard"
 
 
 def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> tuple[str, str]:
@@ -99,6 +92,7 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
     return mode, why
 
 
+T = TypeVar("T")
 TINY = 5_000_000  # parameters
 
 
@@ -122,8 +116,7 @@ def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
     Print a line if the GPU is not used, or lacks what makes it fast.
     """
     hardware = hardware_here()
-    products, _ = choose_types(run.model, run.rollout.engine, hardware)
-    select_kernel(run.model.attention, pick_device(), products)
+    select_kernel(run.model.attention, pick_device(), choose_types(run.model, run.rollout.engine, hardware)[0])
     for line in machine_remarks(run.model, hardware):
         say(line)
 
@@ -131,9 +124,8 @@ def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
-    if model.folder is not None:
-        return load_policy(model.folder, model.dtype, model.weights, model.attention, head, is_spread(run))
-    assert isinstance(model, TinyModelConfig)
+    if not isinstance(model, TinyModelConfig):
+        return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, is_spread(run))
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
     tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
     return Policy(tiny, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head)
@@ -144,10 +136,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
     tiny = run.model
     if not isinstance(tiny, TinyModelConfig):
         return None
-    if tiny.warm_start.steps == 0:
-        start = random_start(policy)
-    else:
-        start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
+    start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
     console.say(f"start      the tiny model, its weights: {start.source}")
     return start
 
@@ -220,13 +209,13 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
             loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
             try_own_rewards(run, graders, loaded)
             stories = read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
-        for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
+        train, validation, evaluation = loaded.train, loaded.validation, run.evaluation
+        for remark in [*remarks(run.asking.prompt, train), *remarks(evaluation.prompt, validation)]:
             console.say(remark)
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
         set_threads(run, policy)
-        prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
-        train, validation = loaded.train, loaded.validation
+        prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, evaluation.prompt)
         with console.wait("measuring the prompts"):
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 train = fitting(run, policy, "train", train, prompt_ids, console)
@@ -238,10 +227,6 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         with console.wait("starting the engine"):
             engine = make_engine(run, policy, folder, console.say, demand)
         on_error.pop_all()
-    evaluation = run.evaluation
-    eval_rollouts = Rollouts(
-        engine, graders.evaluation, eval_prompt_ids, run.seed, console.part, graders.second, clock, "eval"
-    )
     return Components(
         policy=policy,
         engine=engine,
@@ -250,12 +235,14 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         sampling=make_sampling(run.asking, policy),
         scorer=make_scorer(run, run.asking, policy),
         evaluator=Evaluator(
-            settings=evaluation,
-            rollouts=eval_rollouts,
-            sampling=make_sampling(evaluation, policy),
-            scorer=make_scorer(run, evaluation, policy),
-            grader=graders.evaluation,
-            second_grader=graders.second,
+            evaluation,
+            Rollouts(
+                engine, graders.evaluation, eval_prompt_ids, run.seed, console.part, graders.second, clock, "eval"
+            ),
+            make_sampling(evaluation, policy),
+            make_scorer(run, evaluation, policy),
+            graders.evaluation,
+            graders.second,
         ),
         train_problems=train,
         eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),
@@ -266,19 +253,26 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     )
 
 
-def start_loggers(run: RunConfig, records: RunWriter, console: Console) -> None:
-    """Start the chosen loggers; those of a run that resumes from a checkpoint continue its run in each service."""
+def start_records(run: RunConfig, components: Components, records: RunWriter, console: Console) -> None:
+    """Drop the later records of a resumed run, start the chosen loggers, record what the run is made of.
+
+    The loggers of a run that resumes from a checkpoint continue its run in each service.
+    """
+    facts, resumes = run_facts(run, components), records.checkpoint is not None
+    if resumes:
+        records.resume(facts, console.say)
     records.loggers = Loggers(console.say)
     if run.logger.chosen:
         with console.wait("starting the loggers"):
-            records.loggers.start(run.logger, records.folder, asdict(run), records.checkpoint is not None)
+            records.loggers.start(run.logger, records.folder, asdict(run), resumes)
+    records.add_provenance(facts)
 
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
+    settings = {name: key for key, name in own_functions(run)}
     for grader in graders.all():
         if grader.plugin:
-            settings = {name: key for key, name in own_functions(run)}
             judges_validation = grader is graders.evaluation or not loaded.train
             problem = (loaded.validation if judges_validation else loaded.train)[0]
             setting = settings.get(grader.plugin, grader.plugin)
@@ -293,9 +287,8 @@ def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem
 
 def make_sampling(asking: Asking, policy: Policy) -> Sampling:
     """Build the engine's sampling settings for training or evaluations, with the prompt's ends and stop strings."""
-    end = end_of_turn(asking.prompt, policy.tokenizer)
+    end, stop = end_of_turn(asking.prompt, policy.tokenizer), tuple(asking.prompt.stop)
     ends = frozenset() if end is None else frozenset({end})
-    stop = tuple(asking.prompt.stop)
     tags = tags_in(policy.tokenizer, (template_of(asking.prompt.file), *stop), always=TAGS)
     return Sampling(**asdict(asking.sampling), stop=stop, tags=tags, end_ids=ends)
 
@@ -305,27 +298,20 @@ def make_scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer
     return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
 
 
-def room_of(run: RunConfig, context: int) -> tuple[int, str]:
-    """Return (tokens for a prompt and its response together, the setting that limits them)."""
-    return min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
-
-
 def fitting(
     run: RunConfig, policy: Policy, part: str, problems: list[Problem], prompt_ids: PromptEncoder, console: Console
 ) -> list[Problem]:
     """Return the problems of `train` or `validation` that fit; one that does not is refused, or left out (bad_rows)."""
     prompt_ids.check(problems)
-    evaluates = part == "validation"
-    key, data = ("eval.data", run.eval.data) if evaluates and run.eval.data is not None else ("data", run.data)
-    most = (run.evaluation if evaluates else run.asking).sampling.max_tokens
-    room, limit = room_of(run, policy.max_context)
-    kept = [problem for problem in problems if len(prompt_ids(problem)) + most <= room]
-    length = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
-    left_out = len(problems) - len(kept)
-    found = f"{left_out} of {len(problems)} {part} prompts with {length}={most} are over {limit}={room}"
-    cure = f"lower {length}, raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
-    say_left_out(left_out, len(kept), found, cure, data.bad_rows, console)
-    return kept
+    key, asking, length = "data", run.asking, "sampling.max_tokens"
+    if part == "validation":
+        key, asking = "data" if run.eval.data is None else "eval.data", run.evaluation
+    if part == "validation" or not run.trains:
+        length = sampling_key(run, "max_tokens")
+    most = asking.sampling.max_tokens
+    sizes = [len(prompt_ids(problem)) + most for problem in problems]
+    what = f"{part} prompts with {length}={most}"
+    return those_that_fit(run, policy, problems, sizes, what, f"lower {length}, ", key, console)
 
 
 def make_traces(
@@ -336,26 +322,27 @@ def make_traces(
     console: Console,
 ) -> list[Sample]:
     """Return the traces as samples with advantage 1; one too long is refused, or left out (data.bad_rows)."""
-    room, limit = room_of(run, policy.max_context)
     end, traces = end_of_turn(run.prompt, policy.tokenizer), []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
-        sample = sft_sample(prompt_ids(problem), policy.encode_response(text, end), text, problem.id)
-        if len(sample.response.prompt_ids) + sample.length <= room:
-            traces.append(sample)
-    left_out = len(problems) - len(traces)
-    found = f"{left_out} of {len(problems)} traces with their prompts are over {limit}={room}"
-    cure = "raise micro_batch_tokens if it is the limit, or set data.bad_rows=skip"
-    say_left_out(left_out, len(traces), found, cure, run.data.bad_rows, console)
-    return traces
+        traces.append(sft_sample(prompt_ids(problem), policy.encode_response(text, end), text, problem.id))
+    sizes = [len(trace.response.prompt_ids) + trace.length for trace in traces]
+    return those_that_fit(run, policy, traces, sizes, "traces with their prompts", "", "data", console)
 
 
-def say_left_out(left_out: int, kept: int, found: str, cure: str, bad_rows: str, console: Console) -> None:
-    """Say how many rows are left out; `ConfigError` unless that is wanted and some are kept."""
-    if left_out:
-        if not kept or bad_rows != "skip":
-            raise ConfigError(f"{found} tokens: {cure}")
-        console.say(f"! left out: {found} tokens")
+def those_that_fit(
+    run: RunConfig, policy: Policy, items: list[T], sizes: list[int], what: str, cure: str, key: str, console: Console
+) -> list[T]:
+    """Return the items whose tokens fit into a pass and the model's context; see `fitting`."""
+    room, limit = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
+    kept = [item for item, size in zip(items, sizes, strict=True) if size <= room]
+    if left_out := len(items) - len(kept):
+        found = f"{left_out} of {len(items)} {what} are over {limit}={room} tokens"
+        if not kept or run.data_read()[key].bad_rows != "skip":
+            cure += f"raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
+            raise ConfigError(f"{found}: {cure}")
+        console.say(f"! left out: {found}")
+    return kept
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
@@ -365,7 +352,12 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     if isinstance(run, SFTConfig):
         prompt_ids = components.rollouts.prompt_ids
         traces = make_traces(run, components.policy, components.train_problems, prompt_ids, console)
-        sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        if run.n_steps is not None:
+            total = run.n_steps * run.train_batch_size
+        else:
+            assert run.epochs is not None
+            total = max(1, round(run.epochs * len(traces)))
+        sft = SFT(traces, run.train_batch_size, run.seed, total)
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
         return sft
@@ -430,53 +422,49 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     Call it before training changes a weight, and before a checkpoint is read.
     """
     policy, tokenizer, evaluator = components.policy, components.policy.tokenizer, components.evaluator
-    prompts = {"prompt": run.asking.prompt} | (
-        {} if run.evaluation.prompt is run.asking.prompt else {"eval.prompt": run.evaluation.prompt}
-    )
+    prompts = {"prompt": run.asking.prompt, "eval.prompt": run.evaluation.prompt}
+    if run.evaluation.prompt is run.asking.prompt:
+        del prompts["eval.prompt"]
     config, revision = policy.model.config, getattr(policy.model.config, "_commit_hash", None)  # of one from the hub
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
     if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
         asked = components.sampling
-        stops = Stops(tokenizer, asked.stop, asked.min_tokens, asked.tags)
-        sampled = sampling_arguments(asked, policy.end_ids | asked.end_ids, stops.sees_special)
+        sees_special = Stops(tokenizer, asked.stop, asked.min_tokens, asked.tags).sees_special
+        sampled = sampling_arguments(asked, policy.end_ids | asked.end_ids, sees_special)
         engine |= {"arguments": components.engine.arguments, "sampling": sampled}
+    model = {
+        "name": run.model.name,
+        "path": run.model.folder and str(run.model.folder),
+        "revision": revision,
+        "config": hashed({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
+        "parameters": model_size(policy.model),
+        "start_weights": weights_hash(policy.named_weights()),
+    }
     facts: dict[str, Any] = {
         "data": {"hash": components.data_hash, "sizes": components.sizes},
         "prompts": {key: hashed(prompt_facts(prompt, tokenizer)) for key, prompt in prompts.items()},
-        "model": {
-            "name": run.model.name,
-            **({"path": str(run.model.folder)} if run.model.folder is not None else {}),
-            **({"revision": revision} if revision else {}),
-            "config": hashed({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
-            "parameters": model_size(policy.model),
-            "start_weights": weights_hash(policy.named_weights()),
-        },
+        "model": {key: value for key, value in model.items() if value},
         "tokenizer": hashed([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)]),
-        "sampling": _sampling(components.sampling, policy),
-        "eval_sampling": _sampling(evaluator.sampling, policy) | {"samples": evaluator.settings.samples},
         "engine": engine,
         "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
         "device": device_facts(policy),
     }
+    for key, sampling in (("sampling", components.sampling), ("eval_sampling", evaluator.sampling)):
+        ends = sorted(policy.end_ids | sampling.end_ids)  # the model's own, and that of a chat's turn
+        facts[key] = asdict(sampling) | {"end_ids": ends}
+    facts["eval_sampling"] |= {"samples": evaluator.settings.samples}
     return redacted(facts)
-
-
-def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
-    """Return every sampling number, and the tokens that end a response: the model's own and those of a chat's turn."""
-    lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
-    return asdict(sampling) | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
 
 
 def device_facts(policy: Policy) -> dict[str, Any]:
     """Return where the model is, and what decides how sums are rounded there."""
     device = policy.device
+    types = {"products": policy.compute_dtype, "head": policy.head_dtype, "weights": policy.weights}
     facts: dict[str, Any] = {
         "type": device.type,
-        "products": str(policy.compute_dtype).removeprefix("torch."),
-        "head": str(policy.head_dtype).removeprefix("torch."),
-        "weights": str(policy.weights).removeprefix("torch."),
+        **{name: str(dtype).removeprefix("torch.") for name, dtype in types.items()},
         "attention": policy.attention,
         "threads": torch.get_num_threads(),
         "cpu_instructions": torch.backends.cpu.get_cpu_capability(),

@@ -1,8 +1,7 @@
 """Write a run's state at the end of a step, and restore it: moments and weights as tensors, the rest as JSON."""
 
 import time
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlreason.config.training import CheckpointConfig
-from rlreason.engines.base import Engine
 from rlreason.evaluation.evaluator import Validation
-from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.records.files import (
     CHECKPOINTS,
     MODEL,
     MOMENTS,
-    SPREAD,
     TENSORS,
     checkpoints_in,
     linked,
@@ -30,10 +26,10 @@ from rlreason.records.files import (
     remove,
     write_checkpoint,
 )
-from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import explained
 from rlreason.runtime.machine import random_states, set_random_states
+from rlreason.training.build import Components
 from rlreason.training.learner import Learner
 
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
@@ -65,32 +61,27 @@ def checkpoint_due(
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run. `parts`: what else has a `state_dict`, by name."""
+    """The checkpoints of one run. `parts`: what has a `state_dict`, by name."""
 
     settings: CheckpointConfig
-    policy: Policy
-    engine: Engine
+    components: Components
     learner: Learner
-    counters: Counters
     validation: Validation
-    graders: Sequence[Grader]
     parts: Mapping[str, Any]
     records: RunWriter
-    accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints whose weights were evaluated
-    written: tuple[int, Path] | None = None  # the newest one: its step, and where it is
     cost: dict[str, float] = field(default_factory=lambda: {"count": 0, "seconds": 0.0, "bytes": 0})  # of this process
 
     def __post_init__(self) -> None:
-        size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
+        size = sum(p.numel() * p.element_size() for p in self.components.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
         self.next_one = size / BYTES_PER_S  # seconds
-        self.parts = {"counters": self.counters, "validation": self.validation, **self.parts}
         self.began = self.newest = time.monotonic()
 
     def due(self, step: int) -> bool:
         """Return whether the settings ask for a checkpoint after this step."""
-        elapsed, since = time.monotonic() - self.began, time.monotonic() - self.newest
-        return checkpoint_due(step, self.settings, elapsed, since, self.cost["seconds"], self.next_one)
+        now = time.monotonic()
+        spent = self.cost["seconds"]
+        return checkpoint_due(step, self.settings, now - self.began, now - self.newest, spent, self.next_one)
 
     def write(self, step: int) -> None:
         """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.
@@ -99,32 +90,23 @@ class Checkpoints:
         """
         if self.settings.every == 0:
             return
-        began, counters, accuracy = time.monotonic(), self.counters, self._accuracy(step)
-        name = name_of(step, counters.train_step, counters.eval_step)
-        generators, generator_tensors = random_states()
-        optimizer, optimizer_tensors = moments(self.learner)
+        began, evaluated, policy = time.monotonic(), self.validation.history[-1], self.components.policy
+        generators, tensors = random_states()
+        tensors |= moments(self.learner) | adapters(policy)
         state = {
             "config": self.records.config,
             "step": step,
-            "accuracy": accuracy,
+            "accuracy": evaluated.metrics["eval/accuracy"] if evaluated.step == step else None,
             "lines": self.records.lines(),
-            "weight_version": self.engine.weight_version,
+            "weight_version": self.components.engine.weight_version,
             "generators": generators,
-            "optimizer": optimizer,
-            "graders": [grader.remembered() for grader in self.graders],
+            "graders": [grader.remembered() for grader in self.components.graders.all()],
             "parts": {key: part.state_dict() for key, part in self.parts.items()},
         }
-        tensors = optimizer_tensors | generator_tensors | adapters(self.policy)
-
-        def write_large_files(folder: Path) -> None:
-            write_tensors(folder, self.policy, tensors)
-            self.learner.write_moments(folder / SPREAD)
-
-        path = write_checkpoint(self.records.folder, name, state, write_large_files)
-        if accuracy is not None:
-            self.accuracies[name] = accuracy
+        path = self.path(step)
+        write_checkpoint(self.records.folder, path.name, state, lambda folder: write_tensors(folder, policy, tensors))
         self.prune(self.settings.keep)
-        self.written, self.newest = (step, path), time.monotonic()
+        self.newest = time.monotonic()
         self.next_one = self.newest - began
         self.cost["count"] += 1
         self.cost["seconds"] = round(self.cost["seconds"] + self.next_one, 2)
@@ -132,69 +114,60 @@ class Checkpoints:
 
     def restore(self) -> int:
         """Load the checkpoint from which the run resumes into every part; return the number of finished steps."""
-        path = self.records.checkpoint
+        path, policy, engine = self.records.checkpoint, self.components.policy, self.components.engine
         assert path is not None
         state, tensors = read_state(path), read_tensors(path)
-        set_weights(self.policy, path, tensors)
-        set_moments(self.learner, state["optimizer"], tensors)
+        set_weights(policy, path, tensors)
+        set_moments(self.learner, tensors)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
-        for grader, remembered in zip(self.graders, state["graders"], strict=True):
+        for grader, remembered in zip(self.components.graders.all(), state["graders"], strict=True):
             grader.load_remembered(remembered)
-        self.engine.load_weights(self.policy)
-        self.engine.weight_version = state["weight_version"]
+        engine.load_weights(policy)
+        engine.weight_version = state["weight_version"]
         set_random_states(state["generators"], tensors)  # last, because building and loading may draw
-        self.written = int(state["step"]), path
-        for other in checkpoints_in(self.records.folder):
-            if (accuracy := read_state(other)["accuracy"]) is not None:
-                self.accuracies[other.name] = accuracy
-        return self.written[0]
+        return int(state["step"])
 
-    def _accuracy(self, step: int) -> float | None:
-        """Return the accuracy after this step; None if it was not evaluated."""
-        newest = self.validation.history[-1]
-        return newest.metrics["eval/accuracy"] if newest.step == step else None
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of the current state belongs, after this step."""
+        counters = self.validation.counters
+        return self.records.folder / CHECKPOINTS / name_of(step, counters.train_step, counters.eval_step)
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
-        names = [path.name for path in checkpoints_in(self.records.folder)]
-        for old in pruned(names, self.accuracies, keep):
-            remove(self.records.folder / CHECKPOINTS / old)
+        paths = {path.name: path for path in checkpoints_in(self.records.folder)}
+        accuracies = {name: read_state(path)["accuracy"] for name, path in paths.items()}
+        evaluated = {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
+        for old in pruned(list(paths), evaluated, keep):
+            remove(paths[old])
 
     def save_model(self, step: int) -> None:
         """Save the model after this step into `model/`, as hard links if the newest checkpoint is of the same step."""
-        if self.written is not None and self.written[0] == step and self.written[1].is_dir():
-            linked(self.written[1] / MODEL, self.records.model)
+        if (path := self.path(step)).is_dir():
+            linked(path / MODEL, self.records.model)
         else:
-            self.policy.save(self.records.model)
+            self.components.policy.save(self.records.model)
 
 
 OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
 
 
-def moments(learner: Learner) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Return the optimizer state of each trained parameter, in order: plain values, and tensors by name.
-
-    State sharded over ranks is left out: the learner writes it.
-    """
-    plain: list[dict[str, Any]] = []
+def moments(learner: Learner) -> dict[str, Tensor]:
+    """Return the optimizer's state of every trained parameter as tensors by name, a plain number as one of its own."""
     tensors: dict[str, Tensor] = {}
-    for i, parameter in enumerate(learner.parameters):
-        state = learner.optimizer.state.get(parameter, {})
-        plain.append({name: value for name, value in state.items() if not isinstance(value, Tensor)})
-        whole = {name: v for name, v in state.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
-        tensors |= {f"{OF_OPTIMIZER}{i}.{name}": value for name, value in whole.items()}
-    return plain, tensors
+    for i, state in enumerate(learner.moments()):
+        tensors |= {f"{OF_OPTIMIZER}{i}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    return tensors
 
 
-def set_moments(learner: Learner, plain: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+def set_moments(learner: Learner, tensors: dict[str, Tensor]) -> None:
     """Load what `moments` returned; empty moments if a finished run has kept none."""
-    has_moments = any(name.startswith(OF_OPTIMIZER) for name in tensors)
-    states: list[dict[str, Any]] = [dict(state) if has_moments else {} for state in plain]
+    states: list[dict[str, Any]] = [{} for _ in learner.parameters]
     for name, tensor in tensors.items():
         if name.startswith(OF_OPTIMIZER):
             number, _, key = name.removeprefix(OF_OPTIMIZER).partition(".")
-            states[int(number)][key] = tensor
+            plain = tensor.dim() == 0 and not tensor.is_floating_point()  # a count of steps that is no tensor
+            states[int(number)][key] = tensor.item() if plain else tensor
     learner.restore(states)
 
 
@@ -222,40 +195,17 @@ def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> N
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read a checkpoint's tensors, without the model's."""
-    tensors = load_file(folder / TENSORS)
-    if (folder / MOMENTS).is_file():
-        tensors |= load_file(folder / MOMENTS)
-    if (folder / SPREAD / ".metadata").is_file():
-        tensors |= {f"{OF_OPTIMIZER}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}
-    return tensors
-
-
-def read_whole(folder: Path) -> dict[str, Tensor]:
-    """Read the whole tensors by name into main memory; one process suffices, however many have written them."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader  # only runs on several ranks need these
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    reader = FileSystemReader(folder)
-    tensors = {
-        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it warns that only one process reads, as intended
-        load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
+    moments = load_file(folder / MOMENTS) if (folder / MOMENTS).is_file() else {}
+    return load_file(folder / TENSORS) | moments
 
 
 def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
     """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
-    own = adapters(policy)
-    named: Iterable[tuple[str, Tensor]] = own.items() if own else policy.named_weights()
-    saved = dict(tensors)
-    if not own:
+    live = adapters(policy)
+    if not live:
+        live, tensors = dict(policy.named_weights()), {}
         for file in (folder / MODEL).glob("*.safetensors"):
-            saved |= load_file(file)
+            tensors |= load_file(file)
     with torch.no_grad():
-        for name, live in named:
-            live.copy_(saved[name])
+        for name, weight in live.items():
+            weight.copy_(tensors[name])

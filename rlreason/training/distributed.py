@@ -11,36 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlreason.config.training import TrainingConfig
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, EngineError
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import use_fast_products
 from rlreason.model.memory import shape_from
-from rlreason.model.packing import PackedBatch
-from rlreason.model.parameters import (
-    from_config,
-    materialize,
-    merged_weights,
-    one_layer_of,
-    skeleton_of,
-    with_one_layer,
-)
+from rlreason.model.parameters import from_config, materialize, round_weights, skeleton_of
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.terms import StepSums, StepValues
 from rlreason.runtime.machine import Place
 from rlreason.runtime.text import first_line
 from rlreason.training.build import frozen_copy, learner_settings, mode_of, set_threads, set_trained
 from rlreason.training.learner import Learner, is_finite, local, sampled_elements
-from rlreason.training.ranks import ERROR, LeadingRank, PartedError, Ranks, join, on_all_ranks
+from rlreason.training.ranks import ERROR, LeadingRank, Ranks, join, on_all_ranks
 from rlreason.types import Sample, Update
 
 State = dict[str, Any]  # of an optimizer, for one parameter
@@ -54,9 +45,13 @@ class RankedLearner(Learner):
 
     in_step = False  # whether all ranks must run the same number of passes, since each gathers the others' weights
 
-    def __init__(self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy]) -> None:
-        """`policies`: those of this rank by name, `policy` and maybe `reference`."""
-        self.ranks, self.world, self.policies = ranks, ranks.world, policies
+    def __init__(
+        self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
+    ) -> None:
+        """Give `policies`, this rank's by name, the weights of `whole`, the complete ones on rank 0; none elsewhere."""
+        self.ranks, self.policies, self.whole = ranks, policies, whole.get("policy")
+        for name, policy in policies.items():
+            fill(ranks, policy, whole.get(name))
         super().__init__(policies["policy"], **learner_settings(run))
 
     @on_all_ranks
@@ -101,7 +96,11 @@ class RankedLearner(Learner):
 
     def clip(self) -> Tensor:
         """Sum the gradients of all ranks, then clip."""
-        self.ranks.all_reduce([p.grad for p in self.parameters if p.grad is not None])
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                total = parameter.grad.float().contiguous()
+                dist.all_reduce(total)
+                parameter.grad.copy_(total)
         return super().clip()
 
     def weights_moved(self) -> None:
@@ -109,7 +108,7 @@ class RankedLearner(Learner):
         marks = torch.cat([part.float().reshape(-1).cpu() for part in sampled_elements(self.parameters)])
         digests = self.ranks.all_gather(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
         if len(set(digests)) > 1:
-            raise PartedError(
+            raise EngineError(
                 f"training on {self.ranks.world} ranks: their weights have parted ({', '.join(digests)}): resume from "
                 "the last checkpoint, on GPUs of one kind"
             )
@@ -119,17 +118,22 @@ class RankedLearner(Learner):
         with self.ranks.together("receive"):
             self.receive(moments)
 
+    @torch.no_grad()
     def receive(self, moments: Iterable[State] = ()) -> None:
-        """Receive rank 0's weights, and its moments parameter by parameter; other ranks have none to give."""
-        self.ranks.broadcast_tensors([*self.policy.model.parameters(), *self.policy.model.buffers()])
+        """Receive this rank's part of rank 0's weights and moments, or all of them; other ranks have none to give."""
+        fill(self.ranks, self.policy, self.whole)
         super().restore(self.received(moments))
         self.weights_moved()
 
     def received(self, moments: Iterable[State]) -> Iterator[State]:
-        """Yield rank 0's moments, each in main memory until the next one comes."""
+        """Yield this rank's part of rank 0's moments, each whole in main memory until the next one comes."""
         own = iter(moments)
-        for _ in self.parameters:
-            yield self.ranks.broadcast(next(own, None))
+        for parameter in self.parameters:
+            state = self.ranks.broadcast(next(own, None))
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    state[name] = sharded_like(parameter, value.to(self.ranks.device))
+            yield state
 
     def deal(self, name: str, scorer: LogProbScorer, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
         """Score on all ranks as the scorer alone would, under the policy of this name."""
@@ -156,55 +160,32 @@ class RankedLearner(Learner):
         self.ranks.close()
 
 
-class _Root(nn.Module):
-    """A module around the whole forward pass, whose hooks gather the weights that are in no layer."""
+def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
+    """Shard this policy's model over ranks, in place, which from then on run the same number of passes together.
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.model = policy.model
-        self._policy = (policy,)
-
-    def forward(self, batch: PackedBatch, temperature: float, want_entropy: bool) -> tuple[Tensor, Tensor]:
-        """See `Policy.log_probs`."""
-        return Policy.log_probs(self._policy[0], batch, temperature, want_entropy)
-
-
-class ShardedPolicy(Policy):
-    """A policy with weights sharded over ranks: all of them must run the same number of passes, at the same time."""
-
-    root: nn.Module
-    keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
-
-    @classmethod
-    def of(cls, policy: Policy, mesh: DeviceMesh) -> "ShardedPolicy":
-        """Shard this policy's model, in place. One without weights gets memory for this rank's part, to be filled."""
-        sharded = cls.__new__(cls)
-        sharded.__dict__.update(policy.__dict__)
-        layers = [module for module in policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers:
-            raise ConfigError(
-                f"parallel=shard: {type(policy.model).__name__} does not mark its layers, by which weights are spread: "
-                "set parallel=replicate"
-            )
-        root = _Root(sharded)
-        for module in (*layers, root):
-            materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
-            use_fast_products(module)
-            # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
-            fully_shard(module, mesh=mesh, reshard_after_forward=True)
-        for module in root.modules():
-            if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
-        sharded.root = root
-        return sharded
-
-    def log_probs(
-        self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """See `Policy.log_probs`."""
-        scores: tuple[Tensor, Tensor] = self.root(batch, temperature, want_entropy)
-        return scores
+    A model without weights gets memory for this rank's part, to be filled.
+    """
+    model, part = policy.model, copy.copy(policy)
+    part.keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"parallel=shard: {type(model).__name__} does not mark its layers, by which weights are spread: set "
+            "parallel=replicate"
+        )
+    for module in (*layers, model):
+        materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
+        use_fast_products(module)
+        # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    model.log_probs = partial(Policy.log_probs, part)
+    register_fsdp_forward_method(model, "log_probs")  # its hooks gather the weights that are in no layer
+    part.log_probs = model.log_probs  # type: ignore[method-assign]
+    return part
 
 
 class ShardedLearner(RankedLearner):
@@ -215,13 +196,9 @@ class ShardedLearner(RankedLearner):
     def __init__(
         self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
     ) -> None:
-        """`whole`: the complete copies on rank 0, by name; none elsewhere."""
+        """Divide the policies' models, in place."""
         mesh = init_device_mesh(ranks.device.type, (ranks.world,))
-        parts = {name: ShardedPolicy.of(policy, mesh) for name, policy in policies.items()}
-        for name, part in parts.items():
-            fill(ranks, part, whole.get(name))
-        self.whole = whole.get("policy")
-        super().__init__(run, ranks, parts)
+        super().__init__(run, ranks, {name: sharded(policy, mesh) for name, policy in policies.items()}, whole)
 
     def clip(self) -> Tensor:
         """Clip only: gradients are already summed over all ranks; the norm is one over all parts."""
@@ -238,26 +215,14 @@ class ShardedLearner(RankedLearner):
                 if self.whole is not None:
                     copied.copy_(gathered)
 
-    @torch.no_grad()
-    def receive(self, moments: Iterable[State] = ()) -> None:
-        """Receive this rank's part of rank 0's weights and moments."""
-        fill(self.ranks, self.policy, self.whole)
-        super(RankedLearner, self).restore(
-            {key: sharded_like(parameter, value.to(self.ranks.device)) if value.shape == parameter.shape else value
-             for key, value in state.items()}
-            for parameter, state in zip(self.parameters, self.received(moments), strict=True)
-        )  # fmt: skip
-        self.weights_moved()
-
     @on_all_ranks
-    def write_moments(self, folder: Path) -> None:
-        """Let every rank write its part of the moments; an error on one, such as a full disk, is raised on all."""
-        states = [self.optimizer.state.get(p, {}) for p in self.parameters]
-        named = {f"{i}.{name}": value for i, state in enumerate(states) for name, value in state.items()}
-        try:
-            save({name: v for name, v in named.items() if isinstance(v, DTensor)}, checkpoint_id=folder)
-        except CheckpointException as error:  # not an `Exception`
-            raise OSError(f"moments cannot be written: {error}") from None
+    def moments(self) -> list[State]:
+        """Gather the moments on rank 0 in main memory, one tensor at a time; other ranks keep none."""
+        gathered: list[State] = []
+        for state in super().moments():
+            whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in state.items()}
+            gathered.append({} if self.ranks.rank else {name: value.cpu() for name, value in whole.items()})
+        return gathered
 
     def weights_are_finite(self) -> bool:
         """Return whether every trained weight is finite, by rank 0's copy."""
@@ -265,9 +230,9 @@ class ShardedLearner(RankedLearner):
         return all(is_finite(p) for p in self.whole.model.parameters() if p.requires_grad)
 
     @on_all_ranks
-    def moments_not_finite(self) -> int:
-        """Count the trained tensors whose moments are not finite, on any rank."""
-        return len(set().union(*self.ranks.all_gather(self.broken_moments())))
+    def broken_moments(self) -> set[int]:
+        """Return the indices of the trained tensors with a moment that is not finite, on any rank."""
+        return set().union(*self.ranks.all_gather(super().broken_moments()))
 
 
 @torch.no_grad()
@@ -278,7 +243,7 @@ def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
         full = torch.empty(part.shape, dtype=part.dtype, device=ranks.device)
         if own:
             full.copy_(own[place])
-        ranks.broadcast_tensors([full])
+        dist.broadcast(full, src=0)
         local(part).copy_(local(sharded_like(part, full)))
 
 
@@ -305,25 +270,22 @@ def make_ranked_learner(
     share = "a part of the model" if mode == "shard" else "the whole model"
     policy.remarks.append(f"{world} {processes} train, each has {share} (parallel={mode}: {why})")
     whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
-    resolved = {name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")}
     ranks = LeadingRank(world, policy.device, run.waits.run_s or LIMIT_S, folder)
     try:
         with ranks.naming_lost_ranks("the start"):
-            ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, resolved))  # what `auto` has become here
+            checked, config = copy.copy(policy), policy.model.config  # what `auto` has become here holds everywhere
+            checked.model, checked.in_main_memory, checked.remarks = None, False, []  # type: ignore[assignment]
+            ranks.broadcast((run, mode, checked, config))
+            policies: Mapping[str, Policy] = whole
             if mode == "shard":
                 for copied in whole.values():
                     copied.in_main_memory = True
                     copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
                     torch.cuda.empty_cache()
-            share_weights(ranks, policy.model if mode == "replicate" else with_one_layer(policy.model))
-            if mode == "shard":
-                parts = trained_policies(run, without_weights(policy, policy.model.config))
-                learner = ranked_learner(run, ranks, parts, whole)
-            else:
-                learner = ranked_learner(run, ranks, whole)
+                policies = trained_policies(run, mode, checked, config)
+            learner = ranked_learner(run, ranks, mode, policies, whole)
             for name, scored in whole.items():
                 scored.deal = partial(learner.deal, name)
-            learner.restore([{} for _ in learner.parameters])
             return learner
     except BaseException:
         ranks.close(at_once=True)
@@ -335,17 +297,8 @@ def follow(place: Place) -> int:
     if (ranks := join(place)) is None:
         return 0
     try:
-        run, mode, config, tokenizer, resolved = ranks.broadcast()
-        model = from_config(config if mode == "replicate" else one_layer_of(config))
-        share_weights(ranks, model)
-        policy = Policy(model, tokenizer, device=ranks.device, **resolved)  # checks that this device computes alike
-        if mode == "shard":
-            policy = without_weights(policy, config)
-            del model  # else its single layer stays on the GPU
-            torch.cuda.empty_cache()
-        set_threads(run, policy)
-        policies = trained_policies(run, policy)
-        learner = ranked_learner(run, ranks, policies, {} if mode == "shard" else None)
+        run, mode, policy, config = ranks.broadcast()
+        learner = ranked_learner(run, ranks, mode, trained_policies(run, mode, policy, config), {})
         engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
         for name, arguments in ranks.orders():
             getattr(learner, name)(*arguments)
@@ -359,39 +312,30 @@ def follow(place: Place) -> int:
 
 
 def ranked_learner(
-    run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy] | None = None
+    run: TrainingConfig, ranks: Ranks, mode: str, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
 ) -> RankedLearner:
-    """Build this rank's learner. `whole`: the complete copies if the policies are to be sharded; rank 0 has some."""
+    """Build this rank's learner. `whole`: rank 0's complete policies by name; none elsewhere."""
     if run.threads is None and ranks.device.type == "cpu":  # they divide the processor
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
-    for policy in policies.values():  # micro-batches, which the ranks divide, depend on it
-        if not all(ranks.all_gather(policy.shares_prompts)) and policy.shares_prompts:
-            policy.stop_sharing("another rank cannot share them")
-    return RankedLearner(run, ranks, policies) if whole is None else ShardedLearner(run, ranks, policies, whole)
+    return (RankedLearner if mode == "replicate" else ShardedLearner)(run, ranks, policies, whole)
 
 
-def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
-    """Return the policy ready for training, and a frozen copy as the reference model if a KL term needs it."""
+def trained_policies(run: TrainingConfig, mode: str, policy: Policy, config: PretrainedConfig) -> dict[str, Policy]:
+    """Give rank 0's policy a model of this rank, whose weights come later (`fill`), and prepare it for training.
+
+    With it goes a frozen copy as the reference model, if a KL term needs it.
+    """
+    if mode == "shard":
+        policy.model = skeleton_of(config)
+    else:
+        policy.model = from_config(config)
+        if policy.weights != torch.float32:
+            round_weights(policy.model, policy.weights)
+        policy.model.to(policy.device)  # type: ignore[arg-type]
+        use_fast_products(policy.model)
+    policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
+    set_threads(run, policy)
     set_trained(run.model, policy, run.seed)
     if getattr(run, "kl_placement", "none") == "none":
         return {"policy": policy}
     return {"policy": policy, "reference": frozen_copy(policy)}
-
-
-def without_weights(policy: Policy, config: PretrainedConfig) -> Policy:
-    """Copy the policy with a model that has no memory yet, whose weights a rank gets by `fill`."""
-    empty = copy.copy(policy)
-    empty.model, empty.in_main_memory, empty.remarks = skeleton_of(config), False, []
-    empty.model.set_attn_implementation(NAMES[empty.attention])
-    return empty
-
-
-@torch.no_grad()
-def share_weights(ranks: Ranks, model: PreTrainedModel) -> None:
-    """Overwrite every rank's model with the weights of rank 0, whose adapters are merged."""
-    own: dict[str, Tensor] = model.state_dict(keep_vars=True) if ranks.rank else dict(merged_weights(model))
-    for name in ranks.broadcast(list(own)):
-        sent = own[name].detach().float().to(ranks.device)
-        ranks.broadcast_tensors([sent])
-        if ranks.rank:
-            own[name].copy_(sent)

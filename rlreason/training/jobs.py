@@ -10,14 +10,11 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
-from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig, EvaluateConfig
+from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.data.sources import question_hash
@@ -28,13 +25,11 @@ from rlreason.evaluation.accuracy import (
     SampleFigures,
     answer_classes,
     best_at,
-    describe_accuracies,
     draw_best_of_n,
     figures_of,
     is_correct,
     majority_at,
     mismatches_of,
-    more_accuracies,
     pass_at,
     proportion_with_ci,
     questions_of,
@@ -50,43 +45,36 @@ from rlreason.evaluation.cases import (
     ungraded,
 )
 from rlreason.evaluation.evaluator import protocol_of
-from rlreason.evaluation.protocol import format_accuracy
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RATES, RESPONSES
-from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
-from rlreason.training.build import Components, build_components, run_facts, start_loggers
-from rlreason.training.progress import print_loggers, print_responses, short_path
+from rlreason.training.build import Components, build_components, start_records
+from rlreason.training.progress import common_summary, print_accuracies, print_loggers, print_responses, short_path
 from rlreason.types import Problem, Sample, ScoredResponse
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
 
 
-@dataclass
 class Job:
     """A job: its parts, and what it has found about the responses, which are on disk."""
 
-    run: EvalJobConfig
-    components: Components
-    records: RunWriter
-    console: Console
-    samples: list[SampleFigures] = field(default_factory=list)  # problem by problem
-    mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
-    examples: list[Sample] = field(default_factory=list)  # the first response to each of the first problems, to print
-    tokens: int = 0  # sampled by this process
-    seconds: float = 0.0  # of sampling, in this process
-
-    def __post_init__(self) -> None:
-        self.evaluator = self.components.evaluator
+    def __init__(self, run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> None:
+        self.run, self.components, self.records, self.console = run, components, records, console
+        self.evaluator = components.evaluator
         self.asks, self.n = self.evaluator.settings, self.evaluator.settings.samples
-        train, most = self.components.train_problems, self.asks.final_problems
-        self.problems = train[:most] if self.run.split == "train" else self.components.final_problems
+        self.problems = components.final_problems
+        if run.split == "train":
+            self.problems = components.train_problems[: self.asks.final_problems]
+        self.samples: list[SampleFigures] = []  # problem by problem
+        self.mismatches = array("d")  # of every token
+        self.examples: list[Sample] = []  # the first response to each of the first problems, to print
+        self.tokens, self.seconds = 0, 0.0  # sampled by this process, and how long that took
 
     def respond(self) -> None:
         """Sample and record the responses to all problems, and compute their metrics; call `conclude` after it."""
@@ -103,15 +91,11 @@ class Job:
         self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
         self.metrics = self.evaluator.figures(self.samples, self.mismatches, problems, None, self.monitors)
         self.metrics["eval/tokens_per_second"] = self.tokens / max(self.seconds, 1e-9)
-        pass_rates: list[Row] = [  # for curricula (data.pass_rates)
-            {
-                "problem_id": p.id,
-                "question_hash": question_hash(p.question),
-                "samples": self.n,
-                "correct": sum(map(is_correct, self.samples[i * self.n : (i + 1) * self.n])),
-            }
-            for i, p in enumerate(problems)
-        ]
+        pass_rates: list[Row] = []  # for curricula (data.pass_rates)
+        for i, p in enumerate(problems):
+            correct = sum(map(is_correct, self.samples[i * self.n : (i + 1) * self.n]))
+            row = {"problem_id": p.id, "question_hash": question_hash(p.question)}
+            pass_rates.append(row | {"samples": self.n, "correct": correct})
         records.rows(PASS_RATES, pass_rates)
 
     def _sample_all(self, log: ResponseLog) -> None:
@@ -119,13 +103,13 @@ class Job:
 
         A block is as large as its tokens may be at once in memory; most evaluations are a single block.
         """
-        rows, most, clock = self.run.rollout.max_rows, self.evaluator.sampling.max_tokens, self.records.clock
+        most = min(BLOCK_TOKENS // self.evaluator.sampling.max_tokens, BLOCK)
         progress = SamplingProgress(self.console, len(self.problems) * self.n, log)
-        size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // self.n)
+        size = max(1, max(most, 4 * self.run.rollout.max_rows) // self.n)
         with self.records.growing(RESPONSES) as write:
             for first in range(0, len(self.problems), size):
                 block = self.problems[first : first + size]
-                with clock.phase("eval"):
+                with self.records.clock.phase("eval"):
                     samples = self._sample_block(block, log, progress)
                     with self.console.wait(f"measuring entropies of {len(samples)} responses"):
                         scored = score_samples(samples, self.evaluator.scorer)
@@ -147,8 +131,8 @@ class Job:
             fresh = rollouts.sample(left, self.evaluator.sampling, self.n, PURPOSE, finished) if left else []
         self.seconds += time.monotonic() - began
         self.tokens += sum(s.length for s in fresh)
-        by_problem = {p.id: fresh[i * self.n : (i + 1) * self.n] for i, p in enumerate(left)}
-        return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
+        log.samples |= {p.id: fresh[i * self.n : (i + 1) * self.n] for i, p in enumerate(left)}
+        return [s for p in problems for s in log.samples.pop(p.id)]
 
     def _rows(self, samples: Sequence[Sample], problems: Sequence[Problem]) -> Iterator[Row]:
         """Yield rows of `responses.jsonl`; log-probabilities are the model's own, at the sampling temperature."""
@@ -159,34 +143,36 @@ class Job:
             row = numbered_row(sample, problems[number], nth)
             yield row | {"prompt": prompts[number], "log_probs": measured}
 
-    def conclude(self, more: dict[str, Any]) -> None:
-        """Write the metrics row and then the summary, which marks the job as complete."""
+    def conclude(self, more: dict[str, Any], tables: Sequence[str]) -> None:
+        """Write the metrics row and then the summary, which marks the job as complete.
+
+        Print the first few responses, the job's own tables, the accuracies as they should be quoted.
+        """
         m, components, records = self.metrics, self.components, self.records
         records.metrics(Counters(eval_step=1, clock=records.clock).row() | m)
         status, reason = self.monitors.reason_to_stop() or ("finished", "")
-        self.summary = {
+        summary = common_summary(components, m, self.protocol, self.monitors, records.clock) | {
             "status": status,
             "reason": reason,
-            "accuracy": m["eval/accuracy"],
-            "accuracy_interval": [m["eval/accuracy_low"], m["eval/accuracy_high"]],
-            **more_accuracies(m, *self.evaluator.rewards),
             **by_facts(self.samples, self.problems),
-            "length": m["eval/length"],
             "truncated": m["eval/truncated"],
             "tokens_per_second": round(m["eval/tokens_per_second"], 1),
             **more,
             "eval_problems": len(self.problems),
-            "data_sizes": components.sizes,
             "problems_kept_from_before": self.finished_before,
-            "notices": dict(self.monitors.counts),
             "weights": self.weights,
-            **({"start": asdict(components.start)} if components.start else {}),
-            "protocol": self.protocol,
-            **time_summary(records.clock),
             "seconds": round(self.seconds, 1),  # of sampling
-            "threads": torch.get_num_threads(),
         }
-        records.summary(self.summary)
+        records.summary(summary)
+        folder, console = short_path(records.folder), self.console
+        print_responses(console, self.examples, self.problems, self.evaluator.grader)
+        by_fact = [share_table(fact, parts) for fact, parts in summary.get("accuracy_by", {}).items()]
+        for table in (*tables, *by_fact):
+            console.table("\n" + table)
+        print_accuracies(console, summary)
+        console.say(f"{m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
+        console.say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
+        print_loggers(console, records.loggers)
 
     def print_start(self) -> None:
         """Print which problems go to which model."""
@@ -195,39 +181,6 @@ class Job:
         say(f"model      {run.model.name}: {self.components.policy.describe()}")
         say(f"asks       {asked}; prompt={asks.prompt.name}; {asks.sampling.describe()}")
         say(f"records    {short_path(self.records.folder)}")
-
-    def print_closing(self, tables: Sequence[str]) -> None:
-        """Print the first few responses, the job's own tables, the accuracies as they should be quoted."""
-        m, folder, console = self.metrics, short_path(self.records.folder), self.console
-        print_responses(console, self.examples, self.problems, self.evaluator.grader)
-        for table in tables:
-            console.table("\n" + table)
-        for line in describe_accuracies(m["eval/accuracy"], self.summary):
-            console.say(line)
-        figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
-        quoted = format_accuracy(*figures, self.protocol, m.get("eval/questions"))
-        console.say(f"{quoted}; {m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
-        console.say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
-        print_loggers(console, self.records.loggers)
-
-
-@contextmanager
-def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[Job]:
-    """Yield a job with all its responses, some of which may have been in its folder before."""
-    components = build_components(run, records.folder, console, clock=records.clock)
-    try:
-        start_loggers(run, records, console)
-        records.add_provenance(run_facts(run, components))
-        job = Job(run, components, records, console)
-        job.print_start()
-        job.respond()
-        yield job
-    except KeyboardInterrupt:
-        records.loggers.finish({"status": "interrupted"})
-        raise
-    finally:
-        components.close()
-        records.loggers.finish(None)  # still open only if the job failed
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
@@ -244,39 +197,29 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
         )
 
 
-def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:
-    """Sample, grade and count; return the accuracy."""
-    with job_of(run, records, console) as job:
-        rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
-        job.conclude({"categories": rows, "ungraded": failed})
-        of_categories = share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()})
-        lengths = figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed)
-        by_fact = [share_table(fact, parts) for fact, parts in job.summary.get("accuracy_by", {}).items()]
-        job.print_closing([of_categories, lengths, *by_fact])
-    return job.metrics["eval/accuracy"]
-
-
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
 
 
-def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float:
-    """Sample all responses once and select among them in every way; return the accuracy of a single response."""
-    scorer, picture = load_scorer(run.scorer), records.folder / BEST_OF_N_PICTURE
-    with job_of(run, records, console) as job:
-        with console.wait("choosing among the responses"):
-            values = estimates(run, job, scorer)
-            curves = with_intervals(values, run.seed, list(questions_of(job.problems).values()))
-        records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
-        title = f"{run.model.name}, {job.asks.data.name}, {len(job.problems)} problems x {job.n} samples"
-        sampled = f"prompt={job.asks.prompt.name}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
-        with console.wait("drawing the curves"):
-            draw_best_of_n(picture, run.n_list, curves, title, f"{sampled}; bands: 95%, over problems")
-        first = first_alone(job.samples, job.n, job.problems)
-        job.conclude({"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first})
-        job.print_closing([curves_table(run.n_list, curves)])
-        console.say(f"curves: {short_path(picture)}")
-    return job.metrics["eval/accuracy"]
+def best_of_n(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> None:
+    """Select among the responses in every way; record, draw and print how often that succeeds."""
+    records, console, picture = job.records, job.console, job.records.folder / BEST_OF_N_PICTURE
+    with console.wait("choosing among the responses"):
+        values = estimates(run, job, scorer)
+        curves = with_intervals(values, run.seed, list(questions_of(job.problems).values()))
+    lines = ["N,method,value,low,high"]
+    for name, points in curves.items():
+        for n, figures in zip(run.n_list, points, strict=True):
+            lines.append(f"{n},{name}," + ",".join(f"{figure:.6g}" for figure in figures))
+    records.document(BEST_OF_N_NUMBERS, "\n".join(lines) + "\n")
+    title = f"{run.model.name}, {job.asks.data.name}, {len(job.problems)} problems x {job.n} samples"
+    sampled = f"prompt={job.asks.prompt.name}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
+    with console.wait("drawing the curves"):
+        draw_best_of_n(picture, run.n_list, curves, title, f"{sampled}; bands: 95%, over problems")
+    first = first_alone(job.samples, job.n, job.problems)
+    more = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
+    job.conclude(more, [curves_table(run.n_list, curves)])
+    console.say(f"curves: {short_path(picture)}")
 
 
 def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
@@ -320,17 +263,17 @@ def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, 
         "best summed log-prob": [[s.log_prob for s in group] for group in groups],
     }
     if scorer:
-        asked = zip(job.problems, groups, strict=True)
-        scores["best by scorer"] = [[scorer(p.question, s.text) for s in group] for p, group in asked]
-    out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
+        by_problem = zip(job.problems, groups, strict=True)
+        scores["best by scorer"] = [[scorer(p.question, s.text) for s in group] for p, group in by_problem]
+    out = {"pass@N": [[pass_at(n, sum(r), k) for k in at] for r in right]}
     for name, of_groups in scores.items():
-        out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
+        out[name] = [[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)]
     if not grader.plugin:
         subsets = [subsets_of(n, k, run.seed) for k in at]
         classes = [answer_classes([s.text for s in group], grader) for group in groups]
         voted = zip(classes, right, strict=True)
-        out["maj@N"] = np.array([[majority_at(c, r, chosen) for chosen in subsets] for c, r in voted])
-    return out
+        out["maj@N"] = [[majority_at(c, r, chosen) for chosen in subsets] for c, r in voted]
+    return {name: np.array(rows) for name, rows in out.items()}
 
 
 def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str] = ()) -> Curves:
@@ -350,23 +293,30 @@ def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str
     return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
 
 
-def as_csv(n_list: Sequence[int], curves: Curves) -> str:
-    """Write the curves as CSV, a line for each selection and N.
-
-    >>> as_csv([1], {"pass@N": [(0.5, 0.25, 0.75)]})
-    'N,method,value,low,high\\n1,pass@N,0.5,0.25,0.75\\n'
-    """
-    rows = [
-        f"{n},{name},{v:.6g},{low:.6g},{high:.6g}"
-        for name, points in curves.items()
-        for n, (v, low, high) in zip(n_list, points, strict=True)
-    ]
-    return "\n".join(["N,method,value,low,high", *rows]) + "\n"
-
-
 def start(run: RunConfig, records: RunWriter, console: Console) -> float:
-    """Run the job, record everything in the folder of `records`, and return the accuracy."""
-    if isinstance(run, BestOfNConfig):
-        return best_of_n(run, records, console)
-    assert isinstance(run, EvaluateConfig)
-    return evaluate_model(run, records, console)
+    """Run the job, record everything in the folder of `records`, and return the accuracy of a single response.
+
+    The responses are sampled once; some may have been in the folder before.
+    """
+    assert isinstance(run, EvalJobConfig)
+    scorer = load_scorer(run.scorer) if isinstance(run, BestOfNConfig) else None
+    components = build_components(run, records.folder, console, clock=records.clock)
+    try:
+        start_records(run, components, records, console)
+        job = Job(run, components, records, console)
+        job.print_start()
+        job.respond()
+        if isinstance(run, BestOfNConfig):
+            best_of_n(run, job, scorer)
+        else:
+            rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
+            of_categories = share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()})
+            lengths = figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed)
+            job.conclude({"categories": rows, "ungraded": failed}, [of_categories, lengths])
+    except KeyboardInterrupt:
+        records.loggers.finish({"status": "interrupted"})
+        raise
+    finally:
+        components.close()
+        records.loggers.finish(None)  # still open only if the job failed
+    return job.metrics["eval/accuracy"]

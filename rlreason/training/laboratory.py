@@ -40,10 +40,12 @@ def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
     What a published objective does not set (eps, the constant, the estimator of KL) stays the run's.
     """
     named = NAMED | {f"loss={name}": objective for name, objective in OF_LOSSES.items()}
-    others = [kind for kind in AGGREGATIONS if kind != run.length_norm.kind]
-    norms = {f"length_norm={kind}": replace(run, length_norm=replace(run.length_norm, kind=kind)) for kind in others}
-    allowed = {name: other for name, other in norms.items() if not check_objective(other)}
-    return {OWN: run} | {name: with_axes_of(run, other) for name, other in named.items()} | allowed
+    variants = {OWN: run} | {name: with_axes_of(run, other) for name, other in named.items()}
+    for kind in AGGREGATIONS:
+        other = replace(run, length_norm=replace(run.length_norm, kind=kind))
+        if kind != run.length_norm.kind and not check_objective(other):
+            variants[f"length_norm={kind}"] = other
+    return variants
 
 
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
@@ -115,11 +117,11 @@ def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = 4) 
     The responses with an advantage are cut into `bins` of equal number. tokens: gradients (length,) of each response.
     """
     live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
-    parts = torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), min(bins, max(len(live), 1)))
     weights = []
-    for part in (p.tolist() for p in parts if len(p)):
-        weight = sum(tokens[i].abs().double().sum().item() for i in part)
-        weights.append(weight / sum(len(tokens[i]) * abs(advantages[i].item()) for i in part))
+    for part in torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), bins):
+        if members := part.tolist():
+            weight = sum(tokens[i].abs().double().sum().item() for i in members)
+            weights.append(weight / sum(len(tokens[i]) * abs(advantages[i].item()) for i in members))
     return weights
 
 
@@ -129,7 +131,8 @@ def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample]
     train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
     reference = make_policy(run, train)
     start = teach_habits(run, reference, train, console)
-    if start and start.weights != (folder.summary or {}).get("start", {}).get("weights", start.weights):
+    recorded = (folder.summary or {}).get("start")
+    if start and recorded and start.weights != recorded["weights"]:
         console.say("! another processor, torch or version made another start model than the run's: KL is against this")
     scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
     return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
@@ -137,11 +140,10 @@ def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample]
 
 def read_run(folder: RunFolder) -> GRPOConfig:
     """Read the settings of a GRPO run. `ConfigError` for another algorithm."""
-    settings = folder.settings
-    if (algorithm := settings.get("algorithm")) != "grpo":
+    run = OmegaConf.to_object(as_config(folder.settings))
+    if not isinstance(run, GRPOConfig):
+        algorithm = folder.settings.get("algorithm")
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={algorithm}: give one of algorithm=grpo")
-    run = OmegaConf.to_object(as_config(settings))
-    assert isinstance(run, GRPOConfig)
     return run
 
 
@@ -157,9 +159,12 @@ def read_step(folder: RunFolder, step: int | None = None) -> tuple[int, list[Sam
     chosen = max(saved) if step is None else step
     if chosen not in saved:
         raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(map(str, sorted(saved)))}")
-    samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
-    scores = [s.log_probs or s.response.log_probs for s in samples]
-    return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
+    samples = []
+    for row in folder.rows(saved[chosen], TO_LEARN).values():
+        sample = sample_of(row)
+        scores = sample.log_probs or sample.response.log_probs
+        samples.append(replace(sample, log_probs=scores, old_log_probs=scores))
+    return chosen, samples
 
 
 ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"

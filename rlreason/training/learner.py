@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,24 +83,6 @@ def learning_rate_at(done: float, width: float, total: float, peak: float, kind:
 
 
 @dataclass(frozen=True, slots=True)
-class LearningRateSchedule:
-    """The learning rate of each update of a run."""
-
-    peak: float
-    kind: str  # constant | linear | cosine
-    warmup: float  # steps
-    n_steps: int
-
-    def at(self, done: int, place: int, count: int, restarts: bool = False) -> float:
-        """Return the rate of update `place` (0, 1, ...) of a step's `count`, after `done` whole steps.
-
-        `restarts`: the step restarts from the initial weights, and so does the schedule: it is one step long.
-        """
-        total = 1 if restarts else self.n_steps
-        return learning_rate_at(done + place / count, 1 / count, total, self.peak, self.kind, self.warmup)
-
-
-@dataclass(frozen=True, slots=True)
 class Gradient:
     """The gradient of one optimizer step before clipping; token gradients of samples without loss are 0."""
 
@@ -113,8 +94,6 @@ class Gradient:
 
 class Learner:
     """Owns the optimizer. `updates` takes all updates of a training step, `update` takes one, `gradient` none."""
-
-    world = 1  # processes that learn together
 
     def __init__(
         self,
@@ -134,24 +113,24 @@ class Learner:
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(optimization, self.parameters)
         self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
-        self.weighs_mismatch, self.length_constant = objective.has_mismatch_weights, objective.length_constant
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def updates(
-        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: Sampling
+        self, collected: Collected, step: int, schedule: Callable[..., float], sampling: Sampling
     ) -> Iterator[Update]:
         """Take the updates of a training step, one whenever the next is asked for, and yield each.
 
-        The train-inference mismatch is measured in the first, where the weights are still those that sampled.
+        `schedule`: `learning_rate_at` of the run. A step that restarts from the initial weights is a run of its own.
+        The train-inference mismatch is measured in the first update, where the weights are still those that sampled.
         """
+        done, count = step - 1, len(collected.batches)
         if collected.restart:
             self.restart()
-        count, steps_done = len(collected.batches), 0 if collected.restart else step - 1
-        for place in range(count):
-            rate = schedule.at(steps_done, place, count, restarts=collected.restart)
+            done, schedule = 0, partial(schedule, total=1)
+        for place, batch in enumerate(collected.batches):
             comparable = place == 0 and self._as_sampled(collected, sampling)
             mismatch_from = sampling.min_tokens if comparable else None
-            yield self.take_step(collected.batches[place], rate, mismatch_from)
+            yield self.take_step(batch, schedule(done + place / count, 1 / count), mismatch_from)
 
     def will_score(self, collected: Collected, sampling: Sampling) -> bool:
         """Return whether `updates` will measure all entropies itself: in one update, under the weights that sampled."""
@@ -182,8 +161,7 @@ class Learner:
 
     def restart(self) -> None:
         """Restore the initial weights and an empty optimizer state."""
-        if self._start is None:
-            raise ValueError("this learner kept no copy of its first weights: make it with can_restart=True")
+        assert self._start is not None, "this learner kept no copy of its first weights: can_restart=False"
         with torch.no_grad():
             for parameter, first in zip(self.parameters, self._start, strict=True):
                 parameter.copy_(first)
@@ -263,7 +241,7 @@ class Learner:
         (advantages,) = lists_on_device([[s.advantage for s in samples]], flat.device, torch.float32)
         advantages = advantages[:, None]  # (batch, 1)
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
-        if self.weighs_mismatch:
+        if o.has_mismatch_weights:
             engine = batch.to_rows(self._flat([s.response.log_probs for s in samples]))
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
@@ -274,7 +252,7 @@ class Learner:
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
         counts = {"n_sequences": n_sequences, "n_tokens": n_tokens}
-        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=self.length_constant)
+        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=o.length_constant)
         return loss, measured_per_token(stats, log_probs.detach(), entropy.detach(), None if on_policy else old)
 
     def _flat(self, values: list[list[float]]) -> Tensor:
@@ -288,7 +266,7 @@ class Learner:
                 p.grad = torch.zeros_like(p)
         measured = self.read(done, samples, self.clip())
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
-        finite = math.isfinite(norm) and math.isfinite(loss)
+        finite = math.isfinite(norm + loss)
         before = sampled_elements(self.parameters)
         gradients = sampled_elements(p.grad for p in self.parameters if p.grad is not None)
         if finite and n_micro:
@@ -318,18 +296,18 @@ class Learner:
         """Return whether all trained weights are finite."""
         return all(map(is_finite, self.parameters))
 
-    def moments_not_finite(self) -> int:
-        """Count the trained tensors whose optimizer moments are not finite."""
-        return len(self.broken_moments())
-
     def broken_moments(self) -> set[int]:
-        """Return the indices of the trained tensors with a moment that is not finite, in this process."""
-        return {
-            index
-            for index, parameter in enumerate(self.parameters)
-            for moment in self.optimizer.state.get(parameter, {}).values()
-            if isinstance(moment, Tensor) and moment.is_floating_point() and not is_finite(moment)
-        }
+        """Return the indices of the trained tensors with a moment that is not finite, on any rank."""
+        broken = set()
+        for index, parameter in enumerate(self.parameters):
+            for moment in self.optimizer.state.get(parameter, {}).values():
+                if isinstance(moment, Tensor) and moment.is_floating_point() and not is_finite(moment):
+                    broken.add(index)
+        return broken
+
+    def moments(self) -> list[dict[str, Any]]:
+        """Return the optimizer's state of every trained parameter, in order; of several ranks, the whole tensors."""
+        return [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
 
     def restore(self, moments: Iterable[dict[str, Any]]) -> None:
         """Load these optimizer moments, one dict per parameter; call after the weights have been replaced.
@@ -343,9 +321,6 @@ class Learner:
                     key: value.to(parameter.device) if isinstance(value, Tensor) else value
                     for key, value in state.items()
                 }
-
-    def write_moments(self, folder: Path) -> None:
-        """Write moments that are sharded over ranks into a folder; others go into the checkpoint's tensors."""
 
     def close(self) -> None:
         """Release the other ranks, if any."""

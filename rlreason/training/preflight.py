@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import shutil
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,14 +30,6 @@ from rlreason.runtime.text import size
 CHARACTERS = 3  # at least, in a token of prose
 
 
-def read_early(runs: Sequence[RunConfig]) -> None:
-    """Read the data that can be read quickly, for its errors, each once for all runs."""
-    different = {repr((run.data, run.eval)): run for run in reversed(runs)}
-    for run in different.values():
-        if run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values()):
-            load_data(run, say=lambda line: None)  # messages are printed when the run itself reads it
-
-
 def assumed_prompt(run: RunConfig) -> int | None:
     """Estimate the tokens of a prompt not yet measured: of a question and of its template.
 
@@ -54,13 +47,9 @@ SIGNS = ("out of memory", "No available memory for the cache blocks", "less than
 
 def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
     """Return the one-line error to end with; None if `error` is not about GPU memory."""
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:  # the errors behind it
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
+    text = "".join(traceback.format_exception(error))  # with the errors behind it
     # Also torch's OutOfMemoryError, without importing torch; a processor's MemoryError has its own message.
-    if not any(isinstance(c, EngineError | RuntimeError) and any(sign in str(c) for sign in SIGNS) for c in causes):
+    if not isinstance(error, EngineError | RuntimeError) or not any(sign in text for sign in SIGNS):
         return None
     return ResourceError(
         f"out of memory: lower micro_batch_tokens={run.micro_batch_tokens} or rollout.max_rows={run.rollout.max_rows}, "
@@ -88,18 +77,17 @@ def space_needed(run: RunConfig) -> Space:
     shape, checkpoint = shape_of(run.model)[0], getattr(run, "checkpoint", None)
     model = moments = 0
     if shape is not None:
-        per_weight = 2 if run.model.weights == "bfloat16" else 4
-        lora, optimizer = run.model.lora, run.optimizes_by
+        per_weight, lora = 2 if run.model.weights == "bfloat16" else 4, run.model.lora
         model = weight_bytes(shape, per_weight)
-        if optimizer is not None:
+        if run.optimizes_by is not None:
             trained = trained_numbers(shape, per_weight, run.model.freeze, lora.rank, lora.targets)
-            moments = moment_bytes(*trained, optimizer)
+            moments = moment_bytes(*trained, run.optimizes_by)
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
-    responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * (longest // 2))  # most end before the limit
     saved, most = model if getattr(run, "save_model", False) else 0, run.checkpoints_at_once
-    of_one = model + (moments if checkpoint and checkpoint.keep_final else 0)
-    kept = max(min(2, most) * of_one - saved, 0)  # the newest shares the model's files
-    return Space(saved, saved + responses + most * (model + moments), saved + responses + kept)
+    # Most responses end before the limit.
+    certain = saved + run.responses_saved() * (PER_RESPONSE + PER_TOKEN * (longest // 2))
+    kept = min(2, most) * (model + (moments if checkpoint and checkpoint.keep_final else 0))
+    return Space(saved, certain + most * (model + moments), certain + max(kept - saved, 0))  # the newest shares files
 
 
 GO_ON = "model.check_memory=false starts it all the same (rlreason plan shows the parts)"
@@ -114,21 +102,19 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
     on_gpu = device.kind == "cuda"
     if on_gpu and len(runs) > 1:
         device = replace(device, free=device.total, second_free=None)
-    different = dict[object, RunConfig]()  # most runs of a sweep need the same
+    different: dict[object, RunConfig] = {}  # most runs of a sweep need the same
     for run in runs:
         shape, source = shape_of(run.model)
         key = source if shape is None else workload_of(run, shape, device)
         different.setdefault((key, run.model.check_memory), run)
-    tight = []
+    tight: dict[float, str] = {}  # peak -> what to say
     for run in different.values():
         plan = planned(run, device, assumed_prompt(run))
         if on_gpu and run.model.check_memory and plan.verdict == "too large":
             raise ConfigError(f"memory: {conclusion(plan)}; {GO_ON}")
         if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown"):
-            tight.append(plan)
-    if not tight:
-        return []
-    return [f"memory: {conclusion(max(tight, key=lambda one: one.plan.peak if one.plan else 0))}"]
+            tight[plan.plan.peak if plan.plan else 0] = f"memory: {conclusion(plan)}"
+    return [tight[max(tight)]] if tight else []
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
@@ -197,19 +183,20 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
 
     `folder` is where they will write; it need not exist.
     """
-    bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
-    bad += [line for run in runs if (line := broken_loss(run))]
+    bad = [line for run in runs for line in mistakes_of(run)]
     named = {pair: run.grading for run in runs for pair in own_functions(run)}  # each is tried once for all runs
     bad += [line for (setting, name), grading in named.items() if (line := unusable(setting, name, grading))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
-    read_early(runs)
+    for run in {repr((run.data, run.eval)): run for run in reversed(runs)}.values():  # data of each kind once
+        if run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values()):
+            load_data(run, say=lambda line: None)  # for its errors; messages are printed when the run itself reads it
     return room_for(runs, folder) + memory_for(runs, believed_device())
 
 
 def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
-    warnings = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
+    warnings = [line for run in runs for line in mistakes_of(run)]
     for check in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device())):
         try:
             warnings += check()
@@ -218,21 +205,24 @@ def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     return warnings
 
 
-def broken_loss(run: RunConfig) -> str:
-    """Say why the user's own loss cannot be trained with."""
-    loss: ChosenLoss | None = getattr(run, "loss", None)
-    return broken_contract(loss.loss_type, loss.numbers()) if loss and run.own_loss else ""
-
-
-def template_problems(run: RunConfig) -> list[str]:
-    """Return errors in the prompts' templates."""
+def mistakes_of(run: RunConfig) -> list[str]:
+    """Return errors in the prompts' templates, packages that are missing, what is wrong with the user's own loss."""
     errors = []
     for prompt in filter(None, (run.prompt, run.eval.prompt)):
         try:
             template_of(prompt.file)
         except ConfigError as error:
             errors.append(str(error) if prompt is run.prompt else as_eval("prompt", str(error), prompt))
+    errors += missing_packages(run)
+    if why := broken_loss(run):
+        errors.append(why)
     return errors
+
+
+def broken_loss(run: RunConfig) -> str:
+    """Say why the user's own loss cannot be trained with."""
+    loss: ChosenLoss | None = getattr(run, "loss", None)
+    return broken_contract(loss.loss_type, loss.numbers()) if loss and run.own_loss else ""
 
 
 def missing_packages(run: RunConfig) -> list[str]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import profile, record_function
@@ -13,14 +14,19 @@ from torch.profiler import profile, record_function
 from rlreason.config.groups import WEIGHTS
 from rlreason.config.training import BudgetConfig
 from rlreason.engines.rollouts import rollout_metrics, with_missing_scores
+from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.cases import case_text, failure_metrics, reasons
+from rlreason.evaluation.protocol import Protocol, format_accuracy
 from rlreason.grading import Grader
 from rlreason.grading.grader import grading_metrics
+from rlreason.health.watch import Monitors
 from rlreason.records.console import Console
 from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
 from rlreason.records.loggers import Loggers
+from rlreason.records.reader import time_summary
 from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.clock import Clock
 from rlreason.training.build import Components
 from rlreason.training.learner import Learner
 from rlreason.types import Collected, Problem, Sample, Update
@@ -182,6 +188,32 @@ def print_responses(console: Console, samples: Sequence[Sample], problems: Seque
     for number, sample in enumerate(samples, 1):
         row = numbered_row(sample, by_id[sample.group], 0)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
+
+
+def common_summary(
+    components: Components, metrics: Mapping[str, float], protocol: Protocol, monitors: Monitors, clock: Clock
+) -> dict[str, Any]:
+    """Return what the summaries of training runs and other jobs share; `metrics`: of the last evaluation."""
+    return {
+        "accuracy": metrics["eval/accuracy"],
+        "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
+        **more_accuracies(metrics, *components.evaluator.rewards),
+        "length": metrics["eval/length"],
+        **({"start": asdict(components.start)} if components.start else {}),
+        "data_sizes": components.sizes,
+        "protocol": protocol,
+        "notices": dict(monitors.counts),
+        **time_summary(clock),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def print_accuracies(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print the accuracies of a summary as they should be quoted."""
+    low, high = summary["accuracy_interval"]
+    console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
+    for line in describe_accuracies(summary["accuracy"], summary):
+        console.say(line)
 
 
 def short_path(folder: Path) -> str:

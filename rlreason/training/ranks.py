@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -32,16 +31,6 @@ FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any le
 NCCL_LATER = timedelta(minutes=5)  # its own limit would end the process before our better message
 
 
-class RankError(EngineError):
-    """Another rank has ended or hangs. The run ends; rank 0 keeps its records."""
-
-
-class PartedError(ConfigError):
-    """The weights of the ranks have diverged: nothing of them is kept."""
-
-    exit_code = 1
-
-
 class Ranks:
     """One process's connection to all ranks, in torch's default group. Its collective calls are made by all at once.
 
@@ -53,13 +42,12 @@ class Ranks:
         keys = [f"device{number}" for number in range(world)]
         store.set(keys[rank], device.type)
         while not store.check(keys):  # until every rank has loaded its libraries
-            if lost := self._lost():
-                raise RankError(f"training on {world} ranks ended before it began: {lost}")
+            if lost := self.lost():
+                raise EngineError(f"training on {world} ranks ended before it began: {lost}")
             time.sleep(LOOK_S)
         kinds = [store.get(key).decode() for key in keys]
         if len(set(kinds)) > 1:
-            without = ", ".join(str(number) for number, kind in enumerate(kinds) if kind != "cuda")
-            raise ConfigError(f"gpus={world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+            raise ConfigError(f"gpus={world}: the ranks have {', '.join(kinds)}: start as many ranks as GPUs")
         limit = timedelta(seconds=0.8 * limit_s)  # before this process is ended for hanging, without a word
         backend, later = ("gloo", timedelta()) if device.type == "cpu" else ("cpu:gloo,cuda:nccl", NCCL_LATER)
         own = PrefixStore("default", store)
@@ -67,7 +55,7 @@ class Ranks:
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER if rank else limit)  # rank 0 never waits for one
         self._objects = dist.new_group(backend="gloo", timeout=limit)
 
-    def _lost(self) -> str:
+    def lost(self) -> str:
         """Return nothing: rank 0 alone looks after the others."""
         return ""
 
@@ -91,21 +79,6 @@ class Ranks:
         found = [None] * self.world
         dist.all_gather_object(found, value, self._objects)
         return found
-
-    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite every rank's tensors with those of rank 0."""
-        for tensor in tensors:
-            whole = tensor.detach().contiguous()
-            dist.broadcast(whole, src=0)
-            if whole.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(whole)
-
-    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks, in float32."""
-        for tensor in tensors:
-            total = tensor.float().contiguous()
-            dist.all_reduce(total)
-            tensor.copy_(total)
 
 
 def _broadcast(value: Any, group: Any) -> Any:
@@ -135,7 +108,6 @@ STORE = timedelta(seconds=60)  # to wait for torchrun's store
 ENDING_S = 10.0  # for a rank to end
 LOOK_S = 0.2
 GRACE_S = 4.0  # for rank 0 to notice by itself that another rank has ended
-OURS = "RLREASON_STORE"  # environment: the port where rank 0 waits for the processes it has started
 GONE = ("connection closed", "connection reset", "timed out")  # of a rank that is not a child of this process
 RESUME = "resume=RUN goes on from the last checkpoint"
 
@@ -149,11 +121,6 @@ class LeadingRank(Ranks):
 
     def __init__(self, world: int, device: torch.device, limit_s: float, folder: Path) -> None:
         """`folder`: of the run, for the output of the processes started here, and the reason if one ends this one."""
-        if dist.is_initialized():
-            raise ConfigError(
-                f"gpus={world} needs torch's default process group, and something in this process has made one: start "
-                "the run by the command line"
-            )
         self.folder, self.log, self.limit_s = folder, folder / RANKS_LOG, limit_s
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.broken = False  # a collective call was broken off: the others wait in it, and cannot be reached
@@ -162,8 +129,15 @@ class LeadingRank(Ranks):
         store = store_of(place) if place else TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)
         store.set(BEGIN, str(limit_s))
         if place is None:
-            self._start_others(world, store.port)
-        self.store, self.world = store, world
+            if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            with self.log.open("ab") as out:
+                for rank in range(1, world):
+                    values = map(str, (rank, world, rank, world, ADDRESS, store.port))
+                    env, nothing = os.environ | dict(zip(NAMES, values, strict=True)), subprocess.DEVNULL
+                    command = [sys.executable, "-m", "rlreason"]
+                    self.children[rank] = subprocess.Popen(command, env=env, stdin=nothing, stdout=out, stderr=out)
+        self.world = world
         # A client of its own: the other one is locked while it waits for a rank.
         self._errors = store_of(place) if place else TCPStore(ADDRESS, store.port, None, False)
         if signals.owns_process():  # never end the process of a user's script or notebook
@@ -174,27 +148,16 @@ class LeadingRank(Ranks):
             self.close(at_once=True)
             raise
 
-    def _start_others(self, world: int, port: int) -> None:
-        if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        command, nothing = [sys.executable, "-m", "rlreason"], subprocess.DEVNULL
-        with self.log.open("ab") as out:
-            for rank in range(1, world):
-                values = (rank, world, rank, world, ADDRESS, port)
-                of_rank = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
-                env = os.environ | of_rank | {OURS: str(port)}
-                self.children[rank] = subprocess.Popen(command, env=env, stdin=nothing, stdout=out, stderr=out)
-
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
         """Run this block on all ranks.
 
         One such block at a time, in whichever thread; no signal interrupts it, because the others would wait.
-        `RankError` if one of them is lost in it.
+        `EngineError` if one of them is lost in it.
         """
         with self._lock, signals.held(), self.naming_lost_ranks(name):
             if self.broken:
-                raise RankError(f"training on {self.world} ranks is over")
+                raise EngineError(f"training on {self.world} ranks is over")
             alive()
             _broadcast((name, arguments), self._orders)
             yield
@@ -202,7 +165,7 @@ class LeadingRank(Ranks):
 
     @contextmanager
     def naming_lost_ranks(self, name: str) -> Iterator[None]:
-        """Raise `RankError`, which says which rank is lost and why, for an error that another rank's end has caused."""
+        """Raise `EngineError`, which says which rank is lost and why, for an error that follows from its end."""
         try:
             yield
         except BaseException as error:
@@ -210,15 +173,14 @@ class LeadingRank(Ranks):
             if not isinstance(error, RuntimeError):
                 raise
             time.sleep(LOOK_S)  # a connection closes before its process ends
-            lost = self._lost()
-            if not lost and any(sign in str(error).lower() for sign in GONE):
+            if not (lost := self.lost()):
+                if not any(sign in str(error).lower() for sign in GONE):
+                    raise
                 lost = f"one has gone, or not answered within waits.run_s={self.limit_s:g} s ({first_line(error)})"
-            if not lost:
-                raise
             self._over.set()
-            raise RankError(f"training on {self.world} ranks ended in {name}: {lost}; {RESUME}") from error
+            raise EngineError(f"training on {self.world} ranks ended in {name}: {lost}; {RESUME}") from error
 
-    def _lost(self) -> str:
+    def lost(self) -> str:
         """Say which ranks have ended with which error, signal or exit code; "" if all live."""
         lost = []
         for rank in range(1, self.world):
@@ -234,7 +196,7 @@ class LeadingRank(Ranks):
         while not self._over.wait(LOOK_S):
             lost = ""
             with suppress(RuntimeError):  # torchrun's store may be gone
-                lost = self._lost()
+                lost = self.lost()
             if lost and not self._over.wait(GRACE_S):
                 why = f"training on {self.world} ranks: {lost}{f' (see {self.log})' if self.children else ''}"
                 with suppress(Exception):  # such as a full disk, which must not prevent the end
@@ -263,8 +225,6 @@ class LeadingRank(Ranks):
 
 def store_of(place: Place) -> Any:
     """Return the store where the processes of torchrun, or those of rank 0, meet."""
-    if port := os.environ.get(OURS):
-        return TCPStore(ADDRESS, int(port), None, False)
     store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=STORE))
     return store
 

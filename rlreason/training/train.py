@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,14 @@ import torch
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, Validation, protocol_of
-from rlreason.evaluation.protocol import format_accuracy, write_card
+from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import COMPLIANCE, CURVES, OBJECTIVE, checkpoints_in, moments_in, remove_moments
-from rlreason.records.reader import RunFolder, time_line, time_summary
+from rlreason.records.reader import RunFolder, time_line
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
@@ -30,11 +28,18 @@ from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
 from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, world_of
 from rlreason.runtime.text import shorten
-from rlreason.training.algorithms import Algorithm, Batches
-from rlreason.training.build import Components, build_components, make_algorithm, make_learner, run_facts, start_loggers
+from rlreason.training.algorithms import Batches
+from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_records
 from rlreason.training.checkpoint import Checkpoints
-from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import LOST, SHOWN_CHARS, print_loggers, short_path, with_scores
+from rlreason.training.learner import Learner, learning_rate_at
+from rlreason.training.progress import (
+    LOST,
+    SHOWN_CHARS,
+    common_summary,
+    print_accuracies,
+    print_loggers,
+    short_path,
+)
 from rlreason.training.trainer import Trainer
 
 NEXT = """
@@ -71,10 +76,17 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         closing.callback(lambda: records.loggers.finish(None))  # still open only if the run failed
         closing.callback(components.close)
         algorithm = make_algorithm(run, components, console)
-        learner = learner_of(run, policy, algorithm, records.folder)
+        learner: Learner
+        world = world_of(run.gpus, place_of(), torch.cuda.device_count())
+        if world == 1:
+            learner = make_learner(run, policy)
+        else:
+            from rlreason.training.distributed import make_ranked_learner  # torch's parts for it take a second to load
+
+            reference = getattr(algorithm, "reference", None)  # the ranks score it, too
+            learner = make_ranked_learner(run, policy, reference, world, records.folder)
         closing.callback(learner.close)
-        score = partial(with_scores, components, learner)
-        batches = Batches(algorithm, run.rollout.async_level > 0, records.clock, score)
+        batches = Batches(algorithm, run.rollout.async_level > 0, records.clock)
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
@@ -82,37 +94,26 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         card = run.card()
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
-        measure_flops(counters.clock, policy, learner.world)
-        monitors = make_monitors(run, console)
+        measure_flops(records.clock, policy, world)
+        limit = sampling_key(run, "max_tokens")
+        limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
+        monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
+        for name, warning in run.warnings().items():
+            monitors.warn(0, name, warning)
         problems = components.eval_problems, components.final_problems
         validation = Validation(components.evaluator, *problems, records, monitors, counters, console)
-        checkpoints = Checkpoints(
-            run.checkpoint, policy, components.engine, learner, counters, validation, components.graders.all(),
-            {"batches": batches, "monitors": monitors}, records,
-        )  # fmt: skip
-        schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, algorithm.n_steps)
+        parts = {"counters": counters, "validation": validation, "batches": batches, "monitors": monitors}
+        checkpoints = Checkpoints(run.checkpoint, components, learner, validation, parts, records)
+        schedule = partial(
+            learning_rate_at,
+            total=algorithm.n_steps,
+            peak=run.learning_rate,
+            kind=run.lr_schedule,
+            warmup=run.warmup_steps,
+        )
         yield Trainer(
             run, components, batches, learner, schedule, records, counters, monitors, validation, checkpoints, console
         )
-
-
-def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder: Path) -> Learner:
-    """Build the learner; with gpus=N or torchrun it trains on several ranks, which score the reference model, too."""
-    world = world_of(run.gpus, place_of(), torch.cuda.device_count())
-    if world == 1:
-        return make_learner(run, policy)
-    from rlreason.training.distributed import make_ranked_learner  # torch's parts for it take a second to load
-
-    return make_ranked_learner(run, policy, getattr(algorithm, "reference", None), world, folder)
-
-
-def start_records(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> None:
-    """Drop the later records of a resumed run, start the loggers, record what the run is made of."""
-    facts = run_facts(run, components)
-    if records.checkpoint is not None:
-        records.resume(facts, console.say)
-    start_loggers(run, records, console)
-    records.add_provenance(facts)
 
 
 def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
@@ -133,16 +134,6 @@ def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
             return peak_bytes
 
         clock.gauge = gauge
-
-
-def make_monitors(run: TrainingConfig, console: Console) -> Monitors:
-    """Create the run's monitors, with the warnings that its settings alone give reason for."""
-    limit = sampling_key(run, "max_tokens")
-    limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
-    monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
-    for name, warning in run.warnings().items():
-        monitors.warn(0, name, warning)
-    return monitors
 
 
 def print_header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
@@ -169,8 +160,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     checkpoints.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
     removed = sum(sum(moments_in(path).values()) for path in done)
-    kept = {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
-    summary: dict[str, Any] = {"status": status, "reason": reason} | run_summary(trainer, lost=status == LOST) | kept
+    summary = run_summary(trainer, status, reason) | {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
     with console.wait("closing the records"):
         write_card(run.eval.card, folder, summary)
         records.summary(summary)
@@ -178,10 +168,8 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
             remove_moments(path)
     print_example(console, history[0], history[-1])
     console.table("\n" + closing_table(history[0].metrics, history[-1].metrics))
-    low, high = summary["accuracy_interval"]
-    console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
-    for line in (*describe_accuracies(summary["accuracy"], summary), time_line(summary)):
-        console.say(line)
+    print_accuracies(console, summary)
+    console.say(time_line(summary))
     if notices := summary["notices"]:
         console.say("notices    " + ", ".join(f"{name} x{count}" for name, count in notices.items()))
     if run.eval.card is not None:
@@ -204,32 +192,26 @@ def print_example(console: Console, first: Evaluated, last: Evaluated) -> None:
         console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
 
 
-def run_summary(trainer: Trainer, lost: bool) -> dict[str, Any]:
+def run_summary(trainer: Trainer, status: str, reason: str) -> dict[str, Any]:
     """Return the run's results and its course: notices, counters, and where the time went.
 
-    `accuracy` is that of the last evaluation, over the whole split if it was evaluated; NaN if the weights are `lost`.
+    `accuracy` is that of the last evaluation, over the whole split if it was evaluated; NaN if the weights are lost.
     """
     components, counters, monitors = trainer.components, trainer.counters, trainer.monitors
     before, after = trainer.validation.history[0], trainer.validation.history[-1]
-    evaluator, tokenizer = components.evaluator, components.policy.tokenizer
-    return {
+    settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
+    protocol = protocol_of(settings, after.problems, tokenizer)
+    summary = common_summary(components, after.whole, protocol, monitors, counters.clock) | {
+        "status": status,
+        "reason": reason,
         "accuracy_before": before.metrics["eval/accuracy"],
-        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
-        "accuracy": math.nan if lost else after.whole["eval/accuracy"],
-        "accuracy_interval": [after.whole["eval/accuracy_low"], after.whole["eval/accuracy_high"]],
+        "accuracy_after": after.metrics["eval/accuracy"],  # on the same problems
         "length_before": before.metrics["eval/length"],
-        "length": after.whole["eval/length"],
         "interim_eval_problems": len(components.eval_problems),
         "eval_problems": int(after.whole["eval/problems"]),
-        **({"start": asdict(components.start)} if components.start else {}),
         "data": components.data_hash,
-        "data_sizes": components.sizes,
-        **more_accuracies(after.whole, *evaluator.rewards),
-        "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
-        "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
-        "notices": dict(monitors.counts),
+        "protocol_on_the_way": protocol_of(settings, components.eval_problems, tokenizer)["hash"],
         "alarm": monitors.alarm(),
         **{name: round(value, 1) for name, value in counters.row().items()},
-        **time_summary(counters.clock),
-        "threads": torch.get_num_threads(),
     }
+    return summary | ({"accuracy_after": math.nan, "accuracy": math.nan} if status == LOST else {})

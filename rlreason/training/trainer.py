@@ -20,8 +20,8 @@ from rlreason.runtime import signals
 from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.checkpoint import Checkpoints
-from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import LOST, Step, budget_spent, interim_due, print_responses, profiled
+from rlreason.training.learner import Learner
+from rlreason.training.progress import LOST, Step, budget_spent, interim_due, print_responses, profiled, with_scores
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Trainer:
     components: Components  # policy, engine, rollouts, graders, problems
     batches: Batches  # of the algorithm
     learner: Learner
-    schedule: LearningRateSchedule
+    schedule: Callable[..., float]  # the rate of an update, from its place in the run
     records: RunWriter
     counters: Counters
     monitors: Monitors
@@ -67,8 +67,8 @@ class Trainer:
         self.clock.begin()
         self.evaluate()
         (before,) = self.validation.history
-        shown, grader = before.samples[: self.run.log_generations], self.components.graders.evaluation
-        print_responses(self.console, shown, self.components.eval_problems, grader)
+        shown = before.samples[: self.run.log_generations]
+        print_responses(self.console, shown, self.components.eval_problems, self.components.graders.evaluation)
         self.console.start(self.n_steps)
         self.console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
 
@@ -112,6 +112,8 @@ class Trainer:
         """Sample, grade, score, compute advantages; with rollout.async_level=1, most of it was done ahead."""
         with self.waiting(f"step {number}", "rollout", self.components.rollouts.progress_text):
             collected = self.batches.collect(number)
+            with self.clock.phase("score"):
+                collected = with_scores(self.components, self.learner, collected)
         self.counters.sampled(collected.samples)
         return Step(number, collected, self.engine.weight_version)  # each response has that which sampled it
 
@@ -140,7 +142,7 @@ class Trainer:
             with self.waiting(f"step {step.number}: handing the weights to the engine", "weight_sync"):
                 metrics = self.engine.load_weights(self.policy)
             step.sync_metrics = self.clock.parts_of("weight_sync", metrics)
-        step.sync_metrics["train/moments_not_finite"] = self.learner.moments_not_finite()
+        step.sync_metrics["train/moments_not_finite"] = len(self.learner.broken_moments())
 
     def record(self, step: Step) -> None:
         """Write the step's last row and its responses, and run the monitors."""

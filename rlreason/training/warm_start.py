@@ -7,11 +7,10 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -38,6 +37,7 @@ from rlreason.types import Problem
 
 #: In one forward pass. Not a setting: the division into micro-batches changes the rounding, and so the weights.
 MICRO_BATCH_TOKENS = 8192
+SHARES = ("hasty_share", "slip_share")  # of habits: the model's own settings override the task's
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,13 @@ class Lessons:
     @property
     def effective_habits(self) -> HabitsConfig:
         """The task's habits, with the shares that the model's own settings override."""
-        hasty, slip = self.settings.hasty_share, self.settings.slip_share
-        return replace(
-            self.habits,
-            hasty_share=self.habits.hasty_share if hasty is None else hasty,
-            slip_share=self.habits.slip_share if slip is None else slip,
-        )
+        own = {name: getattr(self.settings, name) for name in SHARES}
+        return replace(self.habits, **{name: share for name, share in own.items() if share is not None})
 
     def as_dict(self) -> dict[str, Any]:
         """Return all settings in plain values, with both shares, and the habits that differ from the default ones."""
         habits, default = asdict(self.effective_habits), asdict(HabitsConfig())
-        shares = {name: habits.pop(name) for name in ("hasty_share", "slip_share")}
+        shares = {name: habits.pop(name) for name in SHARES}
         own = {name: value for name, value in habits.items() if value != default[name]}
         return {**asdict(self.settings), **shares, **own}
 
@@ -145,7 +141,7 @@ AFTERWARDS = ("name", "cache", "gradient_checkpointing", "check_memory", "freeze
 class StartWeights:
     """The weights that a run starts from, and where they came from."""
 
-    source: Literal["shipped", "cache", "made", "random"]
+    source: str  # shipped | cache | made | random
     weights: str  # checksum of all of them
     key: str = ""  # of the recipe and its maker
     seconds: float = 0.0  # to make or load them
@@ -172,45 +168,35 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
 
 def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
     """Return the code, libraries and device that make the model: others round differently."""
-    names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name not in ("dtype", "head")]
-    on_gpu = policy.device.type == "cuda"
+    root, on_gpu = Path(__file__).resolve().parents[1], policy.device.type == "cuda"
     return {
-        "code": code_hash(),
+        "code": hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))]),
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
         "products": str(policy.compute_dtype),
         "head": str(policy.head_dtype),
-        **{name: getattr(tiny, name) for name in names},
+        "attention": tiny.attention,
     }
 
 
-@cache
-def code_hash() -> str:
-    """Hash every source of this package."""
-    root = Path(__file__).resolve().parents[1]
-    return hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))])
-
-
-def random_start(policy: Policy) -> StartWeights:
-    """Describe weights that no warm start has taught."""
-    return StartWeights("random", checksum(copy_weights(policy.named_weights())))
-
-
 def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
-    """Load the policy's start weights, or teach them if there are none, and keep them in the cache."""
-    began = time.monotonic()
-    recipe = recipe_of(tiny, policy, lessons)
-    key = hashed(recipe, maker_of(tiny, policy))
+    """Load the policy's start weights, or teach them if there are none, and keep them in the cache.
+
+    Without a warm start, they stay random.
+    """
+    if tiny.warm_start.steps == 0:
+        return StartWeights("random", checksum(copy_weights(policy.named_weights())))
+    began, recipe = time.monotonic(), recipe_of(tiny, policy, lessons)
+    key, weights, source = hashed(recipe, maker_of(tiny, policy)), None, "made"
     kept = None if tiny.cache is None else cache_folder(tiny.cache) / f"{key}{SUFFIX}"
-    source: Literal["shipped", "cache", "made"] = "made"
-    if kept is not None and (ready := find_shipped(recipe)) is not None:
-        weights, source, key = ready, "shipped", hashed(recipe)
-    elif kept is not None and kept.exists():
-        weights, source = load_file(kept), "cache"
-    else:
-        formats = len(set(lessons.formats))
-        console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
+    if kept is not None:
+        if (weights := find_shipped(recipe)) is not None:
+            source, key = "shipped", hashed(recipe)
+        elif kept.exists():
+            weights, source = load_file(kept), "cache"
+    if weights is None:
+        console.say(f"teaching a new tiny model its habits (data.habits), formats: {len(set(lessons.formats))} ...")
         with console.wait("warm start"):
             warm_up(policy, lessons, console.progress)
         weights = copy_weights(policy.named_weights())
