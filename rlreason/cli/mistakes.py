@@ -118,7 +118,7 @@ def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str]
         raise ConfigError(f"{word}: a run has one option of {group}, and a command one sweep: {one_of}")
     for value in values:
         if not config_exists(f"{group}/{value}"):
-            meant = did_you_mean(choices_named(value) or near(value, offered))
+            meant = did_you_mean(near(value, offered, 0.8) or choices_named(value) or near(value, offered))
             more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
             more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""
             raise ConfigError(f"{place}={value} is no option of {group}: {meant} {one_of}{more}")
