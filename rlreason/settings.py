@@ -1,7 +1,7 @@
 """Define settings as dataclass fields that say everything: default, range or choices, what for, when they are read.
 
-    alpha: float = number(32.0, above=0, doc="the output is scaled by alpha / rank", only_if="here.rank > 0")
-    attention: str = choice("auto | sdpa | varlen", doc="attention kernel")
+    alpha: float = number(32.0, "the output is scaled by alpha / rank", above=0, only_if="here.rank > 0")
+    attention: str = choice("auto | sdpa | varlen", "attention kernel")
 
 What `config/rules.py` checks and docs/settings.md shows is read from these fields. `only_if` is a condition on the run:
 an expression of its attributes and of `here`, the group that holds the field. Of parts joined by `and` a complaint
@@ -10,9 +10,9 @@ names the first that fails. `cure` ends the complaint about a value; a number's 
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 MISSING: Any = "???"  # as omegaconf marks what must be given
 PROCESSORS = os.cpu_count() or 1
@@ -24,17 +24,19 @@ LARGE = 1e6  # a coefficient that float32 can still multiply by
 
 
 class Settings:
-    """A class of settings. `rules` yields a sentence for each broken rule between them (config/conflicts.py)."""
+    """A class of settings."""
 
-    rules: ClassVar[Callable[[Any], Iterator[str]] | None] = None
+    def rules(self) -> Iterator[str]:
+        """Yield a sentence for each broken rule between these settings: setting, value, rule, cure."""
+        yield from ()
 
     def problems(self) -> list[str]:
-        """Return every broken rule between these settings: setting, value, rule, cure; those of groups come first."""
+        """Return every broken rule of these settings, of their base classes and groups; those of groups come first."""
         groups = [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]  # subclasses are dataclasses
         bad = [line for group in groups if isinstance(group, Settings) for line in group.problems()]
         for kind in reversed(type(self).__mro__):
-            if rules := vars(kind).get("rules"):
-                bad += rules(self)
+            if issubclass(kind, Settings) and "rules" in vars(kind):
+                bad += kind.rules(self)
         return bad
 
 
@@ -70,12 +72,12 @@ class Range(NamedTuple):
 
 def number(
     default: Any = MISSING,
+    doc: str = "",
     *,
     low: float = 0,
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    doc: str = "",
     cure: str = "",
     only_if: str = "",
 ) -> Any:
@@ -97,34 +99,34 @@ def within(limits: Range, default: Any, *, doc: str = "", only_if: str = "") -> 
     return _field(default, range=limits, doc=doc, only_if=only_if)
 
 
-def share(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:
+def share(default: Any = MISSING, doc: str = "", *, only_if: str = "") -> Any:
     """Define a number from 0 to 1."""
-    return number(default, high=1, cure="it is a share", doc=doc, only_if=only_if)
+    return number(default, doc, high=1, cure="it is a share", only_if=only_if)
 
 
-def processors(default: Any, *, doc: str) -> Any:
+def processors(default: Any, doc: str) -> Any:
     """Define a number of threads or processes that run at the same time."""
     cure = f"this machine has {PROCESSORS} processors" + ", and null leaves the number to rlreason" * (default is None)
-    return number(default, low=1, high=MOST_SIDE_BY_SIDE, cure=cure, doc=doc)
+    return number(default, doc, low=1, high=MOST_SIDE_BY_SIDE, cure=cure)
 
 
-def choice(words: str, default: Any = ..., *, cure: str = "choose one", doc: str = "", only_if: str = "") -> Any:
+def choice(words: str, doc: str, default: Any = ..., *, cure: str = "choose one", only_if: str = "") -> Any:
     """Define a choice of words, given as "off | warn | stop"; the first one is the default."""
     choices = tuple(words.split(" | "))
     return _field(choices[0] if default is ... else default, choices=choices, cure=cure, doc=doc, only_if=only_if)
 
 
-def text(default: Any = MISSING, *, doc: str = "", only_if: str = "", takes: str = "") -> Any:
+def text(default: Any = MISSING, doc: str = "", *, only_if: str = "", takes: str = "") -> Any:
     """Define any other setting: a text, a list of texts, a switch. `takes` is its type in words, where it has none."""
     return _field(default, takes=takes, doc=doc, only_if=only_if)
 
 
-def source(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:
+def source(default: Any = MISSING, doc: str = "", *, only_if: str = "") -> Any:
     """Define a file, a folder or a name on the hub that the run reads."""
     return _field(default, source=True, doc=doc, only_if=only_if)
 
 
-def group(kind: type, *, doc: str = "", only_if: str = "") -> Any:
+def group(kind: type, doc: str = "", *, only_if: str = "") -> Any:
     """Define a group of settings below one key; `only_if` holds for all of them."""
     return field(default_factory=kind, metadata={"doc": doc, "only_if": only_if})
 

@@ -11,7 +11,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlreason.cli.check import check_command_line
-from rlreason.config import conflicts
 from rlreason.config.groups import GradingConfig, SamplingConfig
 from rlreason.config.leaves import leaves, metadata_of, resource_dir
 from rlreason.config.rules import broken_rules
@@ -24,7 +23,6 @@ from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
-from rlreason.settings import Settings
 from rlreason.training.progress import interim_due
 from rlreason.types import Problem
 from tests.some import some
@@ -68,16 +66,6 @@ def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gs
     assert all(type(run) is SCHEMAS["schema"][o if group == "algorithm" else "grpo"] for o, run in runs.items())
     pairs = itertools.combinations([option for option in runs if option != "auto"], 2)  # which is one of the others
     assert [pair for pair in pairs if runs[pair[0]] == runs[pair[1]]] == []
-
-
-def test_every_rule_between_settings_is_asked():
-    """Bug: a function of rules that no class names is never asked."""
-
-    def below(kind: type) -> list[type]:
-        return [kind, *(one for sub in kind.__subclasses__() for one in below(sub))]
-
-    named = {vars(kind).get("rules") for kind in below(Settings)} | {conflicts.of_evaluation, conflicts.of_schedule}
-    assert named - {None} == {rule for name, rule in vars(conflicts).items() if name.startswith("of_")}
 
 
 def test_the_option_files_are_the_tables_of_the_formulas(composed):
@@ -134,40 +122,6 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (model / "config.json").write_text("{}")
     asked = check_command_line(["-m", f"sweep={name}", "seed=0,1"])
     assert [run.name for run in asked.design.runs] == ["seed=0", "seed=1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"),
-        (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null"),
-        (["model.heads=6"], "model.width=128"),
-        (["hydra.run.dir=/dev/null/x"], "/dev/null"),
-        (["model=local"], "model.path"),
-        (["model=local", "model.path=/nowhere"], "model.path=/nowhere"),
-        (["model=tiny", "data=gsm8k"], "model=tiny"),
-        (["train_batch_size=100"], "rollout_batch_size=256"),
-        (["group_size=1"], "group_size=1"),
-        (["gradient_accumulation_steps=3"], "gradient_accumulation_steps=3"),
-        (["gradient_accumulation_steps=4", "micro_batch_size=8"], "micro_batch_size=8"),
-        (["off_policy=e4_quarter", "rollout_batch_size=90", "group_size=9"], "rollout_batch_size=90"),
-        (["sampling.temperature=0"], "sampling.temperature=0.0"),
-        (["sampling.min_tokens=99"], "sampling.min_tokens=99"),
-        (["algorithm=sft", "epochs=2"], "n_steps=60"),
-        (["monitors.parity=correct"], "mismatch=truncate"),
-        (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2"),
-        (["warmup_steps=100"], "warmup_steps=100"),
-        (["algorithm=ei", "restart=true", "warmup_steps=2"], "warmup_steps=2"),
-        (["micro_batch_tokens=48"], "micro_batch_tokens=48"),
-        (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
-        (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "eval_problems=6"),
-        (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
-    ],
-)
-def test_a_wrong_word_is_named(words, says):
-    with pytest.raises(ConfigError) as caught:
-        check_command_line(words)
-    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(

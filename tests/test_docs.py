@@ -8,11 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from examples.scripted_server import serving
 from rlreason.cli.compose import composed
-from rlreason.cli.flags import composing, read, split_sweep_options
+from rlreason.cli.flags import composing, read, sweep_options_spelt
 from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.cli.subcommands import named_subcommand, parser_of
@@ -29,12 +29,6 @@ NONE_WHOLE = ("architecture.md", "completion.md")  # one names a subcommand, one
 SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
 LINKED = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-#: The numbers of a run are brought down to these.
-MOST = {
-    "n_steps": 1, "rollout_batch_size": 16, "question_batch_size": 8, "group_size": 4, "train_batch_size": 8,
-    "eval_problems": 8, "sampling.max_tokens": 32, "eval.sampling.max_tokens": 32, "data.limit": 8,
-    "data.n_validation": 16,
-}  # fmt: skip
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -53,8 +47,7 @@ def config_of(words: list[str]) -> DictConfig:
     """Compose what the runs of a command line share."""
     asked = read(words)
     with composing(asked):
-        rest, _ = split_sweep_options(asked.overrides, asked.multirun)
-        ours = translated(rest, note=str)
+        ours = translated(sweep_options_spelt(asked.overrides, asked.multirun), note=str)
         refuse_wrong_words(ours)
         return composed(fixed(ours), asked.config_name)
 
@@ -83,22 +76,10 @@ def test_every_command_of_the_readme_and_one_of_each_page_composes(tmp_path, mon
         check(words)
 
 
-def smaller(words: list[str]) -> list[str]:
-    """Return the words of a command that starts runs with small numbers, one seed and at most two learning rates."""
-    few = {"seed": "seed=0", "n_ei_steps": "n_ei_steps=1"}
-    words = [few.get(word.partition("=")[0], word) for word in words]
-    cfg = config_of(words)
-    more = ["learning_rate=3e-4,1e-4"] if "sweep=grpo_learning_rate" in words else []
-    more += ["dry=true"] if "sweep=grpo_assignment" in words else []  # its eight sweeps are tested one by one
-    for key, most in MOST.items():
-        group, _, name = key.rpartition(".")
-        node = OmegaConf.select(cfg, group) if group else cfg
-        if node is None or name not in node or OmegaConf.is_interpolation(node, name):
-            continue
-        value = node[name]
-        if key == "eval_problems" if value is None else value > most:
-            more.append(f"{key}={most}")
-    return words + more
+def answers(words: list[str]) -> bool:
+    """Whether a command reads or resumes what there is, or asks a question; what starts other runs is only composed."""
+    of_there = any(word in ("resume=RUN", "algorithm=discover") for word in words)
+    return bool(named_subcommand(words)) or of_there or not read(words).starts
 
 
 @pytest.fixture
@@ -116,12 +97,9 @@ def real(finished_run, finished_sweep, tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[:90])
+@pytest.mark.parametrize("words", filter(answers, COMMANDS), ids=lambda words: " ".join(words)[:90])
 def test_a_command_of_the_readme_does_what_it_says(words, real, tmp_path):
-    if "rollout=vllm" in words:
-        pytest.skip("tests/test_vllm.py starts it, with a model whose heads vLLM has a kernel for")
-    if any(word.startswith("experiment=") for word in words):
-        words = [*words, "model.path=DIR", "data.path=GSM8K_DIR"]
+    """Bug: a command that reads runs, resumes one or asks a question fails as it stands on the page."""
     names = re.compile(rf"\b({'|'.join(sorted(real, key=len, reverse=True))})\b")
     typed = [names.sub(lambda match: real[match[1]], word) for word in words]
     if words == ["resume=RUN"]:  # as if it had been killed at its very end
@@ -133,12 +111,10 @@ def test_a_command_of_the_readme_does_what_it_says(words, real, tmp_path):
         typed = [typed[0], "n_steps=3"]
     elif "algorithm=discover" in words:
         typed.append("budget.calls=12")
-    elif not named_subcommand(words) and read(typed).starts:
-        typed = smaller(typed)
     (tmp_path / "runs").mkdir()
     with serving() as server:
         offline = {"HF_HUB_OFFLINE": "1", "OPENAI_BASE_URL": server.base_url}
-        done = Started(*typed, cwd=tmp_path, **offline).finished(1800 if "-m" in words else 300)
+        done = Started(*typed, cwd=tmp_path, **offline).finished()
     found = [0, 1] if words[:1] == ["health"] else [0]  # a run of two steps may have problems
     assert done.returncode in found, f"{typed}\n{done.stdout}\n{done.stderr}"
     assert done.stdout

@@ -208,23 +208,17 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "cure"),
+    ("words", "cure"),
     [
-        (["algorithm=evaluate", "model.lora.rank=8"], "model.lora.rank=8", "leave it out"),
-        (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement"),
-        ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "mismatch=truncate", "exactly 1"),
-        (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "colocate"),
-        (["algorithm=evaluate", "data.limit=5"], "data.limit=5", "eval_problems"),
-        ([CLOUD, "data.split_seed=3"], "data.split_seed=3", "data.n_validation=200"),
-        (["prompt=r1_zero", "prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
-        (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger.trackio"),
+        ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "exactly 1"),
+        (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "colocate"),
+        ([CLOUD, "data.split_seed=3"], "data.n_validation=200"),
+        (["prompt=r1_zero", "prompt.trace='{answer}'"], "leave it out"),
     ],
 )
-def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
-    with pytest.raises(ConfigError) as caught:
+def test_a_setting_that_nothing_reads_is_refused_with_the_place_where_it_is_read(words, cure):
+    with pytest.raises(ConfigError, match=cure):
         settings(*words)
-    assert str(caught.value).startswith(f"{key} ")
-    assert cure in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Read what a run left in its folder as plain Python values."""
 
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class Run:
         if not isinstance(folder, str | PathLike):
             raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
         self.folder = Path(folder).absolute()  # wherever the program goes
-        self._messages = set[str]()
+        self._print_once = cache(print_stderr)
         _ = self._reader().settings
 
     def __repr__(self) -> str:
@@ -32,11 +33,6 @@ class Run:
 
     def _reader(self) -> RunFolder:
         return RunFolder(self.folder, self._print_once)
-
-    def _print_once(self, text: str) -> None:
-        if text not in self._messages:
-            self._messages.add(text)
-            print_stderr(text)
 
     @property
     def status(self) -> str | None:

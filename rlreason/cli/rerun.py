@@ -14,6 +14,7 @@ from pathlib import Path
 from rlreason.cli.check import reading
 from rlreason.cli.command import start_run
 from rlreason.cli.compose import RUN_DIR, check_start, repeated
+from rlreason.cli.flags import read
 from rlreason.cli.subcommands import STDOUT
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
@@ -44,8 +45,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         if now.exists() and (not now.is_dir() or any(now.iterdir())):  # a run there would go on
             raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
     register()
-    algorithm = settings_in(then).get("algorithm", "")
-    with reading([word for word in words if key_of(word) != RUN_DIR], console.say, algorithm) as request:
+    request = read([word for word in words if key_of(word) != RUN_DIR])
+    with reading(request, console.say, settings_in(then).get("algorithm", "")) as request:
         one = repeated(then, request.overrides, console.say, now, name="RUN")
         check_start([one.run], now, console.say)
     told, here = RunFolder(then).provenance, environment()

@@ -64,7 +64,7 @@ STARTING = ("train", "run", "start")  # what other programs call the subcommand 
 
 def named_subcommand(words: Sequence[str]) -> Subcommand | None:
     """Return the subcommand that a command line begins with, or None."""
-    return next((subcommand for subcommand in SUBCOMMANDS if [subcommand.name] == list(words[:1])), None)
+    return next((one for one in SUBCOMMANDS if words and one.name == words[0]), None)
 
 
 def refuse_wrong_subcommand(words: Sequence[str]) -> None:
@@ -98,23 +98,27 @@ def parser_of(subcommand: Subcommand) -> Parser:
 
 
 def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
-    """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake."""
+    """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake.
+
+    Its figures are written first: whoever reads its output may leave.
+    """
     arguments = parser_of(subcommand).parse_args(words)
     refuse_no_run(arguments, subcommand.name)
     target = arguments.json
-    if target not in (None, STDOUT):
+    file = None if target in (None, STDOUT) else Path(target)
+    if file is not None:
         refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
     answer: Answer = import_module(subcommand.module).main(arguments, console)
     figures = answer.figures if isinstance(answer.figures, list) else {"verb": subcommand.name, **answer.figures}
     text = json.dumps(finite(figures), indent=1, default=str)
+    if file is not None:
+        write_whole(file, text + "\n")
     if target == STDOUT:
         print(text)
-        return answer.exit_code
-    if answer.text:
+    elif answer.text:
         console.table(answer.text)
-    if target:
-        write_whole(Path(target), text + "\n")
+    if file is not None:
         console.say(f"figures: {target}")
     return answer.exit_code
 

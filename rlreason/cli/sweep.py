@@ -6,17 +6,17 @@ overrides  ->  Request with its design and its runs, each of them checked  ->  p
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
-from rlreason.cli.flags import Request, SweepOptions, config_content, config_exists, group_options, options_by_group
-from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
+from rlreason.cli.flags import Request, config_content, options_by_group
+from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SweepFile, sweep_file
@@ -50,18 +50,23 @@ def checked_sweep(request: Request, note: Note) -> Request:
     """Return the sweep with its folder, and with its design or, for a chain, its stages; `ConfigError` if a run could
     not begin. Hydra must be ready to compose.
     """
-    file, carry = file_of(request.overrides), request.options.carry
+    file, base = file_of(request.overrides), shared_config(request)
+    carry = base.hydra.sweeper.carry
     if not file.chain:
         return _checked_one(request, carry, note)
     if carry:
         raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
-    base = composed(fixed(request.overrides), request.config_name)
-    place = folder_of(request.overrides, [], base, request.options.sweep_name)
+    place = folder_of(request.overrides, [], base, base.hydra.sweeper.sweep_name)
     request, said = replace(request, chain=tuple(file.chain), folder=place), dict[str, None]()
     stages = [stage_of(request, stage, lambda text: said.setdefault(str(text)), started=False) for stage in file.chain]
     for text in said:
         note(text)
     return replace(request, stages=tuple(stages))
+
+
+def shared_config(request: Request) -> DictConfig:
+    """Return the config of what all runs of a sweep share; Hydra's part has the options of the sweep."""
+    return composed(fixed(request.overrides), request.config_name)
 
 
 def stage_of(request: Request, stage: str, note: Note = print, started: bool = True) -> Request:
@@ -92,7 +97,8 @@ def request_of_stage(request: Request, stage: str) -> Request:
     """Return the request for one sweep of a chain, without the settings that only other stages have."""
     groups, given = options_by_group(), {key_of(word) for word in request.overrides}
     axes = [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
-    words = [word for word in request.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
+    of_chain = ("sweep", "hydra.sweep.dir", "hydra.sweeper.sweep_name")
+    words = [word for word in request.overrides if key_of(word) not in of_chain]
     choices = fixed([word for word in words if key_of(word) in groups])
 
     @cache
@@ -107,19 +113,13 @@ def request_of_stage(request: Request, stage: str) -> Request:
         return next(has) or not any(has)  # a setting of no stage is refused with the others
 
     overrides = [f"sweep={stage}", *filter(belongs, words), *axes]
-    return replace(request, overrides=overrides, options=replace(request.options, sweep_name=None), chain=())
+    return replace(request, overrides=overrides, chain=())
 
 
 def file_of(overrides: Sequence[str]) -> SweepFile:
     """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
-
-    def content(name: str) -> dict[str, Any]:
-        if not config_exists(f"sweep/{name}"):
-            known = ", ".join(group_options("sweep"))
-            raise ConfigError(f"sweep={name} is no option of sweep: choose one of {known}")
-        return config_content(f"sweep/{name}")
-
-    return SweepFile("") if (name := named_sweep(overrides)) is None else sweep_file(name, content)
+    name = named_sweep(overrides)
+    return SweepFile("") if name is None else sweep_file(name, config_content(f"sweep/{name}"))
 
 
 class Stage(NamedTuple):
@@ -138,13 +138,13 @@ def designed(
     `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own.
     """
     words, name = request.overrides, request.config_name
-    base = composed(fixed(words), name)
+    base = shared_config(request)
     file = file_at(file_of(words), words, base, stage.arms if stage else ())
     axes = translated([f"{key}={value}" for key, value in file.axes.items()], note=str)  # a handout's names in a file
     refuse_wrong_words(axes)
     file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
-    place = stage.folder if stage else folder_of(words, grid.swept, base, request.options.sweep_name)
+    place = stage.folder if stage else folder_of(words, grid.swept, base, base.hydra.sweeper.sweep_name)
     return design_of(grid, file, place, lambda overrides: composed(overrides, name), str(base.seed)), place
 
 
@@ -161,7 +161,8 @@ def _checked_one(request: Request, before: Sequence[str], note: Note, stage: Sta
 
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
-    absent: list[str] | None = [] if request.options.dry else None
+    options = shared_config(request).hydra.sweeper
+    absent: list[str] | None = [] if options.dry else None
     runs, now = dict[str, AnyRunConfig](), list[RunState]()
     for run in design.runs:
         waits = stage is not None and stage.waits and str(folder.parent) in " ".join(run.overrides)
@@ -169,8 +170,7 @@ def _checked_one(request: Request, before: Sequence[str], note: Note, stage: Sta
         now += [] if waits else [run]
     checked = [runs[run.name] for run in now]
     refuse_unread(checked, note, of_sweep=True)
-    refuse_repeated(checked, now)
-    options = request.options
+    refuse_repeated(now, runs)
     jobs = jobs_of(request.overrides, list(runs.values()), options.jobs, options.gpus_per_run, note, absent)
     if absent is None:
         check_start(checked, folder, note)
@@ -191,7 +191,7 @@ def _carried(request: Request, sweeps: Sequence[str], note: Note) -> list["Carri
         return []
     from rlreason.report.carry import carry, model_of, sweep_folder  # slow to import
 
-    base = composed(fixed(request.overrides), request.config_name)
+    base = shared_config(request)
     model, data = model_of(lambda key: OmegaConf.select(base, key)), str(OmegaConf.select(base, "data.name"))
     found = [carry(sweep_folder(sweep, model, data)) for sweep in sweeps]
     for one in found:
@@ -199,12 +199,12 @@ def _carried(request: Request, sweeps: Sequence[str], note: Note) -> list["Carri
     return found
 
 
-def refuse_repeated(runs: Sequence[AnyRunConfig], planned: Sequence[RunState]) -> None:
+def refuse_repeated(planned: Sequence[RunState], runs: Mapping[str, AnyRunConfig]) -> None:
     """Refuse a run with the same settings as an earlier one, though its overrides differ."""
     first: dict[str, set[str]] = {}
-    for run, of_run in zip(runs, planned, strict=True):
-        own = set(of_run.overrides)
-        if (before := first.setdefault(repr(run), own)) != own:
+    for run in planned:
+        own = set(run.overrides)
+        if (before := first.setdefault(repr(runs[run.name]), own)) != own:
             one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
             raise ConfigError(
                 f"{one} and {other} make the same run: another setting decides over both: leave that one out"
@@ -222,15 +222,13 @@ def start_sweep(grid: "Grid", overrides: Sequence[str]) -> int:
     hydra, flags = grid.config.hydra, {"multirun": True, "config_name": grid.config.hydra.job.config_name}
     for source in hydra.runtime.config_sources:
         flags |= {"config_dir": source.path} if source.provider == "command-line" else {}
-    given = hydra.sweeper
-    options = SweepOptions(given.jobs, given.gpus_per_run, given.dry, tuple(given.carry), given.sweep_name)
-    ours = [word for word in hydra.overrides.hydra if not word.startswith(("hydra.mode=", "hydra.sweeper."))]
-    request = Request(flags, [*overrides, *ours], options=options)
-    with mistakes_in(request.overrides), in_one_line(request.overrides, request.config_name):
+    ours = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
+    request = Request(flags, [*overrides, *ours])
+    with in_one_line(request.overrides, request.config_name):
         request = checked_sweep(request, say)
         if not request.chain:
             return run_sweep(grid, request)
-        if request.options.dry:
+        if hydra.sweeper.dry:
             return sum(run_sweep(grid, stage) for stage in request.stages)
         for number, name in enumerate(request.chain, 1):
             say(f"\n=== stage {number} of {len(request.chain)}: {name}")
@@ -249,7 +247,7 @@ def run_sweep(grid: "Grid", request: Request) -> int:
     assert design is not None
     assert folder is not None
     say("\n" + plan_text(design, folder, runs, jobs))
-    if request.options.dry:
+    if grid.config.hydra.sweeper.dry:
         say("dry: nothing was run; leave it out to start the sweep")
         return 0
     with run_lock(folder, say, "hydra.sweep.dir"):

@@ -1,16 +1,19 @@
 """The settings of SFT, expert iteration, GRPO, and of the jobs that do not train."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from rlreason.config import conflicts
+from rlreason.config.conflicts import not_multiple
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
+from rlreason.runtime.plugins import names_function
 from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, source, text
 
+OF_THE_RUN = ("model", "messages", "n", "max_tokens")  # parts of a request that the run decides itself
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
@@ -18,11 +21,14 @@ DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 class SFTConfig(TrainingConfig):
     """Supervised fine-tuning: -log p on the response tokens of given traces."""
 
-    rules = conflicts.of_sft
-
     algorithm: str = "sft"
     n_steps: int | None = MISSING
     epochs: float | None = number(above=0, high=LARGE, doc="passes over the traces; one of n_steps and epochs is null")
+
+    def rules(self) -> Iterator[str]:
+        """Check that the length of the run is given once."""
+        if (self.n_steps is None) == (self.epochs is None):
+            yield f"n_steps={self.n_steps} and epochs={self.epochs}: one must be null, as in epochs=3 n_steps=null"
 
     @property
     def reads_traces(self) -> bool:
@@ -37,9 +43,9 @@ class EIConfig(OnlineConfig):
     algorithm: str = "ei"
     question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
     sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
-    max_per_question: int | None = number(None, low=1, high=MADE, doc="kept responses per question at most; null: all")
-    deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
-    restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
+    max_per_question: int | None = number(None, "kept responses per question at most; null: all", low=1, high=MADE)
+    deduplicate: bool = text(False, "keep a response that says the same as another to its question only once (RFT)")
+    restart: bool = text(False, "each step trains the model that the run started from (STaR), not the latest")
 
     @property
     def questions(self) -> int:
@@ -55,7 +61,6 @@ class EIConfig(OnlineConfig):
 class GRPOConfig(Objective, OnlineConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
-    rules = conflicts.of_grpo
     samples_ahead: ClassVar[bool] = True
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
     questions_by: ClassVar[str] = "rollout_batch_size"
@@ -63,6 +68,25 @@ class GRPOConfig(Objective, OnlineConfig):
     algorithm: str = "grpo"
     rollout_batch_size: int = number(low=1, high=MADE, doc="responses per step, over all questions")
     epochs_per_rollout: int = MISSING
+
+    def rules(self) -> Iterator[str]:
+        """Check the sizes of batch and group, and what the objective needs from samples."""
+        yield from not_multiple(self, "rollout_batch_size", "group_size")
+        yield from not_multiple(self, "rollout_batch_size", "train_batch_size")
+        if self.group_size < 2 and self.baseline != "none":
+            yield f"group_size=1 with baseline={self.baseline} has advantage 0: use group_size=8, or loss=no_baseline"
+        if self.max_resampling_rounds and self.baseline == "none":
+            rounds = self.max_resampling_rounds
+            yield f"max_resampling_rounds={rounds} with baseline=none, where groups of equal rewards count: set it to 0"
+        if self.rollout.async_level and self.mismatch == "none" and not self.has_ratio:
+            stale = f"rollout.async_level=1 with loss={self.loss.loss_type}, which takes its samples for fresh"
+            yield f"{stale}: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
+        if self.rollout.async_level and self.kl_placement == "reward":
+            moved = "the sampler's weights have moved"
+            yield f"rollout.async_level=1 with kl_placement=reward: {moved}: set kl_placement=loss"
+        cache, longest = self.overlong_cache, self.sampling.max_tokens
+        if cache is not None and cache > longest:
+            yield f"overlong_cache={cache} is more than sampling.max_tokens={longest}: try null"
 
     @property
     def questions(self) -> int:
@@ -136,9 +160,12 @@ def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
-    rules = conflicts.of_eval_job
+    split: str = choice("validation | train", "whose first eval_problems are asked")
 
-    split: str = choice("validation | train", doc="whose first eval_problems are asked")
+    def rules(self) -> Iterator[str]:
+        """Check that the asked split is that of one data set."""
+        if self.split == "train" and self.eval.data is not None:
+            yield f"split=train with eval.data, whose validation problems are asked: choose data={self.eval.data.name}"
 
     @property
     def uses_training_data(self) -> bool:
@@ -160,19 +187,27 @@ class EvaluateConfig(EvalJobConfig):
     """Accuracy of a model as it is, and every response on disk."""
 
     algorithm: str = "evaluate"
-    samples: int | None = number(None, low=1, high=MADE, doc="short for eval.samples: responses per problem; null: 1")
+    samples: int | None = number(None, "short for eval.samples: responses per problem; null: 1", low=1, high=MADE)
 
 
 @dataclass
 class BestOfNConfig(EvalJobConfig):
     """How much the best, the likeliest or the most frequent of N responses is worth."""
 
-    rules = conflicts.of_best_of_n
-
     algorithm: str = "best_of_n"
-    n_list: list[int] = number([1, 4, 8, 16], low=1, high=MADE, doc="numbers N of responses to choose from")
-    samples: int | None = number(None, low=1, high=MADE, doc="responses per problem; null: the largest N")
-    scorer: str | None = text(None, doc="module:function, (question, response) -> number: the highest is chosen")
+    n_list: list[int] = number([1, 4, 8, 16], "numbers N of responses to choose from", low=1, high=MADE)
+    samples: int | None = number(None, "responses per problem; null: the largest N", low=1, high=MADE)
+    scorer: str | None = text(None, "module:function, (question, response) -> number: the highest is chosen")
+
+    def rules(self) -> Iterator[str]:
+        """Check the numbers N, the number of responses and the scorer."""
+        numbers, samples = list(self.n_list), self.samples
+        if not numbers or numbers != sorted(set(numbers)):
+            yield f"n_list={numbers} must hold numbers in rising order, once each: try [1,4,8]"
+        elif samples is not None and 0 < samples < max(numbers):
+            yield f"samples={samples} is less than the best of {max(numbers)} in n_list={numbers} needs: set it to null"
+        if self.scorer is not None and not names_function(self.scorer):
+            yield f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null"
 
     @property
     def answers(self) -> int:
@@ -183,81 +218,95 @@ class BestOfNConfig(EvalJobConfig):
 class ClientConfig:
     """Which model gets the requests, and how: any endpoint for OpenAI's chat completions."""
 
-    base_url: str | None = text(None, doc="as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment")
-    model: str | None = text(None, doc="its name at the endpoint; null: the only one listed there")
-    env_variable: str = text("OPENAI_API_KEY", doc="the environment variable with the key; none is sent without it")
-    temperature: float | None = number(None, high=10, doc="null: the endpoint's")
-    max_tokens: int = number(16384, low=16, doc="of one reply, thinking included")
-    thinking: bool | None = text(None, doc="of models with this switch; null leaves it to the endpoint")
-    timeout_s: float = number(600.0, low=0.1, high=86400, doc="seconds for one whole call")
-    retries: int = number(4, high=100, doc="more calls after an error, a time-out, or a reply without a program")
-    pause_s: float = number(2.0, high=600, doc="most seconds before the first, then doubled")
-    system: str | None = text(None, doc="the system message; null: none")
-    prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
-    completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")
-    extra: Any = text(None, takes="mapping or null", doc="more of the body, as {top_p: 0.95}; nulls are left out")
+    base_url: str | None = text(None, "as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment")
+    model: str | None = text(None, "its name at the endpoint; null: the only one listed there")
+    env_variable: str = text("OPENAI_API_KEY", "the environment variable with the key; none is sent without it")
+    temperature: float | None = number(None, "null: the endpoint's", high=10)
+    max_tokens: int = number(16384, "of one reply, thinking included", low=16)
+    thinking: bool | None = text(None, "of models with this switch; null leaves it to the endpoint")
+    timeout_s: float = number(600.0, "seconds for one whole call", low=0.1, high=86400)
+    retries: int = number(4, "more calls after an error, a time-out, or a reply without a program", high=100)
+    pause_s: float = number(2.0, "most seconds before the first, then doubled", high=600)
+    system: str | None = text(None, "the system message; null: none")
+    prompt_price: float | None = number(None, "of a million prompt tokens, in budget.cost's currency", high=LARGE)
+    completion_price: float | None = number(None, "of a million tokens of replies", high=LARGE)
+    extra: Any = text(None, "more of the body, as {top_p: 0.95}; nulls are left out", takes="mapping or null")
 
 
 @dataclass
 class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
-    first: str | None = source(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
+    first: str | None = source(None, "the task, with {starter}, {score}, {hints}; null: the problem's own")
     error: str = source(
-        "discover_error.prompt", doc="after an invalid set: {error}, {raw_points}, {best}", only_if="converses"
+        "discover_error.prompt", "after an invalid set: {error}, {raw_points}, {best}", only_if="converses"
     )
     extend: str = source(
-        "discover_extend.prompt", doc="after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
+        "discover_extend.prompt", "after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
     )
-    no_code: str = source("discover_no_code.prompt", doc="after a reply without a whole program", only_if="converses")
-    hints: bool = text(False, doc="whether the first one contains the problem's hints")
+    no_code: str = source("discover_no_code.prompt", "after a reply without a whole program", only_if="converses")
+    hints: bool = text(False, "whether the first one contains the problem's hints")
 
 
 @dataclass
 class ScoreConfig:
     """The limits of every program, and of the check of its set."""
 
-    timeout_s: float = number(600.0, low=0.1, high=7 * 86400, doc="seconds for the program")
-    check_timeout_s: float = number(120.0, low=0.1, high=7 * 86400, doc="seconds for the check")
-    memory_mb: int = number(2048, low=64, high=2**20, doc="megabytes of memory, all processes of the program together")
-    workers: int = processors(2, doc="programs that run at the same time, each in its own folder")
-    cpus: int = number(2, low=1, high=1024, doc="processors that each may use, if there are as many")
+    timeout_s: float = number(600.0, "seconds for the program", low=0.1, high=7 * 86400)
+    check_timeout_s: float = number(120.0, "seconds for the check", low=0.1, high=7 * 86400)
+    memory_mb: int = number(2048, "megabytes of memory, all processes of the program together", low=64, high=2**20)
+    workers: int = processors(2, "programs that run at the same time, each in its own folder")
+    cpus: int = number(2, "processors that each may use, if there are as many", low=1, high=1024)
 
 
 @dataclass
 class DiscoverBudgetConfig:
     """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
-    calls: int | None = number(20, low=1, high=MADE, doc="requests sent", cure="try 20, or null for no limit")
-    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="of prompts, replies; an unanswered call: in full")
-    cost: float | None = number(None, above=0, high=LARGE, doc="by the client's prices")
-    hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, of calls and programs")
+    calls: int | None = number(20, "requests sent", low=1, high=MADE, cure="try 20, or null for no limit")
+    tokens: int | None = number(None, "of prompts, replies; an unanswered call: in full", low=1, high=MOST * MOST)
+    cost: float | None = number(None, "by the client's prices", above=0, high=LARGE)
+    hours: float | None = number(None, "wall clock, of calls and programs", above=0, high=LARGE)
 
 
 @dataclass
 class DiscoverConfig(AnyRunConfig):
     """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
-    rules = conflicts.of_discovery
-
     algorithm: str = "discover"
-    problem: str = source("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
+    problem: str = source("kissing_11", "one that comes with the package, or a folder with a problem.yaml")
     strategy: str = choice(
         "simple | refine | best_of_n | hybrid",
-        MISSING,
-        doc="simple: the same question anew, every time; refine: one conversation, each verdict the next question; "
+        "simple: the same question anew, every time; refine: one conversation, each verdict the next question; "
         "best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a conversation",
+        MISSING,
     )
-    replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
-    start: str | None = source(None, doc="a program to begin with; null: the problem's starter")
-    history: int = number(4, high=MADE, doc="previous turns kept, besides the first and the best", only_if="converses")
+    replies: int = number(4, "requested at the same time", low=1, high=256, only_if="asks_side_by_side")
+    start: str | None = source(None, "a program to begin with; null: the problem's starter")
+    history: int = number(4, "previous turns kept, besides the first and the best", high=MADE, only_if="converses")
     restart_after: int | None = number(
-        None, low=1, high=MADE, doc="turns without progress until it starts over; null: never", only_if="converses"
+        None, "turns without progress until it starts over; null: never", low=1, high=MADE, only_if="converses"
     )
     client: ClientConfig = group(ClientConfig)
     prompts: PromptFilesConfig = group(PromptFilesConfig)
     score: ScoreConfig = group(ScoreConfig)
     budget: DiscoverBudgetConfig = group(DiscoverBudgetConfig)
+
+    def rules(self) -> Iterator[str]:
+        """Check the budgets, their prices and the client's request."""
+        budget, client = self.budget, self.client
+        if all(bound is None for bound in vars(budget).values()):
+            yield "budget.calls=null, and no other budget is set: a run needs an end: try budget.calls=20"
+        if budget.cost is not None and (client.prompt_price is None or client.completion_price is None):
+            yield f"budget.cost={budget.cost:g} needs client.prompt_price and client.completion_price: set both"
+        if budget.tokens is not None and budget.tokens <= client.max_tokens:
+            longest = f"client.max_tokens={client.max_tokens}, one reply's"
+            yield f"budget.tokens={budget.tokens} is not above {longest}: raise it"
+        extra = client.extra
+        if extra is not None and not isinstance(extra, dict):
+            yield f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}"
+        elif reserved := [name for name in OF_THE_RUN if (extra or {}).get(name) is not None]:
+            yield f"client.extra={extra} sets {reserved[0]}, which the run itself decides: leave it out"
 
     @property
     def asks_side_by_side(self) -> bool:

@@ -1,13 +1,14 @@
 """The config group `data`: where problems come from, which are used, and the generated tasks."""
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config import conflicts
+from rlreason.config.conflicts import absent_file, nothing_to_evaluate
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
-from rlreason.errors import ConfigError
+from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
 from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, source, text
 
@@ -21,7 +22,6 @@ RATED = "trains_on(here) and here.pass_rates is not None"
 class DataConfig(Settings):
     """Where problems come from, and which of them are used; first the settings of every kind of data."""
 
-    rules = conflicts.of_data
     has_stories: ClassVar[bool] = False  # which the tiny model understands
     on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
     quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
@@ -32,21 +32,30 @@ class DataConfig(Settings):
     )
     verifier: str | None = text(
         None,
-        doc="a module with a function (response, gold) -> score per form of answer; null: the built-in comparison",
+        "a module with a function (response, gold) -> score per form of answer; null: the built-in comparison",
         only_if="verifies(here)",
     )
     limit: int | None = number(
-        None, low=1, doc="train on so many, by `seed`: the 128 are among the 256; null: all", only_if="trains_on(here)"
+        None, "train on so many, by `seed`: the 128 are among the 256; null: all", low=1, only_if="trains_on(here)"
     )
-    filter: str = choice("none | correct", doc="correct: keep those with a correct trace", only_if="trains_on(here)")
-    pass_rates: str | None = source(None, doc="a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
-    min_pass_rate: float = share(0.0, doc="keep what is solved at least in this share", only_if=RATED)
-    max_pass_rate: float = share(1.0, doc="keep what is solved at most in this share", only_if=RATED)
-    bad_gold: str = choice("keep | drop", doc="ground truths none can earn", only_if="compares_ground_truths(here)")
-    bad_rows: str = choice("stop | skip", doc="rows that are broken, empty or too long; skipped are counted")
+    filter: str = choice("none | correct", "correct: keep those with a correct trace", only_if="trains_on(here)")
+    pass_rates: str | None = source(None, "a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
+    min_pass_rate: float = share(0.0, "keep what is solved at least in this share", only_if=RATED)
+    max_pass_rate: float = share(1.0, "keep what is solved at most in this share", only_if=RATED)
+    bad_gold: str = choice("keep | drop", "ground truths none can earn", only_if="compares_ground_truths(here)")
+    bad_rows: str = choice("stop | skip", "rows that are broken, empty or too long; skipped are counted")
     overlap: str = choice(
-        "refuse | drop | allow", doc="questions in both splits; drop: from train", only_if="trains_on(here)"
+        "refuse | drop | allow", "questions in both splits; drop: from train", only_if="trains_on(here)"
     )
+
+    def rules(self) -> Iterator[str]:
+        """Check lower against upper bounds, and that the file of pass rates is there."""
+        for name in (f.name.removeprefix("min_") for f in fields(self) if f.name.startswith("min_")):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low > high:
+                yield f"data.min_{name}={low} is above data.max_{name}={high}: lower it"
+        if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
+            yield Absent(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
 
     def evaluation_problems(self) -> list[str]:
         """Return complaints about a run that only evaluates on its validation problems."""
@@ -58,14 +67,14 @@ class HabitsConfig:
     """The responses to the stories that the built-in model's warm start teaches."""
 
     hasty_share: float = share(
-        0.72, doc="share that answers after the first sum, mostly wrong", only_if="model.warm_start.hasty_share is None"
+        0.72, "share that answers after the first sum, mostly wrong", only_if="model.warm_start.hasty_share is None"
     )
-    slip_share: float = share(0.05, doc="share whose last sum is wrong", only_if="model.warm_start.slip_share is None")
-    stop_share: float = share(0.0, doc="after this share of the sums before the last, a trace ends with an answer")
-    taught_max_events: int | None = number(None, low=1, high=99, doc="most events of a taught story; null: all")
-    ramble_share: float = share(0.0, doc="share of the wrong ones with idle sums (8+0=8) before the answer")
-    ramble_steps: int = number(4, low=1, high=99, doc="most idle sums of such a trace")
-    guess_share: float = share(0.0, doc="share that repeats the friend's guess instead of any sum")
+    slip_share: float = share(0.05, "share whose last sum is wrong", only_if="model.warm_start.slip_share is None")
+    stop_share: float = share(0.0, "after this share of the sums before the last, a trace ends with an answer")
+    taught_max_events: int | None = number(None, "most events of a taught story; null: all", low=1, high=99)
+    ramble_share: float = share(0.0, "share of the wrong ones with idle sums (8+0=8) before the answer")
+    ramble_steps: int = number(4, "most idle sums of such a trace", low=1, high=99)
+    guess_share: float = share(0.0, "share that repeats the friend's guess instead of any sum")
 
 
 @dataclass
@@ -75,15 +84,15 @@ class StoriesConfig(DataConfig):
     has_stories: ClassVar[bool] = True
     in_random_order: ClassVar[bool] = True
 
-    min_events: int = number(2, low=1, high=99, doc="fewest sums in a story")
-    max_events: int = number(4, low=1, high=99, doc="most sums in a story")
-    max_value: int = number(20, low=2, high=99, doc="of any number in a story")
-    guess: str = choice("none | right_in_training", doc="a friend's guess at the end, wrong in validation")
+    min_events: int = number(2, "fewest sums in a story", low=1, high=99)
+    max_events: int = number(4, "most sums in a story", low=1, high=99)
+    max_value: int = number(20, "of any number in a story", low=2, high=99)
+    guess: str = choice("none | right_in_training", "a friend's guess at the end, wrong in validation")
     wrong_share: float = share(
-        0.0, doc="share of the training solutions with a wrong last sum", only_if="here is data and reads_traces"
+        0.0, "share of the training solutions with a wrong last sum", only_if="here is data and reads_traces"
     )
-    n_train: int = number(8192, low=1, high=MADE, doc="training problems")
-    n_validation: int = number(1024, low=1, high=MADE, doc="validation problems")
+    n_train: int = number(8192, "training problems", low=1, high=MADE)
+    n_validation: int = number(1024, "validation problems", low=1, high=MADE)
     habits: HabitsConfig = group(HabitsConfig, only_if="here is data and warms_up")
 
     @property
@@ -96,13 +105,13 @@ class StoriesConfig(DataConfig):
 class FieldsConfig:
     """The names of a row's fields, if they are none of the known ones."""
 
-    question: str | None = text(None, doc="the question's field; null: question or problem")
-    answer: str | None = text(None, doc="the answer's field; null: ground_truth or answer")
-    solution: str | None = text(None, doc="the worked solution's field; null: solution")
-    prompt: str | None = text(None, doc="the field of a whole prompt, taken word for word; null: prompt")
-    response: str | None = text(None, doc="the field of a whole response, imitated word for word; null: response")
-    messages: str | None = text(None, doc="the field of a chat, one user message and its answer; null: messages")
-    id: str | None = text(None, doc="the field of the problem's name; null: id or unique_id")
+    question: str | None = text(None, "the question's field; null: question or problem")
+    answer: str | None = text(None, "the answer's field; null: ground_truth or answer")
+    solution: str | None = text(None, "the worked solution's field; null: solution")
+    prompt: str | None = text(None, "the field of a whole prompt, taken word for word; null: prompt")
+    response: str | None = text(None, "the field of a whole response, imitated word for word; null: response")
+    messages: str | None = text(None, "the field of a chat, one user message and its answer; null: messages")
+    id: str | None = text(None, "the field of the problem's name; null: id or unique_id")
 
 
 @dataclass
@@ -111,17 +120,17 @@ class RowsDataConfig(DataConfig):
 
     gold: str = choice(
         "auto | hash | boxed | final | tag | field",
-        doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the closing "
+        "where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the closing "
         "sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these that is there",
     )
     fields: FieldsConfig = group(FieldsConfig)
     response_as: str = choice(
-        "response | solution", doc="solution: in prompt.trace's form", only_if="here is data and reads_traces"
+        "response | solution", "solution: in prompt.trace's form", only_if="here is data and reads_traces"
     )
-    max_chars: int = number(100_000, low=1, doc="characters of a field; a longer text makes a bad row")
-    n_validation: int | None = number(None, low=1, high=MADE, doc="hold out this many of train for validation")
+    max_chars: int = number(100_000, "characters of a field; a longer text makes a bad row", low=1)
+    n_validation: int | None = number(None, "hold out this many of train for validation", low=1, high=MADE)
     split_seed: int = number(
-        0, high=MAX_SEED, doc="which are held out, not by `seed`: the same in all stages", only_if="here.holds_out"
+        0, "which are held out, not by `seed`: the same in all stages", high=MAX_SEED, only_if="here.holds_out"
     )
 
     @property
@@ -134,19 +143,38 @@ class RowsDataConfig(DataConfig):
 class FileDataConfig(RowsDataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
-    rules = conflicts.of_files
-
-    path: str | None = source(None, doc="a folder, or a hub name; null: train and validation name files")
+    path: str | None = source(None, "a folder, or a hub name; null: train and validation name files")
     train: str = source(
         "train",
-        doc="a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)",
+        "a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)",
         only_if="here is data or here.n_validation is not None",
     )
     validation: str | None = source(
-        None, doc="named like train; null: validation or test where there is one", only_if="here.n_validation is None"
+        None, "named like train; null: validation or test where there is one", only_if="here.n_validation is None"
     )
-    ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
-    hub_config: str | None = text(None, doc="of a hub data set that has several configurations", only_if="here.on_hub")
+    ground_truth: str | None = source(None, "named like train: questions with answers, for rows that bring none")
+    hub_config: str | None = text(None, "of a hub data set that has several configurations", only_if="here.on_hub")
+
+    def rules(self, evaluated: bool = False) -> Iterator[str]:
+        """Check that the files are there, as far as they are no hub data set's; `evaluated`: those of an evaluation."""
+        if self.path is not None and Path(self.path).expanduser().is_file():
+            yield f"data.path={self.path} is a file: give .jsonl or .json files as data.train and data.validation"
+            return
+        held_out = self.n_validation is not None
+        if self.validation is not None and held_out:
+            both = f"data.validation={self.validation} and data.n_validation={self.n_validation}"
+            yield f"{both}: set one of them to null"
+        unused = "" if not evaluated else "validation" if held_out else "train"
+        read = [key for key in ("train", "validation", "ground_truth") if key != unused]
+        absent = [line for key in read for line in absent_file(self, key, getattr(self, key))]
+        yield from absent
+        if absent or self.validation is not None or held_out:
+            return
+        if self.path is None:
+            yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
+        elif evaluated and not self.evaluation_file():
+            is_here = Path(self.path).expanduser().is_dir()
+            yield from [nothing_to_evaluate(self)] if is_here else absent_file(self, "path", "validation")
 
     @property
     def on_hub(self) -> bool:
@@ -166,7 +194,7 @@ class FileDataConfig(RowsDataConfig):
         return sum(file.stat().st_size for file in files) <= MOST_BYTES
 
     def evaluation_problems(self) -> list[str]:
-        return [*conflicts.of_data(self), *conflicts.of_files(self, evaluated=True)]
+        return [*DataConfig.rules(self), *self.rules(evaluated=True)]
 
     def evaluation_file(self) -> str | None:
         """The folder's file to evaluate on if none was named; a hub has its own."""
@@ -177,8 +205,8 @@ class FileDataConfig(RowsDataConfig):
 class CheckedDataConfig(DataConfig):
     """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
 
-    n_train: int = number(8192, low=1, high=MADE, doc="training problems")
-    n_validation: int = number(1024, low=1, high=MADE, doc="validation problems")
+    n_train: int = number(8192, "training problems", low=1, high=MADE)
+    n_validation: int = number(1024, "validation problems", low=1, high=MADE)
 
 
 @dataclass
@@ -186,12 +214,12 @@ class CountdownConfig(CheckedDataConfig):
     """Reach a target by arithmetic on the given numbers, each used once."""
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
-    path: str | None = source(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
-    seed: int = number(0, high=MAX_SEED, doc="of the generated problems", only_if="here.path is None")
-    min_count: int = number(3, low=2, high=10, doc="fewest numbers given", only_if="here.path is None")
-    max_count: int = number(4, low=2, high=10, doc="most numbers given", only_if="here.path is None")
-    max_value: int = number(99, low=1, high=MADE, doc="of a given number", only_if="here.path is None")
-    max_target: int = number(100, low=1, doc="of the number to reach", only_if="here.path is None")
+    path: str | None = source(None, "a JSON-lines file or a hub name with nums and target; null: made up")
+    seed: int = number(0, "of the generated problems", high=MAX_SEED, only_if="here.path is None")
+    min_count: int = number(3, "fewest numbers given", low=2, high=10, only_if="here.path is None")
+    max_count: int = number(4, "most numbers given", low=2, high=10, only_if="here.path is None")
+    max_value: int = number(99, "of a given number", low=1, high=MADE, only_if="here.path is None")
+    max_target: int = number(100, "of the number to reach", low=1, only_if="here.path is None")
 
     @property
     def on_hub(self) -> bool:
@@ -210,7 +238,7 @@ class GymConfig(CheckedDataConfig):
 
     verifier: str | None = "rlreason.grading.verifiers.gym"
     task: Any = text(doc="a task's name, or several: [leg_counting,chain_sum]")
-    seed: int = number(0, high=MAX_SEED, doc="of the generated problems")
+    seed: int = number(0, "of the generated problems", high=MAX_SEED)
 
     @property
     def tasks(self) -> list[str]:
@@ -222,11 +250,16 @@ class GymConfig(CheckedDataConfig):
 class FunctionDataConfig(RowsDataConfig):
     """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
 
-    rules = conflicts.of_function
-
     function: str = text(doc="module:function")
-    options: dict[str, Any] = text({}, doc="its parameters by name")
-    n_validation: int | None = number(None, low=1, high=MADE, doc="rows held out; null: a tenth, at most 200")
+    options: dict[str, Any] = text({}, "its parameters by name")
+    n_validation: int | None = number(None, "rows held out; null: a tenth, at most 200", low=1, high=MADE)
+
+    def rules(self) -> Iterator[str]:
+        """Check that the function can be imported."""
+        try:
+            load(self.function)
+        except NotImportableError as error:
+            yield f"data.function={self.function}: {error}"
 
     @property
     def holds_out(self) -> bool:

@@ -2,11 +2,12 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rlreason.config import conflicts
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
+from rlreason.runtime.plugins import no_reward
 from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, source, text
 
 LOGGERS = ("wandb", "tensorboard", "trackio")
@@ -22,8 +23,6 @@ VLLM, HF = "here.engine == 'vllm'", "here.engine == 'hf'"
 class SamplingConfig(Settings):
     """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
 
-    rules = conflicts.of_sampling
-
     temperature: float = number(
         high=LARGE,
         doc="0 takes the most likely token, in evaluations only",
@@ -34,6 +33,12 @@ class SamplingConfig(Settings):
     max_tokens: int = number(
         low=1, doc="most tokens of a response", only_if="trains or eval.sampling.max_tokens is None"
     )
+
+    def rules(self) -> Iterator[str]:
+        """Check the two limits on a response's length."""
+        low, high = self.min_tokens, self.max_tokens
+        if 1 <= high < low:
+            yield f"sampling.min_tokens={low} is above sampling.max_tokens={high}: lower sampling.min_tokens"
 
     @property
     def distribution(self) -> str:
@@ -49,18 +54,20 @@ class SamplingConfig(Settings):
 class PromptConfig(Settings):
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
 
-    rules = conflicts.of_prompt
-
     name: str = text(doc="of the option, for records", only_if=ASKED)
     file: str = source(doc="a template in prompts/, or a path", only_if=ASKED + OF_TINY)
     reward: str = text(
         doc="r1_zero, question_only, or module:function, (response, gold) -> score", only_if=JUDGED + OF_TINY
     )
-    stop: list[str] = text([], doc="texts that end a response; they stay in it", only_if=ASKED)
-    trace: str = text("{solution}", doc="a response to imitate, of {solution} and {answer}", only_if="imitates(here)")
-    chat: bool = text(False, doc="file is the user's turn in the model's chat template", only_if=ASKED)
-    system: str | None = text(None, doc="system message; null: none, or the template's", only_if=CHATS)
-    enable_thinking: bool | None = text(None, doc="where a template has it; null: its default", only_if=CHATS)
+    stop: list[str] = text([], "texts that end a response; they stay in it", only_if=ASKED)
+    trace: str = text("{solution}", "a response to imitate, of {solution} and {answer}", only_if="imitates(here)")
+    chat: bool = text(False, "file is the user's turn in the model's chat template", only_if=ASKED)
+    system: str | None = text(None, "system message; null: none, or the template's", only_if=CHATS)
+    enable_thinking: bool | None = text(None, "where a template has it; null: its default", only_if=CHATS)
+
+    def rules(self) -> Iterator[str]:
+        """Check the name of the reward."""
+        yield from no_reward("prompt.reward", self.reward)
 
 
 @dataclass
@@ -69,19 +76,19 @@ class GradingConfig:
 
     extract: str = choice(
         "strict | last_number | sentence",
-        doc="strict: the answer itself; last_number: also its number, where it has one only; sentence: also what "
+        "strict: the answer itself; last_number: also its number, where it has one only; sentence: also what "
         'it states after its last "is", "=" or ":"',
         only_if="compares_answers",
     )
-    timeout_s: float = number(2.0, low=0.01, high=60, doc="seconds for one comparison, or one call of your own reward")
-    start_timeout_s: float = number(60.0, low=1, high=3600, doc="seconds for a worker to start, with its imports")
-    percent: bool = text(True, doc="whether 38% equals 38 as well as 0.38", only_if="compares_answers")
-    rel_tol: float = number(1e-6, below=0.1, doc="relative, of decimal against exact value", only_if="compares_answers")
+    timeout_s: float = number(2.0, "seconds for one comparison, or one call of your own reward", low=0.01, high=60)
+    start_timeout_s: float = number(60.0, "seconds for a worker to start, with its imports", low=1, high=3600)
+    percent: bool = text(True, "whether 38% equals 38 as well as 0.38", only_if="compares_answers")
+    rel_tol: float = number(1e-6, "relative, of decimal against exact value", below=0.1, only_if="compares_answers")
     correct_at: float | None = number(
-        None, above=0, high=LARGE, doc="score from which your own reward is right; null: 1", only_if="has_own_reward"
+        None, "score from which your own reward is right; null: 1", above=0, high=LARGE, only_if="has_own_reward"
     )
-    workers: int = processors(1, doc="processes for what the exact rules cannot decide and for your own rewards")
-    memory_mb: int = number(1536, low=256, high=2**20, doc="megabytes of memory for each worker, at most")
+    workers: int = processors(1, "processes for what the exact rules cannot decide and for your own rewards")
+    memory_mb: int = number(1536, "megabytes of memory for each worker, at most", low=256, high=2**20)
 
 
 @dataclass
@@ -89,7 +96,7 @@ class WaitsConfig:
     """How long a run may be silent. Engine and graders have limits of their own: `rollout.timeout_s`, `grading`."""
 
     run_s: float | None = number(
-        3600.0, low=1, doc="seconds without a token, an update or a phase until a run ends (stacks.txt); null: never"
+        3600.0, "seconds without a token, an update or a phase until a run ends (stacks.txt); null: never", low=1
     )
 
 
@@ -100,16 +107,16 @@ class LoggerConfig:
     null leaves a setting to W&B's own variables, such as WANDB_PROJECT.
     """
 
-    wandb: bool = text(False, doc="logger=wandb, or one of logger=[wandb,tensorboard]")
-    tensorboard: bool = text(False, doc="logger=tensorboard: event files in the run folder")
-    trackio: bool = text(False, doc="logger=trackio: a local store, which `trackio show` reads")
-    project: str | None = text(None, doc="null: WANDB_PROJECT, or rlreason", only_if="here.wandb or here.trackio")
-    group: str | None = text(None, doc="null: WANDB_RUN_GROUP, or the sweep", only_if="here.wandb or here.trackio")
-    name: str | None = text(None, doc="null: WANDB_NAME, or the folder's name", only_if="here.wandb or here.trackio")
-    mode: str | None = choice("online | offline | disabled", None, doc="null: WANDB_MODE", only_if="here.wandb")
-    entity: str | None = text(None, doc="user or team", only_if="here.wandb")
-    tags: list[str] | None = text(None, doc="labels to find runs by, as in [gsm8k,grpo]", only_if="here.wandb")
-    notes: str | None = text(None, doc="a longer text about the run", only_if="here.wandb")
+    wandb: bool = text(False, "logger=wandb, or one of logger=[wandb,tensorboard]")
+    tensorboard: bool = text(False, "logger=tensorboard: event files in the run folder")
+    trackio: bool = text(False, "logger=trackio: a local store, which `trackio show` reads")
+    project: str | None = text(None, "null: WANDB_PROJECT, or rlreason", only_if="here.wandb or here.trackio")
+    group: str | None = text(None, "null: WANDB_RUN_GROUP, or the sweep", only_if="here.wandb or here.trackio")
+    name: str | None = text(None, "null: WANDB_NAME, or the folder's name", only_if="here.wandb or here.trackio")
+    mode: str | None = choice("online | offline | disabled", "null: WANDB_MODE", None, only_if="here.wandb")
+    entity: str | None = text(None, "user or team", only_if="here.wandb")
+    tags: list[str] | None = text(None, "labels to find runs by, as in [gsm8k,grpo]", only_if="here.wandb")
+    notes: str | None = text(None, "a longer text about the run", only_if="here.wandb")
 
     @property
     def chosen(self) -> list[str]:
@@ -137,29 +144,35 @@ def finds_gpus() -> bool:
 class RolloutConfig(Settings):
     """Which engine samples, and where."""
 
-    rules = conflicts.of_rollout
-
-    engine: str = choice("hf | vllm", MISSING, doc="chosen by rollout=NAME; auto: the one for this machine")
-    max_rows: int = number(256, low=1, high=MADE, doc="most sequences decoded at the same time")
+    engine: str = choice("hf | vllm", "chosen by rollout=NAME; auto: the one for this machine", MISSING)
+    max_rows: int = number(256, "most sequences decoded at the same time", low=1, high=MADE)
     async_level: int = number(
-        0, high=1, doc="1: learn from a batch while the next is sampled, by weights one update old", only_if="trains"
+        0, "1: learn from a batch while the next is sampled, by weights one update old", high=1, only_if="trains"
     )
-    compile: bool = text(False, doc="torch.compile, for long runs; a resumed one may round differently", only_if=HF)
-    gpus: int = number(1, low=1, high=16, doc="GPUs that sample, each a part of the prompts", only_if=VLLM)
+    compile: bool = text(False, "torch.compile, for long runs; a resumed one may round differently", only_if=HF)
+    gpus: int = number(1, "GPUs that sample, each a part of the prompts", low=1, high=16, only_if=VLLM)
     placement: str = choice(
         "auto | colocate | second_gpu | cpu",
-        doc="colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them; "
+        "colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them; "
         "auto: colocate if there is a GPU, else cpu",
         only_if=VLLM,
     )
-    sleep: bool = text(True, doc="free its memory for training; false is faster", only_if=f"{VLLM} and here.shares_gpu")
+    sleep: bool = text(True, "free its memory for training; false is faster", only_if=f"{VLLM} and here.shares_gpu")
     kv_cache_gb: float | None = number(
-        None, above=0, high=LARGE, doc="null: enough for max_rows, at most 40% of what is free", only_if=VLLM
+        None, "null: enough for max_rows, at most 40% of what is free", above=0, high=LARGE, only_if=VLLM
     )
     attest: str = choice(
-        "stop | warn | off", doc="when engine and trainer disagree after a weight sync; off: not compared", only_if=VLLM
+        "stop | warn | off", "when engine and trainer disagree after a weight sync; off: not compared", only_if=VLLM
     )
-    timeout_s: float = number(600.0, low=0.1, doc="seconds for start, decoding step or weight sync", only_if=VLLM)
+    timeout_s: float = number(600.0, "seconds for start, decoding step or weight sync", low=0.1, only_if=VLLM)
+
+    def rules(self) -> Iterator[str]:
+        """Check that the engine can sample while the policy is trained, where it must."""
+        if self.async_level and self.engine == "hf":
+            why = "which samples from the weights in training"
+            yield f"rollout.async_level=1 with rollout=hf, {why}: choose rollout=vllm"
+        elif self.async_level and self.sleep and self.shares_gpu:
+            yield "rollout.async_level=1 needs the engine's memory during training: set rollout.sleep=false"
 
     @property
     def shares_gpu(self) -> bool:
@@ -176,13 +189,13 @@ OF_SWEEPS = ("dominated",)
 
 
 def _mode(default: str, doc: str, more: str = "", only_if: str = "trains") -> Any:
-    return choice("off | warn | stop" + more, default, cure=IN_A_FILE, doc=doc, only_if=only_if)
+    return choice("off | warn | stop" + more, doc, default, cure=IN_A_FILE, only_if=only_if)
 
 
 def _limit(monitor: str, default: float, doc: str, **bounds: Any) -> Any:
     """Define a threshold of a monitor."""
     trains = "" if monitor in OF_JOBS else "trains and "
-    return number(default, **bounds, doc=doc, only_if=f"{trains}here.{monitor} != 'off'")
+    return number(default, doc, **bounds, only_if=f"{trains}here.{monitor} != 'off'")
 
 
 @dataclass
@@ -242,7 +255,7 @@ class MonitorsConfig:
     engine_weights_factor: float = _limit("engine_weights", 10.0, "above so many times the first step's", above=1)
     engine_weights_above: float = _limit("engine_weights", 2e-5, "and above this many nats per token")
     dominated: str = choice(  # a run by itself never reads it
-        "off | stop", doc="stop settings that others of a sweep certainly beat", cure=IN_A_FILE, only_if="False"
+        "off | stop", "stop settings that others of a sweep certainly beat", cure=IN_A_FILE, only_if="False"
     )
 
 

@@ -1,10 +1,11 @@
 """The config group `model`: what is trained, and how it fits into memory."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config import conflicts
+from rlreason.errors import Absent
 from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, share, source, text
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
@@ -30,21 +31,21 @@ def type_of_head(head: str, engine: str, products: str) -> str:
 class WarmStartConfig:
     """The short SFT that gives the built-in model its habits. `steps=0` leaves it out."""
 
-    steps: int = number(700, high=MADE, doc="optimizer steps; 0: the model stays random")
-    batch_size: int = number(64, low=1, high=2**16, doc="traces per optimizer step", only_if="here.steps > 0")
-    learning_rate: float = number(3e-3, above=0, high=1e30, doc="its highest rate", only_if="here.steps > 0")
-    hasty_share: float | None = share(None, doc="null: data.habits.hasty_share", only_if="here.steps > 0")
-    slip_share: float | None = share(None, doc="null: data.habits.slip_share", only_if="here.steps > 0")
+    steps: int = number(700, "optimizer steps; 0: the model stays random", high=MADE)
+    batch_size: int = number(64, "traces per optimizer step", low=1, high=2**16, only_if="here.steps > 0")
+    learning_rate: float = number(3e-3, "its highest rate", above=0, high=1e30, only_if="here.steps > 0")
+    hasty_share: float | None = share(None, "null: data.habits.hasty_share", only_if="here.steps > 0")
+    slip_share: float | None = share(None, "null: data.habits.slip_share", only_if="here.steps > 0")
 
 
 @dataclass
 class LoRAConfig:
     """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
 
-    rank: int = number(0, high=2**16, doc="of the adapters; 0: none, every weight is trained", only_if="trains")
-    alpha: float = number(32.0, above=0, doc="output is scaled by alpha / rank", only_if="trains and here.rank > 0")
+    rank: int = number(0, "of the adapters; 0: none, every weight is trained", high=2**16, only_if="trains")
+    alpha: float = number(32.0, "output is scaled by alpha / rank", above=0, only_if="trains and here.rank > 0")
     targets: list[str] | None = text(
-        None, doc="patterns on layers, as [q_proj,v_proj]; null: all but the head", only_if="trains and here.rank > 0"
+        None, "patterns on layers, as [q_proj,v_proj]; null: all but the head", only_if="trains and here.rank > 0"
     )
 
 
@@ -52,56 +53,76 @@ class LoRAConfig:
 class ModelConfig(Settings):
     """What is trained, and how it fits into memory; first the settings of every model."""
 
-    rules = conflicts.of_model
     made_on_the_spot: ClassVar[bool] = False  # whether it is the built-in tiny model, which has no files
     folder: ClassVar[Any] = None  # where the weights are; None for the built-in model
     context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
     name: str = text(doc="of the option, for records")
-    dtype: str = choice("auto | float32 | bfloat16", doc="of matrix products; auto: bfloat16 on a GPU, else float32")
+    dtype: str = choice("auto | float32 | bfloat16", "of matrix products; auto: bfloat16 on a GPU, else float32")
     head: str = choice(
         "auto | float32 | bfloat16",
-        doc="number type of the output head's operands, rounded for the product only; all that follows is float32. "
+        "number type of the output head's operands, rounded for the product only; all that follows is float32. "
         "auto: as in the engine's head, bfloat16 with vLLM in bfloat16, else float32",
     )
     weights: str = choice(
-        "float32 | bfloat16", doc="their number type; bfloat16: half the memory, but small updates are rounded away"
+        "float32 | bfloat16", "their number type; bfloat16: half the memory, but small updates are rounded away"
     )
     attention: str = choice(
         "auto | sdpa | varlen | flash_attention_2",
-        doc="kernel over packed sequences; a run's header says which auto took, and why",
+        "kernel over packed sequences; a run's header says which auto took, and why",
     )
-    gradient_checkpointing: bool = text(False, doc="recomputes activations: less memory, more work", only_if="trains")
-    check_memory: bool = text(True, doc="refuse a run that certainly needs more memory than its GPU has")
-    freeze: list[str] = text([], doc="patterns on names of weights that are not trained", only_if="trains")
+    gradient_checkpointing: bool = text(False, "recomputes activations: less memory, more work", only_if="trains")
+    check_memory: bool = text(True, "refuse a run that certainly needs more memory than its GPU has")
+    freeze: list[str] = text([], "patterns on names of weights that are not trained", only_if="trains")
     lora: LoRAConfig = group(LoRAConfig)
+
+    def rules(self) -> Iterator[str]:
+        """Check number types against each other, and frozen weights against adapters."""
+        if self.weights == "bfloat16" and self.dtype == "float32":
+            cure = "set one of them to the other's type"
+            yield f"model.dtype=float32 with model.weights=bfloat16 is no more exact: {cure}"
+        if self.head == "bfloat16" and self.dtype == "float32":
+            why = "the engine's head would be float32"
+            yield f"model.head=bfloat16 with model.dtype=float32: {why}: set model.head=auto"
+        if self.freeze and self.lora.rank:
+            yield f"model.freeze={list(self.freeze)} with model.lora, which freezes all weights: set model.freeze=[]"
 
 
 @dataclass
 class TinyModelConfig(ModelConfig):
     """The built-in model, made here and taught habits by a warm start: those of the stories."""
 
-    rules = conflicts.of_tiny_model
     made_on_the_spot: ClassVar[bool] = True
     context: ClassVar[int | None] = TINY_CONTEXT
 
-    width: int = number(128, low=1, high=1024, doc="numbers per token, a multiple of 2 x heads")
-    layers: int = number(2, low=1, high=32, doc="transformer blocks")
-    heads: int = number(4, low=1, high=64, doc="attention heads per block")
-    seed: int = number(0, high=MAX_SEED, doc="of weights and warm start; not `seed`, so that compared runs start alike")
+    width: int = number(128, "numbers per token, a multiple of 2 x heads", low=1, high=1024)
+    layers: int = number(2, "transformer blocks", low=1, high=32)
+    heads: int = number(4, "attention heads per block", low=1, high=64)
+    seed: int = number(0, "of weights and warm start; not `seed`, so that compared runs start alike", high=MAX_SEED)
     cache: str | None = text(
-        "auto", doc="auto: ~/.cache/rlreason; a folder; null: made anew each time", only_if="here.warm_start.steps > 0"
+        "auto", "auto: ~/.cache/rlreason; a folder; null: made anew each time", only_if="here.warm_start.steps > 0"
     )
     warm_start: WarmStartConfig = group(WarmStartConfig)
+
+    def rules(self) -> Iterator[str]:
+        """Check the width of the heads."""
+        if self.heads > 0 and self.width % (2 * self.heads):
+            yield f"model.width={self.width} must be a multiple of 2 x model.heads={self.heads}: try 128 and 4"
 
 
 @dataclass
 class PretrainedModelConfig(ModelConfig):
     """A model in transformers' format."""
 
-    rules = conflicts.of_pretrained_model
-
     path: str = source(doc="a model folder, the folder of a run that left one, or a hub name")
+
+    def rules(self) -> Iterator[str]:
+        """Check that a local path is the folder of a model."""
+        looks_local = self.name == "local" or self.path.startswith((".", "/", "~"))
+        if looks_local and not (Path(self.folder) / "config.json").is_file():
+            yield Absent(
+                f"model.path={self.path} is no model's folder, with a config.json: give one, or a run's folder"
+            )
 
     @property
     def folder(self) -> str:

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
-from rlreason.config import conflicts
-from rlreason.config.conflicts import as_eval
+from rlreason.config.conflicts import as_eval, of_evaluation
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import (
     GradingConfig,
@@ -29,29 +28,29 @@ UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 class EvalSamplingConfig:
     """Sampling settings that differ in evaluations."""
 
-    temperature: float | None = number(None, high=LARGE, doc="0: the likeliest token; null: sampling.temperature")
-    min_tokens: int | None = number(None, doc="null: sampling.min_tokens")
-    max_tokens: int | None = number(None, low=1, doc="null: sampling.max_tokens")
+    temperature: float | None = number(None, "0: the likeliest token; null: sampling.temperature", high=LARGE)
+    min_tokens: int | None = number(None, "null: sampling.min_tokens")
+    max_tokens: int | None = number(None, "null: sampling.max_tokens", low=1)
 
 
 @dataclass
 class EvalConfig:
     """How a model is prompted and graded, apart from how it is trained; null: as in training."""
 
-    prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
+    prompt: PromptConfig | None = text(None, "an option of `prompt`, whose settings are then below eval.prompt")
     reward: str | None = text(
-        None, doc="what counts: r1_zero, question_only or module:function; null: the prompt's, reported in any case"
+        None, "what counts: r1_zero, question_only or module:function; null: the prompt's, reported in any case"
     )
     sampling: EvalSamplingConfig = group(EvalSamplingConfig)
     data: DataConfig | None = text(
-        None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
+        None, "an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
-    problems: int | None = number(None, low=1, doc="validation problems asked; null: eval_problems")
+    problems: int | None = number(None, "validation problems asked; null: eval_problems", low=1)
     final_problems: int | None = number(
-        None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
+        None, "those of a training's last evaluation; null: eval.problems, or else all", low=1, only_if="trains"
     )
-    samples: int | None = number(None, low=1, high=MADE, doc="per problem; null: 1", only_if="reads_eval_samples")
-    card: str | None = choice("leaderboard", None, doc="compliance.md checks a training by its rules", only_if="trains")
+    samples: int | None = number(None, "per problem; null: 1", low=1, high=MADE, only_if="reads_eval_samples")
+    card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class AnyRunConfig(Settings):
     given = frozenset[str]()  # the keys that were typed: no field, and so no setting
 
     algorithm: str = text(doc="what the run does")
-    seed: int = number(0, high=MAX_SEED, doc="of sampling, problem order, data.limit, adapters; not of made-up data")
+    seed: int = number(0, "of sampling, problem order, data.limit, adapters; not of made-up data", high=MAX_SEED)
     waits: WaitsConfig = group(WaitsConfig)
 
 
@@ -87,14 +86,13 @@ class AnyRunConfig(Settings):
 class RunConfig(AnyRunConfig):
     """Keys of every algorithm that works on a model, whether it trains it or not."""
 
-    rules = conflicts.of_run
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
     responses_per_step: ClassVar[Any] = 0  # sampled in a training step
     checkpoints_at_once: ClassVar[Any] = 0  # most in the run folder at one time
     own_loss: ClassVar[Any] = None  # the user's loss, `module:function`
 
-    threads: int | None = processors(None, doc="null: one for the tiny model, else as many as this process may use")
+    threads: int | None = processors(None, "null: one for the tiny model, else as many as this process may use")
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
     prompt: PromptConfig = group(PromptConfig)
@@ -103,13 +101,39 @@ class RunConfig(AnyRunConfig):
     monitors: MonitorsConfig = group(MonitorsConfig)
     logger: LoggerConfig = group(LoggerConfig)
     sampling: SamplingConfig = group(SamplingConfig)
-    eval: EvalConfig = group(EvalConfig, doc="how evaluations differ from training")
+    eval: EvalConfig = group(EvalConfig, "how evaluations differ from training")
 
     micro_batch_tokens: int = number(low=1, doc="the memory knob: tokens in a forward pass, above the longest response")
     eval_problems: int | None = number(
-        None, low=1, doc="short for eval.problems (always the same ones); null: all", only_if="eval.problems is None"
+        None, "short for eval.problems (always the same ones); null: all", low=1, only_if="eval.problems is None"
     )
-    log_generations: int = number(3, high=MADE, doc="responses shown before training, or after an evaluation")
+    log_generations: int = number(3, "responses shown before training, or after an evaluation", high=MADE)
+
+    def rules(self) -> Iterator[str]:
+        """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
+        yield from of_evaluation(self)
+        corrects = getattr(self, "mismatch", "none") != "none" or getattr(self, "old_from_engine", False)
+        if self.monitors.parity == "correct" and not corrects:
+            cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
+            yield f"monitors.parity=correct needs weights that correct: {cure}"
+        groups = (
+            ("", self.data, self.prompt, self.sampling),
+            ("eval.", self.eval.data, self.eval.prompt, self.eval.sampling),
+        )
+        for place, data, prompt, sampling in groups:
+            if self.model.made_on_the_spot and data is not None and not data.has_stories:
+                cure = f"choose {place}data=stories, or a pretrained model (model=local model.path=DIR)"
+                yield f"model=tiny with {place}data={data.name}: the tiny model knows nothing but stories: {cure}"
+            if self.model.made_on_the_spot and prompt is not None and prompt.chat:
+                cure = f"choose {place}prompt=r1_zero_short, or a pretrained model (model=local model.path=DIR)"
+                yield f"{place}prompt.chat=true with model=tiny, which has no chat template: {cure}"
+            longest, context, room = sampling.max_tokens, self.model.context, self.micro_batch_tokens
+            key = f"{place}sampling.max_tokens={longest}"
+            if longest is not None and context is not None and longest >= context:
+                yield f"{key} must be below {context}, the tiny model's context, which the prompt shares: lower it"
+            elif longest is not None and room <= longest:
+                cure = f"raise it (try {2 * longest}), or lower {place}sampling.max_tokens"
+                yield f"micro_batch_tokens={room} must be above {key}, to hold a prompt and its whole response: {cure}"
 
     @property
     def uses_training_data(self) -> bool:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -74,9 +74,8 @@ def sweep_path(name: str) -> Path:
     return resource_dir("multirun_sweeps") / f"{name}.yaml"
 
 
-def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> SweepFile:
-    """Parse the sweep `name`; `content_of` returns a sweep file's content. `ConfigError` if a block is invalid."""
-    content = content_of(name)
+def sweep_file(name: str, content: Mapping[str, Any]) -> SweepFile:
+    """Parse the content of a sweep's file; `ConfigError` if a block is invalid."""
     blocks = dict((content.get("hydra") or {}).get("sweeper") or {})
     file, own = _parsed(name, content, blocks), blocks.get("embedded")
     if own is None:

@@ -1,16 +1,17 @@
 """Settings of every algorithm that trains: optimizer, schedule, evaluation, budget and checkpoints."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlreason.config import conflicts
+from rlreason.config.conflicts import of_schedule
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, group, number, text
 
+MOST_RANKS = 1024
 BUDGETS = ("hours", "tokens", "steps")
 UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
 
@@ -19,20 +20,29 @@ UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
 class OptimizationConfig(Settings):
     """What the learner and its schedule take; every algorithm that trains inherits these keys."""
 
-    rules = conflicts.of_optimization
-
     learning_rate: float = number(above=0, high=1e30, doc="the highest rate of lr_schedule")
-    lr_schedule: str = choice("constant | linear | cosine", doc="after the warm-up; linear and cosine fall towards 0")
-    warmup_steps: int = number(0, doc="steps over which the rate rises")
-    optimizer: str = choice("adamw | adamw_8bit", doc="adamw_8bit: moments in 2 bytes a weight, not 8 (bitsandbytes)")
-    weight_decay: float = number(0.0, high=1e30, doc="of AdamW, on every weight alike")
-    adam_betas: list[float] = number([0.9, 0.95], below=1, doc="of AdamW's two moments")
-    max_grad_norm: float = number(1.0, above=0, high=1e30, doc="gradients are scaled down to this norm, once a step")
+    lr_schedule: str = choice("constant | linear | cosine", "after the warm-up; linear and cosine fall towards 0")
+    warmup_steps: int = number(0, "steps over which the rate rises")
+    optimizer: str = choice("adamw | adamw_8bit", "adamw_8bit: moments in 2 bytes a weight, not 8 (bitsandbytes)")
+    weight_decay: float = number(0.0, "of AdamW, on every weight alike", high=1e30)
+    adam_betas: list[float] = number([0.9, 0.95], "of AdamW's two moments", below=1)
+    max_grad_norm: float = number(1.0, "gradients are scaled down to this norm, once a step", above=0, high=1e30)
     train_batch_size: int = number(low=1, high=MADE, doc="responses per step; with GRPO it divides rollout_batch_size")
-    micro_batch_size: int | None = number(None, low=1, high=MADE, doc="sequences per pass; null: by micro_batch_tokens")
+    micro_batch_size: int | None = number(None, "sequences per pass; null: by micro_batch_tokens", low=1, high=MADE)
     gradient_accumulation_steps: int | None = number(
-        None, low=1, high=MADE, doc="says micro_batch_size in the handout's way; it divides train_batch_size"
+        None, "says micro_batch_size in the handout's way; it divides train_batch_size", low=1, high=MADE
     )
+
+    def rules(self) -> Iterator[str]:
+        """Check the sizes of batch and micro-batch, and the number of betas."""
+        batch, steps, size = self.train_batch_size, self.gradient_accumulation_steps, self.micro_batch_size
+        accumulated = f"gradient_accumulation_steps={steps}"
+        if len(self.adam_betas) != 2:
+            yield f"adam_betas={list(self.adam_betas)} must be two numbers: try [0.9,0.95]"
+        if steps is not None and (steps < 1 or batch % steps):
+            yield f"{accumulated} must divide train_batch_size={batch}: try a power of two, or null"
+        elif steps is not None and size is not None and size * steps != batch:
+            yield f"{accumulated} x micro_batch_size={size} is not train_batch_size={batch}: set one"
 
     def sequences_per_micro_batch(self) -> int | None:
         """Limit on sequences; the handout's accumulation steps are converted to the largest micro-batch they allow."""
@@ -44,9 +54,9 @@ class OptimizationConfig(Settings):
 class BudgetConfig:
     """A run ends before the step that would exceed one of these, its last evaluation inside; null: no bound."""
 
-    hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, set-up and evaluations too (time/total)")
-    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="tokens sampled to learn from (tokens/generated)")
-    steps: int | None = number(None, low=1, doc="steps; a falling rate still falls towards n_steps")
+    hours: float | None = number(None, "wall clock, set-up and evaluations too (time/total)", above=0, high=LARGE)
+    tokens: int | None = number(None, "tokens sampled to learn from (tokens/generated)", low=1, high=MOST * MOST)
+    steps: int | None = number(None, "steps; a falling rate still falls towards n_steps", low=1)
 
 
 def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
@@ -66,28 +76,27 @@ def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], 
 class CheckpointConfig:
     """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
 
-    every: int | None = number(None, doc="steps between checkpoints; null: for under 5% of the time; 0: no resuming")
+    every: int | None = number(None, "steps between checkpoints; null: for under 5% of the time; 0: no resuming")
     minutes: float | None = number(
-        10.0, above=0, doc="most between them, within 10% of the time; null: no limit", only_if="here.every is None"
+        10.0, "most between them, within 10% of the time; null: no limit", above=0, only_if="here.every is None"
     )
-    keep: int = number(2, low=1, doc="so many of the newest stay, and the best; in the end the newest and the best")
-    keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
+    keep: int = number(2, "so many of the newest stay, and the best; in the end the newest and the best", low=1)
+    keep_final: bool = text(False, "a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
 
 @dataclass
 class TrainingConfig(OptimizationConfig, RunConfig):
     """Keys of every algorithm that trains."""
 
-    rules = conflicts.of_training
     trains: ClassVar[bool] = True
     samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights one update older
     longest_without_evaluation: ClassVar[int | None] = None  # most steps between evaluations, with eval_every=null
     learning_temperature: ClassVar[Any] = 1.0  # of the distribution that is learned: given responses are imitated
 
-    gpus: str = text("auto", doc="ranks, one on each GPU; auto: one, or those that torchrun has started; N: so many")
+    gpus: str = text("auto", "ranks, one on each GPU; auto: one, or those that torchrun has started; N: so many")
     parallel: str = choice(
         "auto | replicate | shard",
-        doc="replicate: each rank has the whole model; shard: a part of weights and moments; auto: what fits",
+        "replicate: each rank has the whole model; shard: a part of weights and moments; auto: what fits",
         only_if="on_several_ranks",
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)
@@ -95,12 +104,30 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     interim_eval_problems: int | None = number(
         low=1, doc="validation problems on the way; the last evaluation asks all", only_if="problem_limit is None"
     )
-    eval_every: int | None = number(None, doc="steps between evaluations; null: ten or more; 0: only before and after")
-    save_rollouts_every: int = number(1, doc="steps between saved responses; 0: none saved", only_if="samples_to_learn")
-    save_model: bool = text(True, doc="the trained model is kept in model/")
-    profile: bool = text(False, doc="a torch trace of the second step (profile.json.gz), largest costs (profile.md)")
+    eval_every: int | None = number(None, "steps between evaluations; null: ten or more; 0: only before and after")
+    save_rollouts_every: int = number(1, "steps between saved responses; 0: none saved", only_if="samples_to_learn")
+    save_model: bool = text(True, "the trained model is kept in model/")
+    profile: bool = text(False, "a torch trace of the second step (profile.json.gz), largest costs (profile.md)")
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     budget: BudgetConfig = group(BudgetConfig)
+
+    def rules(self) -> Iterator[str]:
+        """Check the schedule, the ranks, and what learning from samples needs."""
+        if self.n_steps is not None:
+            yield from of_schedule(self, self.n_steps)
+        if self.gpus != "auto" and not (self.gpus.isdecimal() and 1 <= int(self.gpus) <= MOST_RANKS):
+            yield f"gpus={self.gpus} must be auto or a number from 1 to {MOST_RANKS}: try gpus=2"
+        if self.parallel == "shard" and self.optimizer == "adamw_8bit":
+            yield "parallel=shard with optimizer=adamw_8bit, whose moments cannot be spread: choose optimizer=adamw"
+        if self.parallel == "shard" and self.model.weights == "bfloat16":
+            yield "parallel=shard with model.weights=bfloat16: the head stays float32: set model.weights=float32"
+        if self.rollout.async_level and not self.samples_ahead:
+            yield f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
+        if self.budget.tokens is not None and not self.samples_to_learn:
+            limit = f"budget.tokens={self.budget.tokens} with algorithm={self.algorithm}"
+            yield f"{limit}, which samples none to learn from: set budget.steps or budget.hours"
+        if self.samples_to_learn and self.sampling.temperature == 0:
+            yield "sampling.temperature=0.0: learning from samples needs different ones, so it must be above 0: try 1.0"
 
     @property
     def checkpoints_at_once(self) -> int:
@@ -158,7 +185,7 @@ class OnlineConfig(TrainingConfig):
 
     n_steps: int = MISSING
     group_size: int = number(low=1, high=MADE, doc="responses per question; with GRPO it divides rollout_batch_size")
-    skip_solved: int = number(0, doc="after this many groups in a row all correct, a question is dropped; 0: never")
+    skip_solved: int = number(0, "after this many groups in a row all correct, a question is dropped; 0: never")
 
     @property
     def questions(self) -> int:
