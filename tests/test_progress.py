@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlreason.engines.hf import HFEngine
 from rlreason.config.training import OptimizationConfig
+from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
