@@ -82,7 +82,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("metrics", "status"), CASES)
-def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(metrics, status):
+def test_each_monitor(metrics, status):
+    """Bug: a monitor does not see its fault, sees one in usual numbers, or ends the run by another rule."""
     monitors = stopping()
     monitors.check(11, metrics)
     found, reason = monitors.reason_to_stop() or ("", "step 11: ")
@@ -92,7 +93,8 @@ def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(metrics,
         assert ending(status).exit_code == (5 if status.startswith("diverged") else 0)
 
 
-def test_one_update_of_many_that_explodes_is_seen_and_steps_without_a_gradient_are_not_usual():
+def test_one_update_of_many():
+    """Bug: one exploding update is averaged away, or steps without a gradient make the next one explode."""
     monitors = stopping()
     monitors.check(11, USUAL | {"train/grad_norm": 6.0}, [USUAL, USUAL, USUAL | {"train/grad_norm": 50.0}])
     assert monitors.reason_to_stop()[0] == "diverged:gradient_norm"
@@ -103,7 +105,8 @@ def test_one_update_of_many_that_explodes_is_seen_and_steps_without_a_gradient_a
     assert monitors.reason_to_stop() is None
 
 
-def test_no_live_group_warns_of_every_step_and_ends_the_run_behind_so_many_in_a_row():
+def test_no_live_group():
+    """Bug: a mastered batch ends the run at once, or ten in a row never do."""
     monitors = watching(no_live_group="stop", no_live_group_steps=3)
     for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0], 1):
         assert monitors.reason_to_stop() is None
@@ -128,12 +131,13 @@ def evaluations(right, n: int, **more) -> list[dict[str, float]]:
         ([{"eval/accuracy": 0.5, "eval/problems": 64}, *evaluations([math.nan, 0.0], 64)], False),
     ],
 )
-def test_which_courses_are_a_collapse(course, found):
+def test_collapse(course, found):
+    """Bug: a lucky or unlucky evaluation ends a run, or a collapse does not."""
     assert collapsed(course) is found
 
 
 @pytest.mark.parametrize("n", [32, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 64, 256))])
-def test_accuracies_that_never_change_end_hardly_any_run_and_a_collapse_is_caught_at_its_second_evaluation(n):
+def test_collapse_by_chance(n):
     """Half a percent, and three standard errors of 1,500 runs; over all accuracies together half a percent.
 
     Bug: ten evaluations of 32 problems at an accuracy of 5% ended 62% of the runs.
@@ -150,7 +154,8 @@ def test_accuracies_that_never_change_end_hardly_any_run_and_a_collapse_is_caugh
         assert np.mean(lost) >= 0.95
 
 
-def test_what_is_off_is_not_looked_at_but_for_lost_weights():
+def test_off():
+    """Bug: a monitor that is off warns, or lost weights go on because `nan` is off."""
     monitors = watching(**dict.fromkeys((*MONITORS, "grader"), "off"))
     monitors.check(1, DEAD | {"train/loss": NAN, "rollout/truncated": 1.0, "eval/mismatch_mean": 9.0})
     monitors.check_grades(1, ["a grader failed"])
@@ -162,7 +167,8 @@ def test_what_is_off_is_not_looked_at_but_for_lost_weights():
     assert monitors.reason_to_stop() == ("stopped:grader", "step 11: a grader failed")
 
 
-def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_the_monitor_is_set_otherwise():
+def test_resume():
+    """Bug: a resumed run forgets its history, or cannot go on after its monitor was set otherwise."""
     monitors = stopping()
     monitors.check(11, {"rollout/entropy": 0.001})
     state = json.loads(json.dumps(monitors.state_dict()))
@@ -173,14 +179,16 @@ def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_
         assert other.state_dict()["history"] == monitors.state_dict()["history"]
 
 
-def test_every_monitor_is_a_setting_and_names_causes():
+def test_every_rule_has_words():
+    """Bug: a monitor has no setting, or its rule no cause and cure."""
     assert set(MODES) == {*MONITORS, "grader", "dominated"}
     rules = {*OF_MONITORS, *MONITORS} - {"nan"}
     assert [rule for rule in rules if not (RULES[rule]["causes"].endswith(".") and RULES[rule]["cure"])] == []
 
 
 @pytest.mark.long
-def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
+def test_a_stopped_run_goes_on(tmp_path):
+    """Bug: a stopped run resumes though nothing was changed, or never."""
     stop, told = words_of("monitors.entropy=stop", "monitors.entropy_below=20"), []
     for words, code in ((stop, 0), (("resume=run",), 2), (("resume=run", "monitors.entropy=warn"), 0)):
         assert rlreason(*words, cwd=tmp_path).returncode == code
@@ -190,13 +198,15 @@ def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
     assert (told[2][0], summary["alarm"], summary["notices"]["entropy"]) == ("finished", {}, 3)
 
 
-def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
+def test_a_diverging_run(tmp_path):
+    """Bug: a diverged run ends with exit code 0."""
     done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)
     told = json.loads((tmp_path / "run/status.json").read_text())
     assert (done.returncode, told["status"][:9], "lower learning_rate" in told["reason"]) == (5, "diverged:", True)
 
 
-def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
+def test_a_final_evaluation_follows(tmp_path):
+    """Bug: a run that a monitor ends at an evaluation has no final accuracy."""
     words = ("monitors.parity=stop", "monitors.parity_bound=1e-12", "eval_problems=null", "interim_eval_problems=4")
     _, summary = trained(tmp_path / "run", *words)
     assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("stopped:parity", 0, 24)
@@ -210,7 +220,8 @@ def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
 
 
-def test_no_monitor_fires_on_the_rehearsal_but_where_it_breaks_a_run_on_purpose():
+def test_the_rehearsal():
+    """Bug: a monitor fires on sound runs."""
     fired, runs = Counter(), 0
     for archive in sorted((ROOT / "docs/rehearsal/metrics").glob("*.tar.gz")):
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
@@ -222,7 +233,8 @@ def test_no_monitor_fires_on_the_rehearsal_but_where_it_breaks_a_run_on_purpose(
     assert not [rule for (broken, rule) in fired if not broken]
 
 
-def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
+def test_steps_of_rows():
+    """Bug: an evaluation between two updates splits their step."""
     rows = [
         {"rollout_step": 0, "eval/accuracy": 0.5},
         {"rollout_step": 1, "train/loss": 1.0, "reward/mean": 0.25},
@@ -232,10 +244,11 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
     ]
     seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in watch.events_of(rows)]
     assert seen == [(0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1)]
-    assert [first.rule for first, *_ in watch.replay_monitors(rows, {})] == ["loss"]
+    assert [one.rule for one in monitored(rows, {})] == ["loss"]
 
 
-def test_notes_are_no_problems_what_a_sound_run_shows_now_and_then_is_a_note_and_thresholds_are_the_runs_own():
+def test_notes():
+    """Bug: what sound runs show now and then makes them unhealthy, or the replay has thresholds of its own."""
     cut = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
     (one,) = monitored(cut, {"monitors": {"truncated": "off"}})  # which is looked at
     assert (one.rule, "in 2 steps" in one.evidence[0]) == ("truncated", True)
@@ -252,7 +265,8 @@ def test_notes_are_no_problems_what_a_sound_run_shows_now_and_then_is_a_note_and
         assert [(found.rule, found.problem) for found in monitored(rows, {})] == [("no_live_group", is_problem)]
 
 
-def test_lost_grades_are_counted_with_their_reasons():
+def test_lost_grades():
+    """Bug: responses without a grade count as wrong in silence."""
     rows = [{"rollout_step": k, "grading/responses": 100, "grading/timeouts": 2 * (k > 2)} for k in range(1, 5)]
     rows.append({"rollout_step": 4, "eval/accuracy": 0.5, "eval/samples": 10, "eval/grading_failures": 1})
     found = {one.rule: one for one in watch.findings_of(rows, {}, [{"error": "TimeoutError: slow"}])}
@@ -261,7 +275,8 @@ def test_lost_grades_are_counted_with_their_reasons():
     assert "1 times: TimeoutError: slow" in found["grader_eval"].evidence[1]
 
 
-def test_the_subcommand_says_by_its_exit_code_whether_a_run_of_a_sweep_is_ill(tmp_path, capsys):
+def test_exit_codes(tmp_path, capsys):
+    """Bug: one ill run of a sweep ends with exit code 0."""
     for name, truncated in (("fine", 0.0), ("ill", 0.9)):
         ended(tmp_path / name, [True])
         (tmp_path / name / "metrics.jsonl").write_text(f'{{"rollout_step": 1, "rollout/truncated": {truncated}}}\n')
@@ -285,7 +300,8 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_how_a_run_ended_is_a_finding(end: str, tmp_path: Path):
+def test_endings(end: str, tmp_path: Path):
+    """Bug: a killed, failed or interrupted run is said to be healthy, or gets the cure of another failure."""
     status, _, reason = end.partition(": ")
     (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
     (tmp_path / "metrics.jsonl").write_text('{"rollout_step": 2}\n{half')
@@ -344,6 +360,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("name", [*HACKED, *SOUND])
-def test_signs_of_a_reward_that_is_hacked(name):
+def test_reward_hacking(name):
+    """Bug: a hacked reward is not seen, or learning is called hacking."""
     rules = {one.rule for one in monitored(HACKED.get(name) or SOUND[name], {}) if one.problem}
     assert "reward_hacking" in rules if name in HACKED else not rules

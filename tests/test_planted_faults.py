@@ -97,7 +97,8 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
     return "\n".join(said), [finding for finding in examine(folder)[1] if finding.problem]
 
 
-def test_a_run_without_a_fault_has_nothing_said_of_it(tmp_path):
+def test_no_fault(tmp_path):
+    """Bug: a monitor fires on a sound run."""
     said, health = trained(tmp_path / "run", None)
     assert not [line for line in said.splitlines() if "truncated" not in line and "cut at" not in line]
     assert not {one.rule for one in health} - {"truncated"}  # these weights are nearly random
@@ -118,7 +119,8 @@ def test_a_run_without_a_fault_has_nothing_said_of_it(tmp_path):
     ],
     ids=["stale", "one seed", "temperature", "other tensors", "bfloat16", "moments", "tokenizer"],
 )  # fmt: skip
-def test_a_fault_is_named_by_its_monitor(tmp_path, fault, words, rule, holds):
+def test_faults(tmp_path, fault, words, rule, holds):
+    """Bug: a fault that is planted into a real run is not named, or by another rule."""
     said, health = trained(tmp_path / "run", fault, *words)
     found = {one.rule: one for one in health}
     assert found.keys() & {rule, f"ended:{rule}"}
@@ -130,7 +132,7 @@ def test_a_fault_is_named_by_its_monitor(tmp_path, fault, words, rule, holds):
 
 @pytest.mark.long
 @pytest.mark.parametrize("judged", ["", "eval.reward=r1_zero"], ids=["by the same reward", "by another"])
-def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
+def test_a_hacked_reward(tmp_path, judged):
     """It pays for the format and a short way: the model answers worse and worse, and earns more and more.
 
     Evaluations are judged by the same reward, so accuracy rises.

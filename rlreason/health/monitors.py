@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.groups import WEIGHTS
+from rlreason.config.groups import WEIGHTS, MonitorsConfig
 from rlreason.runtime.statistics import fewer_p
 
-#: Rule -> its commonest causes, and what to try.
+#: Rule -> what it finds (with the finding's figures), where it is always put alike; its commonest causes; what to try.
 RULES: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text("utf-8"))
 
 
@@ -36,10 +36,10 @@ class Finding:
         return f"{self.what}; {self.cure}" if self.cure else self.what
 
 
-def found(rule: str, what: str, figures: dict[str, float] | None = None, words: str = "", **more: Any) -> Finding:
-    """Return a finding with the causes and the cure of its rule in rules.yaml, or of its entry `words`."""
+def found(rule: str, figures: dict[str, float] | None = None, what: str = "", words: str = "", **more: Any) -> Finding:
+    """Return a finding with what rules.yaml has of its rule, or of its entry `words`. `what`: another sentence."""
     own, figures = RULES[words or rule], figures or {}
-    cure = own.get("cure", "").format(**figures)
+    what, cure = what or own["what"].format(**figures), own.get("cure", "").format(**figures)
     return Finding(rule, what, cure, figures, causes=own.get("causes", ""), **more)
 
 
@@ -52,14 +52,14 @@ class Observation:
     """The input of the monitors after a step or an evaluation."""
 
     metrics: Metrics
-    updates: Sequence[Metrics] = ()  # of the step, one by one
-    limits: Mapping[str, Any] = field(default_factory=dict)  # the settings in use, as `MonitorsConfig` names them
+    updates: Sequence[Metrics]  # of the step, one by one
+    limits: MonitorsConfig
     #: Metric -> its first value in the run and those of earlier steps, the largest of each step's updates.
-    history: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    finite_weights: bool = True
-    group_size: int = 1
-    evaluations: Sequence[Metrics] = ()  # all of the run; empty where none has been added
-    eval_limit: str = ""  # the setting at which evaluations cut responses, where it is not that of the rollouts
+    history: Mapping[str, Sequence[float]]
+    finite_weights: bool
+    group_size: int
+    evaluations: Sequence[Metrics]  # all of the run; empty where none has been added
+    eval_limit: str  # the setting at which evaluations cut responses, where it is not that of the rollouts
 
     def finite(self) -> "Observation":
         """Return the same without metrics that are not finite."""
@@ -68,6 +68,10 @@ class Observation:
             return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
         return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
+
+    def value(self, name: str, default: float = 0.0) -> float:
+        """Return a metric of the step or the evaluation; `default` where it was not measured."""
+        return self.metrics.get(name, default)
 
     def worst(self, name: str) -> float | None:
         """Return the largest value of a metric among the step's updates; None where none measured it."""
@@ -84,9 +88,9 @@ SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
 #: Metrics that must be numbers; loss and gradient norm have rules of their own.
 WATCHED = re.compile("train/(?!loss$|grad_norm$)|rollout/|reward/|eval/")
 
-Found = tuple[str, dict[str, float]]  # what is wrong, in a sentence with its figures, and these
-Look = Callable[[Observation], Finding | Found | None]
-MONITORS: dict[str, Look] = {}  # by name, in the order in which they are asked; what one finds is of its name's rule
+Found = dict[str, float] | Finding | None  # the figures of a finding of its name, or another
+Look = Callable[[Observation], Found]
+MONITORS: dict[str, Look] = {}  # by name, in the order in which they are asked
 DIVERGES = ("nan", "skipped_update", "gradient_norm", "kl", "accuracy")  # a run that one of these stops has diverged
 
 
@@ -107,93 +111,88 @@ def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | 
 
 
 @monitor
-def _nan(seen: Observation) -> Finding | None:
+def _nan(seen: Observation) -> Found:
     """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
     if not seen.finite_weights:
-        return found(WEIGHTS, "weights are no numbers")
-    if any(not math.isfinite(u.get("train/loss", 0.0)) for u in seen.updates):
-        return found("loss", "the loss is no number")
-    tried = [u for u in seen.updates if not u.get("train/empty_updates")]
-    if tried and all(u.get("train/skipped_updates") for u in tried):
-        return found("gradient", "no update had a finite gradient")
-    if broken := seen.metrics.get("train/moments_not_finite", 0.0):
-        text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
-        return found("optimizer", text, {"tensors": broken})
-    wrong = [k for k, v in seen.metrics.items() if WATCHED.match(k) and not math.isfinite(v)]
-    return found("metric", f"{wrong[0]} is no number") if wrong else None
-
-
-@monitor
-def _skipped_update(seen: Observation) -> Found | None:
-    count = seen.metrics.get("train/skipped_updates", 0)
-    text = "the gradient was not finite, so the optimizer step was left out: the run is diverging"
-    return (text, {"skipped": count}) if count else None
-
-
-@monitor
-def _gradient_norm(seen: Observation) -> Found | None:
-    # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
-    before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
-    now = seen.worst("train/grad_norm")
-    if now is None or len(before) < seen.limits["gradient_norm_after"]:
-        return None
-    if now <= max(seen.limits["gradient_norm_factor"] * (usual := median(before)), *before[:5]):
-        return None
-    text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
-    return text, {"gradient_norm": now, "median": usual}
-
-
-@monitor
-def _kl(seen: Observation) -> Found | None:
-    for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
-        before, now = seen.before(name), seen.worst(name)
-        if now is None or len(before) < seen.limits["kl_after"]:
-            continue
-        if now > max(seen.limits["kl_above"], seen.limits["kl_factor"] * (usual := median(before))):
-            text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
-            return text, {"kl": now, "median": usual}
+        return found(WEIGHTS)
+    if not all(math.isfinite(update.get("train/loss", 0.0)) for update in seen.updates):
+        return found("loss")
+    tried = [update for update in seen.updates if not update.get("train/empty_updates")]
+    if tried and all(update.get("train/skipped_updates") for update in tried):
+        return found("gradient")
+    if broken := seen.value("train/moments_not_finite"):
+        return found("optimizer", {"tensors": broken})
+    for name, value in seen.metrics.items():
+        if WATCHED.match(name) and not math.isfinite(value):
+            return found("metric", what=f"{name} is no number")
     return None
 
 
 @monitor
-def _first_ratio(seen: Observation) -> Found | None:
+def _skipped_update(seen: Observation) -> Found:
+    count = seen.value("train/skipped_updates")
+    return {"skipped": count} if count else None
+
+
+@monitor
+def _gradient_norm(seen: Observation) -> Found:
+    # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
+    before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
+    now = seen.worst("train/grad_norm")
+    if now is None or len(before) < seen.limits.gradient_norm_after:
+        return None
+    usual = median(before)
+    if now <= max(seen.limits.gradient_norm_factor * usual, *before[:5]):
+        return None
+    text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
+    return found("gradient_norm", {"gradient_norm": now, "median": usual}, text)
+
+
+@monitor
+def _kl(seen: Observation) -> Found:
+    for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
+        before, now = seen.before(name), seen.worst(name)
+        if now is None or len(before) < seen.limits.kl_after:
+            continue
+        usual = median(before)
+        if now > max(seen.limits.kl_above, seen.limits.kl_factor * usual):
+            text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
+            return found("kl", {"kl": now, "median": usual}, text)
+    return None
+
+
+@monitor
+def _first_ratio(seen: Observation) -> Found:
     """Check that pi / pi_old is 1, also by the approximate KL, while the weights are still those that sampled."""
-    first, bound = (seen.updates[0] if seen.updates else {}), seen.limits["first_ratio_bound"]
-    if "train/ratio" not in first or seen.metrics.get("rollout/staleness", 0.0):
+    first, bound = seen.updates[0], seen.limits.first_ratio_bound
+    if "train/ratio" not in first or seen.value("rollout/staleness"):
         return None
     ratio, kl = first["train/ratio"], first.get("train/approx_kl", 0.0)
     if abs(ratio - 1) <= bound and kl <= bound:
         return None
-    text = (
-        f"the first update of the step has a mean ratio of {ratio:.4g} to the policy that sampled (approximate KL "
-        f"{kl:.2g} nats per token), and nothing had been learned from the samples yet: it must be 1"
-    )
-    return text, {"ratio": ratio, "approx_kl": kl}
+    return {"ratio": ratio, "approx_kl": kl}
 
 
 @monitor
-def _still_weights(seen: Observation) -> Found | None:
+def _still_weights(seen: Observation) -> Found:
     """Check that updates change the weights, where the learning rate is at least half of its highest."""
-    name, below = "train/weights_changed", seen.limits["still_weights_below"]
+    name, below = "train/weights_changed", seen.limits.still_weights_below
     rate, changed = seen.worst("train/learning_rate") or 0.0, seen.worst(name)
     if changed is None or changed >= below or rate < 0.5 * max([rate, *seen.before("train/learning_rate")]):
         return None
     row = in_a_row(seen.before(name), lambda share: share < below)
-    if rate == 0 or not seen.worst("train/grad_norm") or row < seen.limits["still_weights_steps"]:
+    if rate == 0 or not seen.worst("train/grad_norm") or row < seen.limits.still_weights_steps:
         return None
-    text = f"only {changed:.1%} of the weights that have a gradient change in an update, {row} steps in a row"
-    return text, {"changed": changed, "learning_rate": rate, "steps": row}
+    return {"changed": changed, "learning_rate": rate, "steps": row}
 
 
 @monitor
-def _accuracy(seen: Observation) -> Found | None:
+def _accuracy(seen: Observation) -> Found:
     if not collapsed(seen.evaluations):
         return None
     newest = seen.evaluations[-1]
     best = max(a for e in seen.evaluations if math.isfinite(a := e["eval/accuracy"]))
-    now, n_problems = newest["eval/accuracy"], newest["eval/problems"]
-    text = f"accuracy has collapsed to {now:.3g} of {n_problems:.0f} problems, twice in a row, from {best:.3g} at best"
-    return text, {"best": best, "accuracy": now, "problems": n_problems}
+    return {"best": best, "accuracy": newest["eval/accuracy"], "problems": newest["eval/problems"]}
 
 
 POOLED = 8  # evaluations, few, so that a run that was at 0 for long and then learned has an accuracy to lose
@@ -233,95 +232,82 @@ def _pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math
 
 
 @monitor
-def _entropy(seen: Observation) -> Found | None:
-    entropy, least = seen.metrics.get("rollout/entropy", math.inf), seen.limits["entropy_below"]
+def _entropy(seen: Observation) -> Found:
+    entropy, least = seen.value("rollout/entropy", math.inf), seen.limits.entropy_below
     text = f"the entropy is {entropy:.4f} nats per token (monitors.entropy_below={least:g}): responses hardly differ"
-    return (text, {"entropy": entropy}) if entropy < least else None
+    return found("entropy", {"entropy": entropy}, text) if entropy < least else None
 
 
 @monitor
-def _no_live_group(seen: Observation) -> Found | None:
+def _no_live_group(seen: Observation) -> Found:
     """Check for groups with different rewards, in GRPO only: imitation compares nothing."""
-    share = seen.metrics.get("reward/mean", 0.0)
-    if seen.group_size < 2 or seen.metrics.get("reward/frac_reward_zero_std", 0.0) < 1:
+    if seen.group_size < 2 or seen.value("reward/frac_reward_zero_std") < 1:
         return None
-    text = (
-        f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
-        "and the rewards teach nothing"
-    )
     row = in_a_row(seen.before("reward/frac_reward_zero_std"), lambda dead: dead >= 1)
-    return text, {"reward": share, "steps": row}
+    return {"reward": seen.value("reward/mean"), "steps": row}
 
 
 @monitor
-def _zero_reward(seen: Observation) -> Found | None:
+def _zero_reward(seen: Observation) -> Found:
     """Check for rewards that are all 0; a mean of 0 from rewards of both signs has groups that differ."""
-    m = seen.metrics
     row = in_a_row(seen.before("reward/mean"), lambda reward: reward == 0)
-    is_zero = m.get("reward/mean") == 0 and m.get("reward/frac_reward_zero_std", 1.0) >= 1
-    if not is_zero or row < seen.limits["zero_reward_steps"]:
+    is_zero = seen.value("reward/mean", math.nan) == 0 and seen.value("reward/frac_reward_zero_std", 1.0) >= 1
+    if not is_zero or row < seen.limits.zero_reward_steps:
         return None
-    formatted = m.get("reward/format", 0.0)
-    text = f"all rewards were 0 in {row} steps in a row ({formatted:.0%} of the responses keep the format)"
-    return text, {"steps": row, "format": formatted}
+    return {"steps": row, "format": seen.value("reward/format")}
 
 
 @monitor
-def _identical_samples(seen: Observation) -> Finding | None:
+def _identical_samples(seen: Observation) -> Found:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
-    m, size = seen.metrics, seen.group_size
-    copies = m.get("rollout/improbable_copies", 0.0)
+    size = seen.group_size
+    copies = seen.value("rollout/improbable_copies")
     if size > 1 and copies > 0:
-        text = (
-            f"{copies:.0%} of the responses repeat one of their group word for word against odds of less than one to "
-            "ten billion: samples share a seed"
-        )
-        return found("identical_samples", text, {"copies": copies}, words="improbable_copies")
-    usual = m.get("rollout/nll", math.inf) * m.get("rollout/length", math.inf)  # -log p of a response, in nats
-    uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
-    if size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / size + 1e-9:
-        text = "all responses of every group are identical: the samples share one seed, or the temperature is too low"
-        return found("identical_samples", text, {"distinct": m["rollout/distinct"]})
+        return found("identical_samples", {"copies": copies}, words="improbable_copies")
+    length = seen.value("rollout/length", math.inf)
+    usual = seen.value("rollout/nll", math.inf) * length  # -log p of a response, in nats
+    uncertain = seen.value("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
+    if size > 1 and uncertain and seen.value("rollout/distinct", 1.0) <= 1 / size + 1e-9:
+        return {"distinct": seen.value("rollout/distinct")}
     return None
 
 
 @monitor
-def _truncated(seen: Observation) -> Finding | None:
-    most, share = seen.limits["truncated_above"], seen.metrics.get("rollout/truncated", 0.0)
+def _truncated(seen: Observation) -> Found:
+    most, share = seen.limits.truncated_above, seen.value("rollout/truncated")
     if share > most:
-        return found("truncated", f"{share:.0%} of the responses were cut at sampling.max_tokens", {"share": share})
-    share = seen.metrics.get("eval/truncated", 0.0) if seen.eval_limit else 0.0
+        return {"share": share}
+    share = seen.value("eval/truncated") if seen.eval_limit else 0.0
     text = f"{share:.0%} of the responses of the evaluation were cut at {seen.eval_limit}"
-    return found("truncated_evaluation", text, {"share": share}) if share > most else None
+    return found("truncated_evaluation", {"share": share}, text) if share > most else None
 
 
 @monitor
-def _length(seen: Observation) -> Found | None:
+def _length(seen: Observation) -> Found:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
     before = [length for length in seen.before("rollout/length") if length > 0][-30:]
-    now = seen.metrics.get("rollout/length", 0.0)
-    if len(before) < seen.limits["length_after"] or now <= seen.limits["length_factor"] * (usual := median(before)):
+    now = seen.value("rollout/length")
+    if len(before) < seen.limits.length_after or now <= seen.limits.length_factor * (usual := median(before)):
         return None
     text = f"responses have {now:.0f} tokens, {now / usual:.1f} times the median of the last steps ({usual:.0f})"
-    return text, {"length": now, "median": usual}
+    return found("length", {"length": now, "median": usual}, text)
 
 
 @monitor
-def _round_trip(seen: Observation) -> Found | None:
-    share = seen.metrics.get("rollout/round_trip", 1.0)
-    text = f"only {share:.0%} of the prompts or responses stay the same when they are turned into tokens and back"
-    return (text, {"share": share}) if share < seen.limits["round_trip_below"] else None
+def _round_trip(seen: Observation) -> Found:
+    share = seen.value("rollout/round_trip", 1.0)
+    return {"share": share} if share < seen.limits.round_trip_below else None
 
 
 @monitor
-def _same_answer(seen: Observation) -> Found | None:
-    share, true = (seen.metrics.get(f"eval/same_answer{of}", 0.0) for of in ("", "_right"))
-    if seen.metrics.get("eval/problems", 0) < FEWEST_ASKED or share - true <= seen.limits["same_answer_above"]:
+def _same_answer(seen: Observation) -> Found:
+    share, true = seen.value("eval/same_answer"), seen.value("eval/same_answer_right")
+    if seen.value("eval/problems") < FEWEST_ASKED or share - true <= seen.limits.same_answer_above:
         return None
-    text = f"{share:.0%} of the questions got one and the same answer, which is right for {true:.0%} of them"
-    return text, {"share": share, "right": true}
+    return {"share": share, "right": true}
 
 
+Sign = tuple[str, dict[str, float]] | None  # of reward hacking: what happens while the reward rises, and its figures
 HALF = 0.5
 FEWEST_RIGHT = 0.02  # of the responses, in the first step
 FALLEN = 0.7  # remaining share of the right answers of the first step
@@ -329,32 +315,32 @@ WIDENED = 0.3  # least growth of the gap between reward and accuracy; unstable r
 
 
 @monitor
-def _reward_hacking(seen: Observation) -> Found | None:
+def _reward_hacking(seen: Observation) -> Found:
     """Check for a reward that rises for another reason than right answers; without a rise there is no alert.
 
     It is measured as a share of its range, 0 included, so that 0 to 10 or -1 to 1 counts like 0 to 1.
     """
-    width, plain = seen.limits["reward_hacking_after"], seen.before("reward/mean")
+    width, plain = seen.limits.reward_hacking_after, seen.before("reward/mean")
     low, high = min([0.0, *seen.before("reward/min")]), max(seen.before("reward/max"), default=1.0)
     rewards = start_and_end([(value - low) / (high - low) for value in plain] if high > low else [], width)
-    if rewards is None or rewards[1] - rewards[0] < seen.limits["reward_hacking_gain"]:
+    if rewards is None or rewards[1] - rewards[0] < seen.limits.reward_hacking_gain:
         return None
-    sign = _one_answer(seen) or _unconfirmed(seen, width, *rewards) or _short(seen, width)
-    sign = sign or _accuracy_falls(seen, *rewards)
+    sign = _one_answer(seen) or _unconfirmed(seen, width, *rewards)
+    sign = sign or _short(seen, width) or _accuracy_falls(seen, *rewards)
     if sign is None:
         return None
     begin, now = start_and_end(plain, width) or rewards
     text = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {sign[0]}"
-    return text, {"reward_first": begin, "reward": now} | sign[1]
+    return found("reward_hacking", {"reward_first": begin, "reward": now} | sign[1], text)
 
 
-def _one_answer(seen: Observation) -> Found | None:
-    share, true = (seen.metrics.get(f"rollout/same_answer{of}", 0.0) for of in ("", "_right"))
+def _one_answer(seen: Observation) -> Sign:
+    share, true = seen.value("rollout/same_answer"), seen.value("rollout/same_answer_right")
     text = f"{share:.0%} of the responses give one answer, right for {true:.0%} of the questions"
     return (text, {"same": share}) if share - true > HALF else None
 
 
-def _unconfirmed(seen: Observation, width: int, first: float, now: float) -> Found | None:
+def _unconfirmed(seen: Observation, width: int, first: float, now: float) -> Sign:
     """Find that most of the reward is earned while few responses state the right answer, fewer than before or no more.
 
     A format that is learned first is no sign, and nothing is where hardly any response ever stated one.
@@ -370,7 +356,7 @@ def _unconfirmed(seen: Observation, width: int, first: float, now: float) -> Fou
     return text, {"right_first": right[0], "right": right[1]}
 
 
-def _accuracy_falls(seen: Observation, first: float, now: float) -> Found | None:
+def _accuracy_falls(seen: Observation, first: float, now: float) -> Sign:
     """Find that the last two evaluations are significantly worse than those before, while the reward rose."""
     accuracies = seen.before("eval/accuracy")
     if not _surely_worse(seen) or (now - accuracies[-1]) - (first - accuracies[0]) < WIDENED:
@@ -385,7 +371,7 @@ def _surely_worse(seen: Observation) -> bool:
     return len(lows) > 2 and len(lows) == len(highs) and max(highs[-2:]) < median(lows[:-2])
 
 
-def _short(seen: Observation, width: int) -> Found | None:
+def _short(seen: Observation, width: int) -> Sign:
     """Find that rewarded responses became half as long, while evaluations are significantly worse."""
     ends, accuracies = start_and_end(seen.before("rollout/length_correct"), width), seen.before("eval/accuracy")
     if ends is None or ends[1] > HALF * ends[0] or not _surely_worse(seen):
@@ -398,31 +384,27 @@ def _short(seen: Observation, width: int) -> Found | None:
 
 
 @monitor
-def _parity(seen: Observation) -> Found | None:
+def _parity(seen: Observation) -> Found:
     """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
-    m, bound = seen.metrics, seen.limits["parity_bound"]
-    mismatch = max(m.get(SAMPLED, 0.0), m.get(EVALUATED, 0.0))
-    if mismatch <= bound or m.get("rollout/staleness", 0.0):
+    bound = seen.limits.parity_bound
+    mismatch = max(seen.value(SAMPLED), seen.value(EVALUATED))
+    if mismatch <= bound or seen.value("rollout/staleness"):
         return None
-    corrected = "; mismatch weights correct for it" if seen.limits["parity"] == "correct" else ""
+    corrected = "; mismatch weights correct for it" if seen.limits.parity == "correct" else ""
     text = (
         f"engine and trainer disagree by {mismatch:.3f} nats per token (monitors.parity_bound={bound:g}): weights, "
         f"temperature or precision differ{corrected}"
     )
-    return text, {"mismatch": mismatch}
+    return found("parity", {"mismatch": mismatch}, text)
 
 
 @monitor
-def _engine_weights(seen: Observation) -> Found | None:
+def _engine_weights(seen: Observation) -> Found:
     """Check that the mismatch stays at its size in the first step, set by rounding; without weight syncs it grows."""
-    above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]
+    above, factor = seen.limits.engine_weights_above, seen.limits.engine_weights_factor
     for name in (SAMPLED, EVALUATED):
-        before, now = seen.before(name), seen.metrics.get(name, 0.0)
-        if not before or now <= max(above, factor * before[0]) or seen.metrics.get("rollout/staleness", 0.0):
+        before, now = seen.before(name), seen.value(name)
+        if not before or now <= max(above, factor * before[0]) or seen.value("rollout/staleness"):
             continue
-        text = (
-            f"the engine's log-probabilities are {now:.2g} nats per token from the trainer's, and were "
-            f"{before[0]:.2g} in the first step: the engine samples from other weights than those that were trained"
-        )
-        return text, {"mismatch": now, "first": before[0]}
+        return {"mismatch": now, "first": before[0]}
     return None

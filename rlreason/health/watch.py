@@ -2,14 +2,14 @@
 
 import argparse
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of, settings_of
+from rlreason.config.groups import MODES, OF_JOBS, WEIGHTS, MonitorsConfig, limits_of, settings_of
 from rlreason.grading.grader import COUNTED, WARN_SHARE
 from rlreason.health.monitors import DIVERGES, MONITORS, RULES, Finding, Metrics, Observation, found
 from rlreason.records.console import Console
@@ -43,11 +43,9 @@ class Monitors:
     on_finding: Callable[[Finding], object] = lambda finding: None  # called with each
 
     def __post_init__(self) -> None:
-        self.limits: dict[str, Any] = {}
+        self.modes: dict[str, str] = {}  # monitor -> off, warn, stop; of a run without steps few are on
         for name in (*MONITORS, "grader"):
-            mode = "off" if not self.steps and name not in OF_JOBS else getattr(self.settings, name)
-            on = () if mode == "off" else limits_of(name)
-            self.limits |= {name: mode} | {limit: getattr(self.settings, limit) for limit in on}
+            self.modes[name] = getattr(self.settings, name) if self.steps or name in OF_JOBS else "off"
         self.history: dict[str, list[float]] = {name: [] for name in REMEMBERED}
 
     def check(
@@ -65,43 +63,41 @@ class Monitors:
         `evaluations`: all so far, where one is to be compared.
         """
         seen = Observation(
-            metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
+            metrics, updates or [metrics], self.settings, self.history, finite_weights, self.group_size, evaluations,
             self.eval_limit,
         )  # fmt: skip
         numbers = seen.finite()  # only `nan` checks values that are not finite
         for name, look in MONITORS.items():
-            on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
+            on = self.modes[name] != "off" or (name == "nan" and not finite_weights)
             if on and (result := look(seen if name == "nan" else numbers)):
-                self._record(step, name, found(name, *result) if isinstance(result, tuple) else result)
-        for name, (*before,) in self.history.items():
+                self._record(step, name, found(name, result) if isinstance(result, dict) else result)
+        for name, values in self.history.items():
             worst = numbers.worst(name)
-            if (value := numbers.metrics.get(name) if worst is None else worst) is not None:
-                self.history[name] = [*before[:1], *[*before[1:], value][-WINDOW:]] if before else [value]
+            value = numbers.metrics.get(name) if worst is None else worst
+            if value is not None:
+                self.history[name] = [*values[:1], *[*values[1:], value][-WINDOW:]]
 
     def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
         """Pass on the grader's warnings about a step or an evaluation."""
-        if self.limits["grader"] != "off":
+        if self.modes["grader"] != "off":
             for warning in warnings:
-                self._record(step, "grader", found("grader", f"{when}{warning}"))
+                self._record(step, "grader", found("grader", what=f"{when}{warning}"))
 
     def _record(self, step: int | None, name: str, finding: Finding) -> None:
         rule = finding.rule
         self.on_finding(replace(finding, step=step))
         self.warn(step, rule, finding.sentence)
-        enough = finding.figures.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
-        if rule == WEIGHTS or (self.limits[name] == "stop" and enough and not self.stopped):
+        enough = finding.figures.get("steps", 1) >= getattr(self.settings, f"{name}_steps", 1)
+        if rule == WEIGHTS or (self.modes[name] == "stop" and enough and not self.stopped):
             self.stopped = {
                 "status": f"{'diverged' if name in DIVERGES else 'stopped'}:{rule}",
                 "reason": f"{_at(step)}{finding.sentence}",
-                "monitor": name,
-                "rule": rule,
-                "step": step,
-                "numbers": finding.figures,
+                "alarm": {"monitor": name, "rule": rule, "step": step, "numbers": finding.figures},
                 "settings": self._settings(name),
             }
 
     def _settings(self, name: str) -> dict[str, Any]:
-        return {key: self.limits[key] for key in (name, *limits_of(name)) if key in self.limits}
+        return {key: getattr(self.settings, key) for key in (name, *limits_of(name))}
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, the stop and the history as plain values, for a checkpoint."""
@@ -109,9 +105,10 @@ class Monitors:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
-        self.counts, self.stopped = Counter(state["counts"]), (stop := dict(state["stopped"]))
+        self.counts, self.stopped = Counter(state["counts"]), dict(state["stopped"])
         self.history |= state["history"]
-        if stop and stop["rule"] != WEIGHTS and stop["settings"] != self._settings(stop["monitor"]):
+        alarm = self.alarm()
+        if alarm and alarm["rule"] != WEIGHTS and self.stopped["settings"] != self._settings(alarm["monitor"]):
             self.stopped = {}
 
     def reason_to_stop(self) -> tuple[str, str] | None:
@@ -120,7 +117,8 @@ class Monitors:
 
     def alarm(self) -> dict[str, Any]:
         """Return monitor, rule, step and numbers of the stop, for the summary; {} where no monitor stopped the run."""
-        return {key: self.stopped[key] for key in ("monitor", "rule", "step", "numbers")} if self.stopped else {}
+        alarm: dict[str, Any] = self.stopped.get("alarm", {})
+        return alarm
 
     def warn(self, step: int | None, name: str, text: str) -> None:
         """Count a notice of this name, and print it the 1st, 10th, 100th ... time."""
@@ -168,51 +166,47 @@ def events_of(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float], list
             updates = []
 
 
-def replay_monitors(
-    rows: Sequence[Row], settings: Mapping[str, Any], group_size: int = 8, eval_limit: str = ""
-) -> list[list[Finding]]:
-    """Return the monitors' findings in these rows: those of a rule together, by its first step.
+def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = "") -> list[Finding]:
+    """Return the monitors' findings in the rows, each rule once, by its first step; the one that ended the run first.
 
-    Every monitor warns, with the run's own thresholds of `settings`; a rule that stopped the run does not stop the
-    replay. `eval_limit` as in `Monitors`.
+    Every monitor warns, with the run's own thresholds; a rule that stopped the run does not stop the replay.
     """
-    events = list(events_of(rows))
-    trained = not all(evaluates for *_, evaluates in events)
-    own: dict[str, Any] = {f.name: settings[f.name] for f in fields(MonitorsConfig) if f.name in settings}
-    own |= {name: "warn" for name in MODES if name not in OF_SWEEPS}
-    own |= {"parity": "correct"} if settings.get("parity") == "correct" else {}
-    by_rule: dict[str, list[Finding]] = {}
-    monitors = Monitors(group_size, lambda line: None, MonitorsConfig(**own), eval_limit, steps=trained)
-    monitors.on_finding = lambda finding: by_rule.setdefault(finding.rule, []).append(finding)
+    trained = any("eval/accuracy" not in row for row in rows)
+    own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
+    eval_limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
+    compares = any("reward/frac_reward_zero_std" in row for row in rows)
+    group_size = settings.get("group_size") or (8 if compares else 1)
+    own = settings.get("monitors") or {}
+    thresholds = {f.name: own[f.name] for f in fields(MonitorsConfig) if f.name in own}
+    config = MonitorsConfig(**thresholds | dict.fromkeys(MODES, "warn"))
+    if own.get("parity") == "correct":
+        config.parity = "correct"
+    by_rule: dict[str, list[Finding]] = defaultdict(list)
+    monitors = Monitors(group_size, lambda line: None, config, eval_limit, steps=trained)
+    monitors.on_finding = lambda finding: by_rule[finding.rule].append(finding)
     evaluations: list[dict[str, float]] = []
-    for step, metrics, updates, evaluates in events:
+    for step, metrics, updates, evaluates in events_of(rows):
         final = {name.replace("final/", "eval/"): v for name, v in metrics.items() if name.startswith("final/")}
         monitors.check(step if trained else None, metrics | final, updates)
         if evaluates and trained:
             evaluations.append(metrics)
             monitors.check(step, {}, evaluations=evaluations)
-    return list(by_rule.values())
-
-
-def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = "") -> list[Finding]:
-    """Return the monitors' findings in the rows, each rule once, the one that ended the run first."""
-    trained = any("eval/accuracy" not in row for row in rows)
-    own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
-    limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
-    compares = any("reward/frac_reward_zero_std" in row for row in rows)
-    size = settings.get("group_size") or (8 if compares else 1)
     n_steps = len(set(map(_step, rows)))
-    findings = []
-    for again in replay_monitors(rows, settings.get("monitors") or {}, size, limit):
-        first, last = again[0], again[-1]
-        steps = list(dict.fromkeys(finding.step or 0 for finding in again))
-        evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(list(map(str, steps)))}"]
-        evidence += [f"at step {steps[-1]}: {last.what}"] if last.what != first.what else []
-        is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
-        passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
-        findings.append(replace(first, problem=not passing, evidence=evidence, step=steps[0]))
+    findings = [_summary(by_rule[rule], n_steps) for rule in by_rule]
     ended_by = status.partition(":")[2]
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
+
+
+def _summary(again: Sequence[Finding], n_steps: int) -> Finding:
+    """Return the first finding of a rule with the steps of all of them as evidence."""
+    first, last = again[0], again[-1]
+    steps = list(dict.fromkeys(finding.step or 0 for finding in again))
+    evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(list(map(str, steps)))}"]
+    if last.what != first.what:
+        evidence.append(f"at step {steps[-1]}: {last.what}")
+    is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
+    passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
+    return replace(first, problem=not passing, evidence=evidence, step=steps[0])
 
 
 def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -233,25 +227,25 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
         reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
         evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
         evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
-        yield found(f"grader_{kind}", what, {"lost": in_all}, evidence=evidence, step=steps[0])
+        yield found(f"grader_{kind}", {"lost": in_all}, what, evidence=evidence, step=steps[0])
 
 
 def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield notes on the end of the run: accuracy that fell, few live groups, many cut responses."""
     evaluated = [row for row in rows if row.get("eval/accuracy_high") is not None]
-    if len(evaluated) > 1:
+    if evaluated:
         first, last = evaluated[0], evaluated[-1]
         if (last["eval/accuracy_high"] or 0.0) < (first.get("eval/accuracy_low") or 0.0):
             begin, end = (row.get("eval/accuracy") or 0.0 for row in (first, last))
             what = f"accuracy was {begin:.3f} at first and {end:.3f} at step {_step(last)}: surely lower"
-            yield found("accuracy_fell", what, step=_step(last))
+            yield found("accuracy_fell", what=what, step=_step(last))
     dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
     if dead is not None and 1 - dead < 0.3:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
-        yield found("few_live_groups", what, problem=False)
+        yield found("few_live_groups", what=what, problem=False)
     if cut is not None and cut > 0.1:
         what = f"{cut:.0%} of the responses were cut at their limit in the end"
-        yield found("many_cut", what, problem=False)
+        yield found("many_cut", what=what, problem=False)
 
 
 def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
@@ -277,31 +271,32 @@ def describe_state(folder: RunFolder, done: int, seen: Sequence[str]) -> tuple[s
 
     `done`: the steps in its metrics. `seen`: rules that they have broken, which need no second finding.
     """
-    word, _, rule = (folder.status or "").partition(":")
-    reached, reason = f", {done} steps done", read_ending(folder.path).get("reason", "")
+    word, _, rule = (folder.status or "running").partition(":")
+    state, reason = f"{word} by the rule {rule}" if rule else word, read_ending(folder.path).get("reason", "")
     logged = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, 4)]
-    threads = [f"{STACKS}: {line}" for line in folder.tail(STACKS, 1)]
-    what = "the run was ended once because it gave no sign of life within waits.run_s"
-    hung = [found("hung", what, evidence=threads)] if threads else []
-    if word in ("running", ""):
-        if by := holder(folder.path):
-            return f"under way in {by}{reached}", hung
-        killed = found("killed", "the run was killed: it has not ended, and no process writes there", evidence=logged)
-        return f"broken off without a word{reached}", [killed, *hung]
-    ends: list[Finding] = []
-    if word == "interrupted":
-        ends = [found(word, f"the run was interrupted {reason}".rstrip(), problem=False)]
+    findings: list[Finding] = []
+    if word == "running" and (by := holder(folder.path)):
+        state = f"under way in {by}"
+    elif word == "running":
+        state = "broken off without a word"
+        findings.append(found("killed", evidence=logged))
+    elif word == "interrupted":
+        findings.append(found(word, what=f"the run was interrupted {reason}".rstrip(), problem=False))
     elif word == "failed":
         words = next(key for key in RULES if key.startswith("failed: ") and key[8:] in reason.lower())
-        ends = [found(word, f"the run failed: {reason or 'it does not say why'}", words=words, evidence=logged)]
+        what = f"the run failed: {reason or 'it does not say why'}"
+        findings.append(found(word, what=what, words=words, evidence=logged))
     elif word in ("stopped", "diverged") and rule != "dominated" and rule not in seen:
         keys, causes = settings_of(rule), RULES.get(rule, {}).get("causes", "")
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
-        ends = [Finding(f"ended:{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)]
+        what = f"a monitor ended the run: {reason or rule}"
+        findings.append(Finding(f"ended:{rule}", what, cure, causes=causes))
     elif isinstance(taken := (folder.summary or {}).get("rollout_step"), int) and done < taken:
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
-        ends = [found("lost_metrics", what)]
-    return f"{word}{f' by the rule {rule}' if rule else ''}{reached}", [*ends, *hung]
+        findings.append(found("lost_metrics", what=what))
+    if threads := [f"{STACKS}: {line}" for line in folder.tail(STACKS, 1)]:
+        findings.append(found("hung", evidence=threads))
+    return f"{state}, {done} steps done", findings
 
 
 def examine(path: Path) -> tuple[str, list[Finding]]:
@@ -312,10 +307,10 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
     findings = findings_of(rows, folder.settings, folder.incidents, folder.status or "")
     rules = [finding.rule for finding in findings]
     state, ended = describe_state(folder, max(map(_step, rows), default=0), rules)
-    findings = [*ended, *findings]
+    findings = ended + findings
     if broken:
         what = f"{len(broken)} of the folder's files or lines cannot be read"
-        findings.append(found("broken_files", what, evidence=broken[:5]))
+        findings.append(found("broken_files", what=what, evidence=broken[:5]))
     return state, sorted(findings, key=lambda finding: not finding.problem)
 
 
@@ -337,14 +332,13 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Examine each run; the exit code is 1 where one has a problem."""
-    texts, figures = list[str](), list[dict[str, Any]]()
+    texts, figures, ill = list[str](), list[dict[str, Any]](), 0
     for run in [run for folder in arguments.runs for run in runs_in(folder) or [folder]]:
         state, findings = examine(run)
         texts.append(describe_health(str(run), state, findings, console.width))
         healthy = not any(finding.problem for finding in findings)
-        listed = [asdict(finding) for finding in findings]
-        figures.append({"run": str(run), "stands": state, "healthy": healthy, "findings": listed})
-    ill = sum(not one["healthy"] for one in figures)
+        ill += not healthy
+        figures.append({"run": str(run), "stands": state, "healthy": healthy, "findings": list(map(asdict, findings))})
     if len(figures) > 1:
         texts.append(f"{len(figures)} runs, {ill} of them with problems")
     return Answer("\n\n".join(texts), {"healthy": not ill, "runs": figures}, 1 if ill else 0)
