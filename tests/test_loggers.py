@@ -52,7 +52,7 @@ def trackio(place) -> Any:
 
 def wandb_logger(place: Path, **settings: Any) -> WandbLogger:
     """A W&B logger that sends nothing anywhere; the fixture ends it."""
-    return WandbLogger(LoggedRun(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, "run"))
+    return WandbLogger(LoggedRun(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, "run1"))
 
 
 @pytest.mark.parametrize(
