@@ -133,7 +133,9 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
 def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
     done = rlreason("inspct", str(run), "--json", cwd=tmp_path)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json") == (141, "")
+    for target in ("-", str(tmp_path / "figures.json")):
+        assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json", target) == (141, "")
+    assert (tmp_path / "figures.json").exists(), "what was to be written was lost with the reader"
 
 
 #: What a run by default has no use for, but a few settings do.
