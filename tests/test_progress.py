@@ -25,14 +25,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import Batches
 from rlreason.training.build import build_components
-from rlreason.training.checkpoint import (
-    adapters,
-    moments,
-    read_tensors,
-    set_moments,
-    set_weights,
-    write_tensors,
-)
+from rlreason.training.checkpoint import adapters, moments, read_tensors, set_moments, set_weights, write_tensors
 from rlreason.training.learner import Learner
 from rlreason.training.train import close_records, train, trainer_of
 from rlreason.types import Collected, Grade, Response, Sample

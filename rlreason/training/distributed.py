@@ -272,10 +272,9 @@ def make_ranked_learner(
     whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
     ranks = LeadingRank(world, policy.device, run.waits.run_s or LIMIT_S, folder)
     try:
-        with ranks.naming_lost_ranks("the start"):
-            checked, config = copy.copy(policy), policy.model.config  # what `auto` has become here holds everywhere
-            checked.model, checked.in_main_memory, checked.remarks = None, False, []  # type: ignore[assignment]
-            ranks.broadcast((run, mode, checked, config))
+        checked, config = copy.copy(policy), policy.model.config  # what `auto` has become here holds everywhere
+        checked.model, checked.in_main_memory, checked.remarks = None, False, []  # type: ignore[assignment]
+        with ranks.together("start", run, mode, checked, config):
             policies: Mapping[str, Policy] = whole
             if mode == "shard":
                 for copied in whole.values():
@@ -297,10 +296,11 @@ def follow(place: Place) -> int:
     if (ranks := join(place)) is None:
         return 0
     try:
-        run, mode, policy, config = ranks.broadcast()
+        orders = ranks.orders()
+        _, (run, mode, policy, config) = next(orders)
         learner = ranked_learner(run, ranks, mode, trained_policies(run, mode, policy, config), {})
         engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
-        for name, arguments in ranks.orders():
+        for name, arguments in orders:
             getattr(learner, name)(*arguments)
             if engine_sleeps:  # it wakes up on this GPU
                 torch.cuda.empty_cache()

@@ -152,33 +152,28 @@ class LeadingRank(Ranks):
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
         """Run this block on all ranks.
 
-        One such block at a time, in whichever thread; no signal interrupts it, because the others would wait.
-        `EngineError` if one of them is lost in it.
+        One such block at a time, in whichever thread; no signal interrupts it, because the others would wait. An error
+        that follows from another rank's end becomes an `EngineError`, which says which rank is lost, and why.
         """
-        with self._lock, signals.held(), self.naming_lost_ranks(name):
+        with self._lock, signals.held():
             if self.broken:
                 raise EngineError(f"training on {self.world} ranks is over")
-            alive()
-            _broadcast((name, arguments), self._orders)
-            yield
-            alive()
-
-    @contextmanager
-    def naming_lost_ranks(self, name: str) -> Iterator[None]:
-        """Raise `EngineError`, which says which rank is lost and why, for an error that follows from its end."""
-        try:
-            yield
-        except BaseException as error:
-            self.broken = True
-            if not isinstance(error, RuntimeError):
-                raise
-            time.sleep(LOOK_S)  # a connection closes before its process ends
-            if not (lost := self.lost()):
-                if not any(sign in str(error).lower() for sign in GONE):
+            try:
+                alive()
+                _broadcast((name, arguments), self._orders)
+                yield
+                alive()
+            except BaseException as error:
+                self.broken = True
+                if not isinstance(error, RuntimeError):
                     raise
-                lost = f"one has gone, or not answered within waits.run_s={self.limit_s:g} s ({first_line(error)})"
-            self._over.set()
-            raise EngineError(f"training on {self.world} ranks ended in {name}: {lost}; {RESUME}") from error
+                time.sleep(LOOK_S)  # a connection closes before its process ends
+                if not (lost := self.lost()):
+                    if not any(sign in str(error).lower() for sign in GONE):
+                        raise
+                    lost = f"one has gone, or not answered within waits.run_s={self.limit_s:g} s ({first_line(error)})"
+                self._over.set()
+                raise EngineError(f"training on {self.world} ranks ended in {name}: {lost}; {RESUME}") from error
 
     def lost(self) -> str:
         """Say which ranks have ended with which error, signal or exit code; "" if all live."""

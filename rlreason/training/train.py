@@ -32,14 +32,7 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_records
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, learning_rate_at
-from rlreason.training.progress import (
-    LOST,
-    SHOWN_CHARS,
-    common_summary,
-    print_accuracies,
-    print_loggers,
-    short_path,
-)
+from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies, print_loggers, short_path
 from rlreason.training.trainer import Trainer
 
 NEXT = """
