@@ -5,7 +5,7 @@ Plain records without tensors, so that every package can import them. A later ch
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 #: How a response ended: the model stopped (end token or stop string), or the token limit cut it.
 FinishReason = Literal["stop", "length"]
@@ -121,48 +121,29 @@ class Sample:
         return len(self.response.log_probs)
 
 
-class ScoredResponse(Protocol):
-    """What metrics need to know of one graded response: a `Sample`, or the `SampleFigures` of an evaluation."""
+@dataclass(frozen=True, slots=True)
+class SampleFigures:
+    """The figures of a scored sample that metrics need, without its tokens, which would fill the memory."""
+
+    group: str
+    grade: Grade
+    prompt_grade: Grade | None
+    text: str
+    length: int
+    truncated: bool
+    tokens_key: int
+    entropy: float | None
+    nll: float
+    n_log_probs: int
+    log_prob: float  # of the whole response under the model, in nats; 0 where it was not scored
 
     @property
-    def group(self) -> str:
-        """The problem that it answers."""
+    def mean_log_prob(self) -> float:
+        """Return the mean per token; 0 without tokens."""
+        return self.log_prob / max(self.length, 1)
 
-    @property
-    def grade(self) -> Grade:
-        """Its grade."""
 
-    @property
-    def prompt_grade(self) -> Grade | None:
-        """Its grade by the prompt's reward, where another reward counts."""
-
-    @property
-    def text(self) -> str:
-        """What was answered."""
-
-    @property
-    def length(self) -> int:
-        """Response tokens."""
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the token limit cut it."""
-
-    @property
-    def tokens_key(self) -> int:
-        """Equal for equal tokens."""
-
-    @property
-    def entropy(self) -> float | None:
-        """Mean over its tokens, in nats; None where it was not scored."""
-
-    @property
-    def nll(self) -> float:
-        """-log p of all its tokens under the engine, in nats."""
-
-    @property
-    def n_log_probs(self) -> int:
-        """Tokens that `nll` is a sum over."""
+ScoredResponse = Sample | SampleFigures
 
 
 @dataclass(frozen=True, slots=True)

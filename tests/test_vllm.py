@@ -10,6 +10,7 @@ import pytest
 import torch
 from recording import Recording
 from test_engine import (  # these run here too
+    prompts_for,
     test_a_special_token_that_is_a_stop_string_ends_the_response,  # noqa: F401
     test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts,  # noqa: F401
     test_min_tokens_bans_the_end_and_max_tokens_cuts,  # noqa: F401
@@ -18,7 +19,6 @@ from test_unread_settings import VLLM_SETTINGS, compare, settings
 from test_vllm_smoke import (
     check,
     move,
-    prompts_for,
     shipped_model,
     test_new_weights_reach_it,  # noqa: F401  # these two run here too, on tied and untied heads
     test_weights_that_were_not_sent_are_seen,  # noqa: F401

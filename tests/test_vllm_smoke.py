@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PROMPT
+from test_engine import prompts_for
 
-from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
+from rlreason.engines.base import Demand, Sampling
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine
 from rlreason.engines.vllm_process import Place
@@ -34,11 +34,6 @@ def shipped_model(path: Path, tokenizer, tied: bool) -> Path:
     settings_file = path / "generation_config.json"
     settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | shipped))
     return path
-
-
-def prompts_for(policy, problems, count=6) -> list[Prompt]:
-    texts = [(p.id, PROMPT.format(question=p.question)) for p in problems[:count]]
-    return [Prompt(name, policy.encode_prompt(text), seed_for(0, name)) for name, text in texts]
 
 
 def move(policy: Policy, seed: int, scale: float = 0.05) -> None:

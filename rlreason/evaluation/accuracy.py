@@ -4,7 +4,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from rlreason.grading.grader import grading_failures
 from rlreason.records.training_curves import picture
 from rlreason.runtime.statistics import cluster_interval, mismatch_metrics
 from rlreason.runtime.text import question_keys
-from rlreason.types import Grade, Problem, Sample, ScoredResponse
+from rlreason.types import Problem, Sample, SampleFigures, ScoredResponse
 
 PURPOSE = "eval"  # part of every seed, besides the run's seed, the problem and the sample's number
 
@@ -140,28 +140,6 @@ def proportion_with_ci(
         hits.setdefault(questions.get(s.group, s.group), []).append(of(s))
     low, high = cluster_interval([sum(h) for h in hits.values()], [len(h) for h in hits.values()])
     return sum(map(of, samples)) / max(len(samples), 1), low, high
-
-
-@dataclass(frozen=True, slots=True)
-class SampleFigures:
-    """The figures of a scored sample that metrics need, without its tokens, which would fill the memory."""
-
-    group: str
-    grade: Grade
-    prompt_grade: Grade | None
-    text: str
-    length: int
-    truncated: bool
-    tokens_key: int
-    entropy: float | None
-    nll: float
-    n_log_probs: int
-    log_prob: float  # of the whole response under the model, in nats; 0 where it was not scored
-
-    @property
-    def mean_log_prob(self) -> float:
-        """Return the mean per token; 0 without tokens."""
-        return self.log_prob / max(self.length, 1)
 
 
 def figures_of(s: Sample) -> SampleFigures:

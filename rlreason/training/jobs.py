@@ -22,7 +22,6 @@ from rlreason.engines.rollouts import SamplingProgress, score_samples
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.accuracy import (
     PURPOSE,
-    SampleFigures,
     answer_classes,
     best_at,
     draw_best_of_n,
@@ -56,7 +55,7 @@ from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components, start_records
 from rlreason.training.progress import common_summary, print_accuracies, print_loggers, print_responses, short_path
-from rlreason.types import Problem, Sample, ScoredResponse
+from rlreason.types import Problem, Sample, SampleFigures, ScoredResponse
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
 
