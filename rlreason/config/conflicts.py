@@ -61,7 +61,7 @@ def absent_file(data: "data.FileDataConfig", key: str, split: str | None) -> Bro
     elif Path(data.path).expanduser().is_dir():
         yield f"data.path={data.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"
     elif not may_be_hub_name(data.path):
-        cure = "give a folder with train.jsonl and test.jsonl, a hub name, or files as data.train and data.validation"
+        cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
         yield Absent(f"data.path={data.path} is no folder: {cure}")
 
 

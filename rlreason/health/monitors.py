@@ -79,7 +79,7 @@ class Observation:
 
     def before(self, name: str) -> Sequence[float]:
         """Return the values of a metric in the earlier steps."""
-        return self.history.get(name, ())
+        return self.history[name]
 
 
 # ---- monitors ----

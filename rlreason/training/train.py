@@ -58,6 +58,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
                 draw_curves(RunFolder(records.folder))
             done = trainer.steps_done
             where = f"after step {done} of {trainer.n_steps}" if done else "before the first step"
+            console.say(f"it goes on with: python -m rlreason resume={records.folder}")
             raise type(stop)(f"{stop} {where}".strip()) from None
 
 
