@@ -58,12 +58,15 @@ class OwnOptions(ConfigSource):
         """Return a sweep's file, or the settings of a function, which is imported now; `ConfigError` if unusable."""
         from omegaconf import OmegaConf
 
-        from rlreason.config.store import function_settings, sweep_path
+        from rlreason.config.data import of_function
+        from rlreason.config.store import sweep_path
+        from rlreason.objectives.objective import own_loss_config
 
         group, _, option = config_path.removesuffix(".yaml").partition("/")
         if group == "sweep":
             return ConfigResult("rlreason", config_path, OmegaConf.load(sweep_path(option)), {"package": "_global_"})
-        settings: Any = function_settings(group, self._function(group, option))
+        function = self._function(group, option)
+        settings: Any = own_loss_config(function) if group == "loss" else of_function(function)
         return ConfigResult("rlreason", config_path, OmegaConf.structured(settings), {"package": None})
 
     def _function(self, group: str, option: str) -> str:

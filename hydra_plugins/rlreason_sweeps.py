@@ -47,7 +47,15 @@ ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridConfig
 ConfigStore.instance().store(group="hydra/launcher", name="processes", node=ProcessesConfig, provider="rlreason")
 
 
-class Grid(Sweeper):
+class WithContext:
+    """Keep what Hydra hands to a sweeper and to a launcher."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Take what the jobs need."""
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+
+class Grid(WithContext, Sweeper):
     """Run every combination of axes and cells, and end the process with the exit code of the sweep."""
 
     hydra_context: HydraContext
@@ -57,10 +65,6 @@ class Grid(Sweeper):
     def __init__(self, **_: Any) -> None:
         """Take nothing: the settings are read from the config, where lists are as they were written."""
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take what the jobs need."""
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
-
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep: plan, checks, jobs, table. SystemExit passes Hydra."""
         from rlreason.cli.sweep import start_sweep  # Hydra imports its plug-ins at each start
@@ -68,15 +72,11 @@ class Grid(Sweeper):
         sys.exit(start_sweep(self, arguments))
 
 
-class Processes(Launcher):
+class Processes(WithContext, Launcher):
     """Run the jobs in processes of this machine; one that dies fails its own job alone."""
 
     def __init__(self, jobs: int, gpus: Sequence[str], gpus_per_run: int, preload: bool) -> None:
         self.jobs, self.gpus, self.gpus_per_run, self.preload = jobs, list(gpus), gpus_per_run, preload
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take what the jobs need."""
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and return what became of each, in their order."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from rlreason.cli.check import reading
 from rlreason.cli.flags import composing, read
+from rlreason.cli.sweep import CheckedSweep, checked_sweep
 from rlreason.cli.sweep import designed as design_of
 from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
 
@@ -26,6 +28,12 @@ def designed(*words: str, **more: Any) -> SweepState:
     request = read(["-m", *words])
     with composing(request):
         return design_of(request, note=str, **more)[0]
+
+
+def checked(*words: str, note: Callable[[str], object] = str) -> list[CheckedSweep]:
+    """The sweep of these words, or the stages of a chain, checked as before they start."""
+    with reading(read(["-m", *words]), note) as request:
+        return checked_sweep(request, note)
 
 
 def answers(seed: int, chance: float, problems: int = 200) -> list[bool]:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlreason.cli.check import check_command_line
 from rlreason.cli.sweep import print_table
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.report.carry import carry, losers, sweep_folder, why_dominated
 from rlreason.report.study import CHOOSING, COMPARING, half_of, purposes
 from rlreason.sweeps.state import DOMINATED, SweepState, begun, read_state, write_state
-from tests.sweep_folders import PROTOCOL, Answers, answers, designed, sweep
+from tests.sweep_folders import PROTOCOL, Answers, answers, checked, designed, sweep
 
 LR = {"learning_rate": "1e-4"}
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -64,11 +63,10 @@ def test_a_diverged_run_counts_as_wrong_on_every_problem_and_the_evaluation_that
 def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rates(tmp_path / "tiny")
-    words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
-    asked = check_command_line([*words, "seed=0,1"], note=str)
-    assert "learning_rate=1e-3" in asked.design.runs[0].overrides
+    words = ["sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
+    assert "learning_rate=1e-3" in checked(*words, "seed=0,1")[0].design.runs[0].overrides
     with pytest.raises(ConfigError, match=r"carry=.*\(learning_rate=1e-3\)"):
-        check_command_line([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
+        checked(*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories")
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):

@@ -16,6 +16,7 @@ from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.run_settings import settings
 from tests.starts import ROOT, rlreason
+from tests.sweep_folders import checked
 
 #: A wrong command line, and what its one line says.
 LINES = [
@@ -90,7 +91,9 @@ LINES = [
 
 def ask(words: list[str]) -> None:
     """What the command does with words, up to where a run would start."""
-    asked = check_command_line(words, note=lambda text: None)
+    if (asked := read(words)).multirun and asked.starts:
+        checked(*words)
+    asked = check_command_line(words, note=str)
     assert not asked.starts, "these words would start a run"
     by_hydra(asked)
 
@@ -172,7 +175,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
     asked = read(["loss=mine", *flags, "seed=1", "-m"])
     assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
     check_command_line(["loss=Mine", "--config-dir", str(tmp_path), "seed=1"])
-    check_command_line([*flags, "-m", "loss=glob(m*)"])
+    checked(*flags, "loss=glob(m*)")
     assert "mine" in answered_by([*flags, "loss=typo"]).replace("loss=typo", "")
     assert answered_by([*flags, "loss=mine", "learning_rate=-1"]).startswith("learning_rate=-1.0 ")
     assert "loss=mine" in answered_by(["loss=mine"])  # nothing of it stays
@@ -183,7 +186,7 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
     file = tmp_path / "sweep/mine.yaml"
     head = "# @package _global_\nhydra: {sweeper: {params: {"
     file.write_text(f"{head}n_grpo_steps: '1,2', std_norm: 'false', seed: 0}}}}}}\n")
-    asked = check_command_line(["-cd", str(tmp_path), "-m", "sweep=mine"], note=lambda text: None)
+    (asked,) = checked("-cd", str(tmp_path), "sweep=mine")
     assert [run.setting for run in asked.design.runs] == [{"n_steps": "1"}, {"n_steps": "2"}]
     assert all("std_norm=none" in run.overrides for run in asked.design.runs)
     for text, says in ((f"{head}loss: 'gspo,tpo'}}}}}}\n", "loss=tpo"), ("# @package _global_\nG: 3\n", "G")):
@@ -213,10 +216,10 @@ def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
 
 
 def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeypatch):
-    check_command_line(["-m", "loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1"])
+    checked("loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1", note=print)
     assert "note: in some runs of this sweep, loss.cliprange=0.1" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"loss.cliprange=0.1 .*loss=grpo_clip or loss=gspo"):
-        check_command_line(["-m", "loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1"])
+        checked("loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1")
     monkeypatch.setenv(SWEEP_VARIABLE, "grid")  # as in the process of one run of a sweep
     check_command_line(["loss=grpo_no_clip", "loss.cliprange=0.1"])
     assert "note: in some runs of this sweep, loss.cliprange=0.1" in capsys.readouterr().out

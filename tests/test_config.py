@@ -10,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from rlreason.cli.check import check_command_line
 from rlreason.config.groups import GradingConfig, SamplingConfig
 from rlreason.config.leaves import leaves, metadata_of, resource_dir
 from rlreason.config.rules import broken_rules
@@ -111,17 +110,6 @@ def test_a_new_number_of_sampling_makes_another_protocol_and_one_of_the_machine_
     grading = evaluation.grading
     assert "rel_tol" in against(evaluation, replace(evaluation, grading=replace(grading, rel_tol=0.5)))[0]
     assert against(evaluation, replace(evaluation, grading=replace(grading, workers=3, memory_mb=512))) == []
-
-
-@pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("stage_")])
-def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for stage, seed in itertools.product(("stage_1_sft", "stage_2_ei"), range(3)):  # what earlier stages leave
-        model = tmp_path / f"runs/sweeps/{stage}/seed={seed}/model"
-        model.mkdir(parents=True)
-        (model / "config.json").write_text("{}")
-    asked = check_command_line(["-m", f"sweep={name}", "seed=0,1"])
-    assert [run.name for run in asked.design.runs] == ["seed=0", "seed=1"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from rlreason.cli.doctor import FAIL, NEEDED, OK, WARN, DoctorFinding
 from rlreason.config.store import typed
 from rlreason.runtime.machine import Device, Driver
 from tests.starts import rlreason
-from tests.test_subcommands import subcommand
 from tests.waiting import MINUTES
 
 LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
@@ -125,19 +124,3 @@ def test_a_failed_import_has_the_cure_of_its_kind():
     for why, says in (("the process ended", "--no-deps vllm"), ("no torchvision", "pip uninstall torchvision")):
         (one,) = d.import_findings({"vllm": {"error": why}, "torch": {}})
         assert says in one.cure
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("lr=3", "did you mean learning_rate?"),
-        ("algorithm=discover", "algorithm=discover"),
-        ("--patience=none", "--patience: none must be a number"),
-    ],
-)
-def test_a_mistake_in_the_words_is_one_line(word, says, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    assert subcommand("doctor", word) == 2
-    said = capfd.readouterr()
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
-    assert says in said.err

@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import Request, composing, read
+from rlreason.cli.sweep import checked_stage, file_of
 from rlreason.cli.sweep import designed as design_of
-from rlreason.cli.sweep import file_of, stage_of
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import run_name, typed
 from rlreason.errors import ConfigError
 from rlreason.sweeps.state import RunState, SweepState, write_state
-from tests.sweep_folders import answers, designed, ended
+from tests.sweep_folders import answers, checked, designed, ended
 
 FILES = sorted(resource_dir("multirun_sweeps").glob("*.yaml"))
 SWEEPS = [path.stem for path in FILES]
@@ -37,7 +37,7 @@ def own(folder: Path, blocks: str, more: str = "") -> list[str]:
 
 def mistake(*words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_command_line(list(words), note=str)
+        checked(*words)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -89,15 +89,15 @@ def test_a_sweep_has_a_folder_of_its_own_and_its_options_reach_no_run(tmp_path, 
     ):
         with composing(request := read(["-m", *words])):
             assert design_of(request, note=str)[1] == Path("runs/sweeps") / folder
-    words = ["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "gpus_per_run=auto", "sweep_name=mine"]
-    asked = check_command_line(words, note=str)
+    (asked,) = checked("loss=gspo,cispo", "jobs=2", "dry=true", "gpus_per_run=auto", "sweep_name=mine")
     assert {"hydra.sweeper.jobs=2", "hydra.sweeper.dry=true"} <= set(asked.overrides)
     assert asked.folder == Path("runs/sweeps/mine")
     assert asked.design.runs[0].overrides == ["loss=gspo", "seed=0"]
     for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]", "gpus_per_run=-1"):
-        assert mistake("-m", "seed=0,1", word).startswith(f"{word} ")
-    assert mistake("seed=0", "jobs=2").startswith("jobs=2 ")
-    assert "the sweep's folder" in mistake("-m", "seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
+        assert mistake("seed=0,1", word).startswith(f"{word} ")
+    with pytest.raises(ConfigError, match=r"^jobs=2 "):
+        check_command_line(["seed=0", "jobs=2"])
+    assert "the sweep's folder" in mistake("seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
 
 
 def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
@@ -109,7 +109,7 @@ def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     mine = designed("sweep=grpo_learning_rate", "data=stories", "learning_rate=1e-3,2e-3")
     assert [run.setting["learning_rate"] for run in mine.runs] == ["1e-3", "2e-3"]
     assert (mine.runs[0].overrides[1], mine.reference) == ("data=stories", None)
-    assert "run a sweep for each scale" in mistake("-m", "sweep=grpo_learning_rate", "scale=embedded,laptop")
+    assert "run a sweep for each scale" in mistake("sweep=grpo_learning_rate", "scale=embedded,laptop")
 
 
 def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
@@ -141,7 +141,7 @@ def test_words_that_leave_cells_without_their_difference_are_refused():
         (["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"], "make the same run"),
         (["sampling.temperature=1,1.0"], "make the same run"),
     ):
-        assert says in mistake("-m", *words)
+        assert says in mistake(*words)
 
 
 def test_a_file_of_ones_own_works_the_same(tmp_path):
@@ -164,8 +164,8 @@ def test_a_wrong_block_is_answered_in_one_line(tmp_path):
         ("chain: [mine]", "is a chain"),
         ("cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]", "los=cispo"),
     ):
-        assert says in mistake("-m", *own(tmp_path, text + "\n")), text
-    assert "n_steps" in mistake("-m", *own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))
+        assert says in mistake(*own(tmp_path, text + "\n")), text
+    assert "n_steps" in mistake(*own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))
 
 
 # What one sweep hands to the next
@@ -183,10 +183,10 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
 def test_a_chain_has_its_stages_in_folders_below_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nparams: {seed: '0,1'}\n")
-    chain = check_command_line(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
-    assert (chain.design, chain.folder) == (None, Path("runs/sweeps/mine"))
-    first, second = (stage.design for stage in chain.stages)
-    assert (chain.stages[0].folder, {run.seed for run in first.runs}) == (chain.folder / "grpo_baselines", {0, 1})
+    stages = checked(*words, "n_steps=2", "group_size=4", "experiment=null")
+    first, second = (stage.design for stage in stages)
+    assert stages[0].folder == Path("runs/sweeps/mine/grpo_baselines")
+    assert {run.seed for run in first.runs} == {0, 1}
     assert "n_steps=2" in first.runs[0].overrides
     assert "n_steps=2" not in second.runs[0].overrides  # nothing is trained there
     assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.runs[1].overrides
@@ -205,12 +205,12 @@ def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
     write_state(
         tmp_path / broad, SweepState(broad, "", list(first), first, "finished", 1, "processes", runs, sweep=broad)
     )
-    asked = replace(read(["-m", "sweep=grpo_assignment", "seed=0,1"]), chain=stages, folder=tmp_path)
+    asked = read(["-m", "sweep=grpo_assignment", "seed=0,1"])
     with composing(asked):
         assert {*stages, "grpo_prompt_ablation"} <= set(file_of(asked.overrides).chain)
-        design = stage_of(asked, focused, note=str).design
+        design = checked_stage(asked, stages, focused, tmp_path, str).design
         by_hand = replace(asked, overrides=[*asked.overrides, "off_policy=on_policy,e1_quarter"])
-        typed_arms = stage_of(by_hand, focused, note=str).design
+        typed_arms = checked_stage(by_hand, stages, focused, tmp_path, str).design
     found = [(int(one["epochs_per_rollout"]), int(one["train_batch_size"])) for one in design.settings()]
     assert found == [(1, 256), (2, 64), (4, 64), (1, 128)]
     assert design.reference == design.settings()[0]

@@ -149,15 +149,16 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, comp
 
 
 def test_what_a_job_of_slurm_asks_for_follows_from_its_gpus_and_from_what_was_typed(composed):
-    def asked(*words: str, **more) -> dict[str, str]:
-        found = set_up([typed(composed())] * 8, "hydra/launcher=submitit_slurm", *words, **more).words
-        return dict(word.removeprefix("hydra.launcher.").split("=") for word in found)
-
-    always = {"timeout_min": "1440", "max_num_timeout": "10"}
-    assert asked(per_run=2) == always | {"cpus_per_task": "16", "mem_gb": "128", "gpus_per_node": "2"}
-    assert asked(per_run=0, jobs=3) == always | {"cpus_per_task": "4", "mem_gb": "16", "array_parallelism": "3"}
-    given = asked("hydra.launcher.gres=gpu:a100:1", "hydra.launcher.timeout_min=60", per_run=1)
-    assert not given.keys() & {"gpus_per_node", "timeout_min"}
+    """Bug: a job of Slurm gets one processor, or a GPU twice, once as typed and once by its default."""
+    nine, always = [typed(composed())] * 9, ["timeout_min=1440", "max_num_timeout=10"]
+    typed_words = ("hydra.launcher.gres=gpu:a100:1", "hydra.launcher.timeout_min=60")
+    for words, more, expected in (
+        ((), {"per_run": 2}, [*always, "cpus_per_task=16", "mem_gb=128", "gpus_per_node=2"]),
+        ((), {"per_run": 0, "jobs": 3}, [*always, "cpus_per_task=4", "mem_gb=16", "array_parallelism=3"]),
+        (typed_words, {"per_run": 1}, [always[1], "cpus_per_task=8", "mem_gb=64"]),
+    ):
+        mine = set_up(nine, "hydra/launcher=submitit_slurm", *words, **more)
+        assert mine.words == [f"hydra.launcher.{word}" for word in expected]
 
 
 def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_sweep, tmp_path):

@@ -1,4 +1,4 @@
-"""Check a command line before Hydra acts on it: every run and every sweep that it requests."""
+"""Check a command line before Hydra acts on it: the run that it requests, or what the runs of a sweep share."""
 
 import os
 import sys
@@ -19,21 +19,20 @@ from rlreason.cli.compose import (
     repeated,
     resumed_folder,
 )
-from rlreason.cli.flags import OneRun, Request, composing, read, sweep_options_spelt
+from rlreason.cli.flags import Request, composing, read, sweep_options_spelt
 from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
 from rlreason.cli.names import translated
-from rlreason.cli.sweep import checked_sweep
 from rlreason.errors import ConfigError
 from rlreason.records.reader import settings_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.sweeps.design import fixed, key_of
 
 
-def check_command_line(words: Sequence[str], note: Note | None = None, design: bool = True) -> Request:
+def check_command_line(words: Sequence[str], note: Note | None = None) -> Request:
     """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
 
-    A question must compose; runs must obey the rules and have a folder to write to. `design`: check the runs of a
-    sweep too, which our sweeper does otherwise. Notes are printed, beside an answer on standard error.
+    A question must compose, and so must what the runs of a sweep share: our sweeper checks the runs. A single run must
+    obey the rules and have a folder to write to. Notes are printed, beside an answer on standard error.
     """
     request = read(words)
     if not request.composes:
@@ -51,9 +50,13 @@ def check_command_line(words: Sequence[str], note: Note | None = None, design: b
                 check_start([one.run], folder, note)
             return replace(request, one=one)
         if request.starts and not request.multirun:
-            return replace(request, one=one_run(request, note))
-        if request.starts and design:
-            return checked_sweep(request, note)
+            in_sweep = SWEEP_VARIABLE in os.environ
+            one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
+            if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
+                raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
+            refuse_unread([one.run], note, of_sweep=in_sweep)
+            check_start([one.run], one.folder, note)
+            return replace(request, one=one)
         shared = fixed(request.overrides) if request.multirun else request.overrides
         cfg = composed(shared, request.config_name)
         part = request.flags.get("package", "_global_")
@@ -90,14 +93,3 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
         bare = not any(c in value for c in "'\"[]{}()\\" + "," * multirun)
         words.append(f"{key}='{value}'" if odd and bare else word)
     return words
-
-
-def one_run(request: Request, note: Note) -> OneRun:
-    """Return the only run of a request; `ConfigError` if it could not begin."""
-    in_sweep = SWEEP_VARIABLE in os.environ
-    one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
-    if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
-        raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-    refuse_unread([one.run], note, of_sweep=in_sweep)
-    check_start([one.run], one.folder, note)
-    return one

@@ -122,7 +122,7 @@ def do(words: Sequence[str]) -> int:
     refuse_wrong_subcommand(words)
     register()
     OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml
-    request = check_command_line(words, design=False)
+    request = check_command_line(words)
     if request.one is not None and request.starts:
         return start_run(request.one, words)
     if request.one is not None:  # of a run that resumes: Hydra does not compose it

@@ -62,20 +62,6 @@ def failed(name: str, refusal: str, state: str = FAIL) -> DoctorFinding:
     return DoctorFinding(name, state, words, helps)
 
 
-def lines_of(findings: Iterable[DoctorFinding]) -> list[str]:
-    """Return a line for each finding, and one below it for its cure.
-
-    >>> lines_of([DoctorFinding("python", OK, "3.11"), DoctorFinding("disk", FAIL, "full", "free some space")])
-    ['  python                  3.11', '! disk                    full', '    cure: free some space']
-    """
-    lines = []
-    for one in findings:
-        lines.append(f"{MARKS[one.state]} {one.name:<23} {one.words}")
-        if one.cure:
-            lines.append(f"    cure: {one.cure}")
-    return lines
-
-
 # Libraries
 
 NEEDED = (
@@ -358,7 +344,11 @@ def answer(sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | N
     for title, findings in sections.items():
         states += [one.state for one in findings]
         rows += [{"section": title} | asdict(one) for one in findings]
-        lines += [title, *lines_of(findings), ""]
+        lines.append(title)
+        for one in findings:
+            lines.append(f"{MARKS[one.state]} {one.name:<23} {one.words}")
+            lines += [f"    cure: {one.cure}"] if one.cure else []
+        lines.append("")
     bad, warned = states.count(FAIL), states.count(WARN)
     if outcome is not None:
         lines += ["memory plan", *(f"  {line}" for line in table(outcome)), ""]

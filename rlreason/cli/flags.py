@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.leaves import resource_dir
@@ -22,8 +23,6 @@ from rlreason.config.store import OWN, SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime import __version__
 from rlreason.runtime.streams import Parser
-from rlreason.sweeps.launcher import Jobs
-from rlreason.sweeps.state import SweepState
 
 CONF = str(resource_dir("conf"))
 USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
@@ -82,13 +81,7 @@ class Request:
 
     flags: dict[str, Any]
     overrides: list[str]
-    folder: Path | None = None  # where the sweep will write; set by the check
     one: OneRun | None = None  # the only run, where it asks for no sweep; set by the check
-    design: SweepState | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
-    runs: dict[str, AnyRunConfig] = field(default_factory=dict)  # of the design, by name; set by the check
-    jobs: Jobs = field(default_factory=Jobs)  # how a launcher runs the sweep's runs; set by the check
-    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `sweep.stage_of`
-    stages: tuple["Request", ...] = ()  # of a chain: its sweeps as they are before the first has run
 
     @property
     def multirun(self) -> bool:
@@ -173,13 +166,17 @@ def composing(request: Request) -> Iterator[None]:
 INTERNAL_GROUPS = ("hydra", "schema")
 
 
+def sources() -> list[ConfigSource]:
+    """Return the places that Hydra searches, in order; it must be ready to compose."""
+    return GlobalHydra.instance().config_loader().get_sources()
+
+
 def group_options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-    """Return the options of a group, or with `GROUP` its groups, from all places that Hydra searches; it must be ready.
+    """Return the options of a group, or with `GROUP` its groups, from all places that Hydra searches.
 
     The loader's own `get_group_options` parses all overrides anew at each call.
     """
-    sources = [source for source in GlobalHydra.instance().config_loader().get_sources() if source.is_group(group)]
-    return sorted({option for source in sources for option in source.list(group, kind)})
+    return sorted({option for source in sources() if source.is_group(group) for option in source.list(group, kind)})
 
 
 def options_by_group() -> dict[str, list[str]]:
@@ -190,13 +187,12 @@ def options_by_group() -> dict[str, list[str]]:
 
 def config_exists(path: str) -> bool:
     """Return whether there is a config of this path, as GROUP/OPTION."""
-    return any(source.is_config(path) for source in GlobalHydra.instance().config_loader().get_sources())
+    return any(source.is_config(path) for source in sources())
 
 
 def config_content(path: str) -> dict[str, Any]:
     """Return a config as its file has it, its defaults list too; {} if there is none."""
-    sources = GlobalHydra.instance().config_loader().get_sources()
-    source = next((source for source in sources if source.is_config(path)), None)
+    source = next((source for source in sources() if source.is_config(path)), None)
     found = OmegaConf.to_container(source.load_config(path).config) if source else {}
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 

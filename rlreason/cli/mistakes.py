@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,6 +30,7 @@ from rlreason.config.store import FUNCTIONS, SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.text import first_line
+from rlreason.sweeps.design import parsed
 
 SEVERAL = ("experiment", "logger")  # groups of which a run may have several options, as a list
 NAMED = ("model", "data", "prompt", *PLACED)  # places of options that have a name among their settings
@@ -87,11 +86,10 @@ def did_you_mean(matches: Iterable[str]) -> str:
 
 def refuse_wrong_words(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for a word that cannot be read, chooses no option, or takes away what every run needs."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     groups = options_by_group()
     for word in overrides:
         try:
-            [override] = parser.parse_overrides([word])
+            [override] = parsed([word])
             values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
         except Exception:  # Hydra fails on odd words in many ways
             raise ConfigError(unreadable(word, overrides)) from None

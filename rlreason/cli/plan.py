@@ -10,8 +10,7 @@ from typing import Any
 
 from rlreason.cli.doctor import requested_run
 from rlreason.errors import ConfigError
-from rlreason.model.plan import cure, planned, table, verdict
-from rlreason.model.plan import figures as memory_figures
+from rlreason.model.plan import cure, figures, planned, table, verdict
 from rlreason.records.console import Console
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.statistics import ASSUMED, LEVEL, smallest_difference
@@ -43,7 +42,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         if arguments.seeds is None and getattr(arguments, name) is not None:
             option = name.replace("count", "runs")
             raise ConfigError(f"--{option} is about seeds of several runs: add --seeds 4, or leave it out")
-    lines, figures, problems = list[str](), dict[str, Any](), arguments.problems
+    lines, found, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
         from rlreason.training.preflight import assumed_prompt
 
@@ -51,30 +50,20 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         outcome = planned(run, believed_device(), assumed_prompt(run))  # as far as it is known without torch
         lines += [*table(outcome), "", verdict(outcome)]
         lines += [f"cure: {cure(outcome)}"] if cure(outcome) else []
-        figures["memory"] = memory_figures(outcome)
+        found["memory"] = figures(outcome)
         problems = problems or problems_of(run)
-    if arguments.seeds is not None:
-        shown, of_seeds = _of_seeds(arguments, problems or 1000)
-        lines += ["", *shown]
-        figures |= of_seeds
-    return Answer(folded("\n".join(lines).lstrip("\n"), console.width), figures)
-
-
-def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the smallest difference for these numbers, and the time of all runs."""
-    seeds, settings = arguments.seeds, arguments.settings or 2
-    comparisons = max(1, settings - 1)
-    spread = arguments.spread
-    spreads = ASSUMED if spread is None else (spread,)
-    lines = [f"can show   {power_text(seeds, problems, comparisons, spread)}"]
-    figures: dict[str, Any] = {"seeds": seeds, "problems": problems, "settings": settings, "assumed": spread is None}
-    figures["spread"] = list(spreads)
-    for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):
-        figures[name] = [smallest_difference(seeds, problems, one, level) for one in spreads]
-    if arguments.minutes is not None:
-        runs = arguments.count or seeds * settings
-        figures |= {"runs": runs, "seconds": 60 * arguments.minutes * runs}
-        lines.append(f"time       {duration(60 * arguments.minutes * runs)}: {runs} runs of {arguments.minutes:g} min")
-    elif arguments.count is not None:
-        raise ConfigError(f"--runs {arguments.count} needs the time of one: add --minutes")
-    return lines, figures
+    if (seeds := arguments.seeds) is not None:
+        problems, settings, spread = problems or 1000, arguments.settings or 2, arguments.spread
+        comparisons, spreads = max(1, settings - 1), list(ASSUMED) if spread is None else [spread]
+        lines += ["", f"can show   {power_text(seeds, problems, comparisons, spread)}"]
+        found |= {"seeds": seeds, "problems": problems, "settings": settings, "assumed": spread is None}
+        found["spread"] = spreads
+        for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):
+            found[name] = [smallest_difference(seeds, problems, one, level) for one in spreads]
+        runs, minutes = arguments.count or seeds * settings, arguments.minutes
+        if minutes is not None:
+            found |= {"runs": runs, "seconds": 60 * minutes * runs}
+            lines.append(f"time       {duration(60 * minutes * runs)}: {runs} runs of {minutes:g} min")
+        elif arguments.count is not None:
+            raise ConfigError(f"--runs {runs} needs the time of one: add --minutes")
+    return Answer(folded("\n".join(lines).lstrip("\n"), console.width), found)

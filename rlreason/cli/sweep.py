@@ -1,16 +1,16 @@
 """A sweep: its file and words become a design, every run is composed and checked, and a launcher runs what is left.
 
-overrides  ->  Request with its design and its runs, each of them checked  ->  plan  ->  what is left of its runs
+overrides  ->  CheckedSweep: its design and its runs, each of them checked  ->  plan  ->  what is left of its runs
            ->  jobs of a launcher, whose runs write their folders          ->  sweep.json and the table
 """
 
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -34,7 +34,7 @@ from rlreason.sweeps.design import (
     named_sweep,
     with_meant,
 )
-from rlreason.sweeps.launcher import jobs_of, launched
+from rlreason.sweeps.launcher import Jobs, jobs_of, launched
 from rlreason.sweeps.state import RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, plan_text
 
@@ -46,22 +46,33 @@ Note = Callable[[str], object]
 say = partial(print, flush=True)
 
 
-def checked_sweep(request: Request, note: Note) -> Request:
-    """Return the sweep with its folder, and with its design or, for a chain, its stages; `ConfigError` if a run could
+@dataclass(frozen=True, slots=True)
+class CheckedSweep:
+    """A sweep that may start, or a stage of a chain."""
+
+    overrides: Sequence[str]
+    folder: Path  # where it writes
+    design: SweepState
+    runs: Mapping[str, AnyRunConfig]  # by name
+    jobs: Jobs  # how a launcher runs them
+
+
+def checked_sweep(request: Request, note: Note) -> list[CheckedSweep]:
+    """Return the sweep, or for a chain its stages as they are before the first has run; `ConfigError` if a run could
     not begin. Hydra must be ready to compose.
     """
     file, base = file_of(request.overrides), shared_config(request)
     carry = base.hydra.sweeper.carry
     if not file.chain:
-        return _checked_one(request, carry, note)
+        return [_checked(request, carry, note)]
     if carry:
         raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
     place = folder_of(request.overrides, [], base, base.hydra.sweeper.sweep_name)
-    request, said = replace(request, chain=tuple(file.chain), folder=place), dict[str, None]()
-    stages = [stage_of(request, stage, lambda text: said.setdefault(str(text)), started=False) for stage in file.chain]
-    for text in said:
+    said = list[str]()
+    stages = [checked_stage(request, file.chain, stage, place, said.append, started=False) for stage in file.chain]
+    for text in dict.fromkeys(said):
         note(text)
-    return replace(request, stages=tuple(stages))
+    return stages
 
 
 def shared_config(request: Request) -> DictConfig:
@@ -69,31 +80,38 @@ def shared_config(request: Request) -> DictConfig:
     return composed(fixed(request.overrides), request.config_name)
 
 
-def stage_of(request: Request, stage: str, note: Note = print, started: bool = True) -> Request:
-    """Return one sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
+def file_of(overrides: Sequence[str]) -> SweepFile:
+    """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
+    name = named_sweep(overrides)
+    return SweepFile("") if name is None else sweep_file(name, config_content(f"sweep/{name}"))
+
+
+def checked_stage(
+    request: Request, chain: Sequence[str], stage: str, place: Path, note: Note, started: bool = True
+) -> CheckedSweep:
+    """Return one sweep of a chain, every run of it checked; it writes to a folder below the chain's, `place`.
 
     `started`: the stages before it have finished, and those whose reference has run hand on what they found, behind
     overrides and the stage's own settings. `ConfigError` if an earlier stage is incomplete, or a run could not begin.
     """
-    assert request.folder is not None
-    earlier = {one: request.folder / one for one in request.chain[: request.chain.index(stage)] if started}
-    hand_on = {one: folder for one, folder in earlier.items() if read_state(folder).reference is not None}
-    before = [str(folder) for one, folder in hand_on.items() if file_of([f"sweep={one}"]).carries]
-    own, arms = request_of_stage(request, stage), list[list[str]]()
+    own = request_of_stage(request, chain, stage)
+    earlier = chain[: chain.index(stage)] if started else []
+    hand_on = [one for one in earlier if read_state(place / one).reference is not None]
+    before = [str(place / one) for one in hand_on if file_of([f"sweep={one}"]).carries]
+    arms = list[list[str]]()
     with in_one_line(own.overrides, request.config_name):
         if (broad := file_of(own.overrides).best_of) in hand_on:
             from rlreason.report.carry import best_arms
 
-            arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(hand_on[broad])]
+            arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(place / broad)]
             if with_meant(map(key_of, own.overrides)) & set(map(key_of, arms[0])):  # typed
                 arms = []
-            note(
-                f"note: {broad} hands on its best settings: {'; '.join(map(' '.join, arms)) or 'none: some are typed'}"
-            )
-        return _checked_one(own, before, note, Stage(request.folder / stage, arms, waits=not started))
+            shown = "; ".join(map(" ".join, arms)) or "none: some are typed"
+            note(f"note: {broad} hands on its best settings: {shown}")
+        return _checked(own, before, note, place / stage, arms, waits=not started)
 
 
-def request_of_stage(request: Request, stage: str) -> Request:
+def request_of_stage(request: Request, chain: Sequence[str], stage: str) -> Request:
     """Return the request for one sweep of a chain, without the settings that only other stages have."""
     groups, given = options_by_group(), {key_of(word) for word in request.overrides}
     axes = [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
@@ -109,65 +127,68 @@ def request_of_stage(request: Request, stage: str) -> Request:
         key = key_of(word)
         if key in groups or word.startswith("hydra"):
             return True
-        has = (OmegaConf.select(config(of), key, default=of) != of for of in (stage, *request.chain))
+        has = (OmegaConf.select(config(of), key, default=of) != of for of in (stage, *chain))
         return next(has) or not any(has)  # a setting of no stage is refused with the others
 
-    overrides = [f"sweep={stage}", *filter(belongs, words), *axes]
-    return replace(request, overrides=overrides, chain=())
-
-
-def file_of(overrides: Sequence[str]) -> SweepFile:
-    """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
-    name = named_sweep(overrides)
-    return SweepFile("") if name is None else sweep_file(name, config_content(f"sweep/{name}"))
-
-
-class Stage(NamedTuple):
-    """What a sweep has from the chain that it is a stage of."""
-
-    folder: Path  # where it writes
-    arms: list[list[str]]  # settings that replace its own, the reference first
-    waits: bool  # the stages before it have not run: what begins from their models is only composed
+    return replace(request, overrides=[f"sweep={stage}", *filter(belongs, words), *axes])
 
 
 def designed(
-    request: Request, note: Note = print, carried: Sequence[str] = (), stage: Stage | None = None
+    request: Request,
+    note: Note = print,
+    carried: Sequence[str] = (),
+    folder: Path | None = None,
+    arms: Sequence[Sequence[str]] = (),
 ) -> tuple[SweepState, Path]:
     """Return the requested sweep, its runs not yet checked, and its folder. Hydra must be ready to compose.
 
-    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own.
+    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own. Of a stage of
+    a chain: `folder`, where it writes, and `arms`, cells that replace its own, the reference first.
     """
     words, name = request.overrides, request.config_name
     base = shared_config(request)
-    file = file_at(file_of(words), words, base, stage.arms if stage else ())
+    file = file_at(file_of(words), words, base, arms)
     axes = translated([f"{key}={value}" for key, value in file.axes.items()], note=str)  # a handout's names in a file
     refuse_wrong_words(axes)
     file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
-    place = stage.folder if stage else folder_of(words, grid.swept, base, base.hydra.sweeper.sweep_name)
-    return design_of(grid, file, place, lambda overrides: composed(overrides, name), str(base.seed)), place
+    folder = folder or folder_of(words, grid.swept, base, base.hydra.sweeper.sweep_name)
+    return design_of(grid, file, folder, lambda overrides: composed(overrides, name), str(base.seed)), folder
 
 
-def _checked_one(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
+def _checked(
+    request: Request,
+    before: Sequence[str],
+    note: Note,
+    place: Path | None = None,
+    arms: Sequence[Sequence[str]] = (),
+    waits: bool = False,
+) -> CheckedSweep:
     """Return the sweep with its design, its runs and their launcher; `ConfigError` if a run could not begin.
 
-    `before`: finished sweeps that hand on their winners.
+    `before`: finished sweeps, names or folders, that hand on their winners. `place` and `arms`: of a stage of a chain.
+    `waits`: the stages before it have not run, so that what begins from their models is only composed.
     """
-    carried = _carried(request, before, note)
-    words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
-    design, folder = designed(request, note, list(words.values()), stage)
-    if carried and stage is None:
-        from rlreason.report.carry import model_of, refuse_other_model
+    base, carried = shared_config(request), list["Carried"]()
+    if before:
+        from rlreason.report.carry import carry, model_of, refuse_other_model, sweep_folder  # slow to import
 
+        model, data = model_of(lambda key: OmegaConf.select(base, key)), str(OmegaConf.select(base, "data.name"))
+        carried = [carry(sweep_folder(sweep, model, data)) for sweep in before]
+        for one in carried:
+            note(f"note: {one.sentence}")
+    words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
+    design, folder = designed(request, note, list(words.values()), place, arms)
+    if carried and place is None:
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
-    options = shared_config(request).hydra.sweeper
+    options = base.hydra.sweeper
     absent: list[str] | None = [] if options.dry else None
     runs, now = dict[str, AnyRunConfig](), list[RunState]()
     for run in design.runs:
-        waits = stage is not None and stage.waits and str(folder.parent) in " ".join(run.overrides)
-        runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if waits else absent).run
-        now += [] if waits else [run]
+        later = waits and str(folder.parent) in " ".join(run.overrides)
+        runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if later else absent).run
+        now += [] if later else [run]
     checked = [runs[run.name] for run in now]
     refuse_unread(checked, note, of_sweep=True)
     refuse_repeated(now, runs)
@@ -182,21 +203,7 @@ def _checked_one(request: Request, before: Sequence[str], note: Note, stage: Sta
             note(f"! not here: {line}")
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
     design.carried, design.jobs, design.launcher = list(map(asdict, carried)), jobs.side_by_side, jobs.launcher
-    return replace(request, folder=folder, design=design, runs=runs, jobs=jobs)
-
-
-def _carried(request: Request, sweeps: Sequence[str], note: Note) -> list["Carried"]:
-    """Return what these sweeps, names or folders, hand on to the requested one."""
-    if not sweeps:
-        return []
-    from rlreason.report.carry import carry, model_of, sweep_folder  # slow to import
-
-    base = shared_config(request)
-    model, data = model_of(lambda key: OmegaConf.select(base, key)), str(OmegaConf.select(base, "data.name"))
-    found = [carry(sweep_folder(sweep, model, data)) for sweep in sweeps]
-    for one in found:
-        note(f"note: {one.sentence}")
-    return found
+    return CheckedSweep(request.overrides, folder, design, runs, jobs)
 
 
 def refuse_repeated(planned: Sequence[RunState], runs: Mapping[str, AnyRunConfig]) -> None:
@@ -225,27 +232,23 @@ def start_sweep(grid: "Grid", overrides: Sequence[str]) -> int:
     ours = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
     request = Request(flags, [*overrides, *ours])
     with in_one_line(request.overrides, request.config_name):
-        request = checked_sweep(request, say)
-        if not request.chain:
-            return run_sweep(grid, request)
-        if hydra.sweeper.dry:
-            return sum(run_sweep(grid, stage) for stage in request.stages)
-        for number, name in enumerate(request.chain, 1):
-            say(f"\n=== stage {number} of {len(request.chain)}: {name}")
-            if code := run_sweep(grid, stage_of(request, name)):
+        sweeps, chain = checked_sweep(request, say), file_of(request.overrides).chain
+        if not chain or hydra.sweeper.dry:
+            return sum(run_sweep(grid, sweep) for sweep in sweeps)
+        for number, name in enumerate(chain, 1):
+            say(f"\n=== stage {number} of {len(chain)}: {name}")
+            if code := run_sweep(grid, checked_stage(request, chain, name, sweeps[0].folder.parent, say)):
                 say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
                 return code
     return 0
 
 
-def run_sweep(grid: "Grid", request: Request) -> int:
+def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
     """Print the plan of one sweep, run what is left of it, print the table of its settings; return the exit code.
 
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
-    design, folder, runs, jobs = request.design, request.folder, request.runs, request.jobs
-    assert design is not None
-    assert folder is not None
+    design, folder, runs, jobs = sweep.design, sweep.folder, sweep.runs, sweep.jobs
     say("\n" + plan_text(design, folder, runs, jobs))
     if grid.config.hydra.sweeper.dry:
         say("dry: nothing was run; leave it out to start the sweep")
@@ -264,7 +267,7 @@ def run_sweep(grid: "Grid", request: Request) -> int:
             state.run(run.name).shared_machine = True
         write_state(folder, state)
         try:
-            state.close(folder, launched(grid, request.overrides, jobs, folder, left) if left else {})
+            state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
             signals.arrived()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 from rlreason.config.conflicts import not_multiple
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
@@ -61,7 +61,6 @@ class EIConfig(OnlineConfig):
 class GRPOConfig(Objective, OnlineConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
-    samples_ahead: ClassVar[bool] = True
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
     questions_by: ClassVar[str] = "rollout_batch_size"
 
@@ -149,11 +148,6 @@ class GRPOConfig(Objective, OnlineConfig):
                 "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"
             )
         }
-
-
-def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
-    """Whether a run has a loss whose ratio is 1 in every update."""
-    return getattr(run, "ratio_is_one", False)
 
 
 @dataclass

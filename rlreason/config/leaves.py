@@ -83,15 +83,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the settings whose names begin with `prefix`, by the rest of their names.
-
-    >>> below({"budget.hours": 1.0, "seed": 0}, "budget.")
-    {'hours': 1.0}
-    """
-    return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
-
-
 def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
     """Refuse a run whose input is a file that an earlier run `left` in its folder, which will be set aside."""
     home = folder.resolve()

@@ -44,29 +44,19 @@ def wrong_values(settings: Any, prefix: str = "") -> list[str]:
     >>> wrong_values(GradingConfig(memory_mb=1), "grading.")
     ['grading.memory_mb=1 must be at least 256: try grading.memory_mb=1536']
     """
-    return [line for leaf in leaves(settings, prefix) if (line := _out_of_range(leaf) or _no_choice(leaf))]
-
-
-def _out_of_range(leaf: Leaf) -> str:
-    """Return the complaint about a number, or about a list that holds one."""
-    bounds: Range | None = leaf.metadata.get("range")
-    if bounds is None:
-        return ""
-    members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
-    numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
-    rule = next(filter(None, map(bounds.broken_by, numbers)), "")
-    cure = bounds.cure
-    if not cure and leaf.default != "???":
-        cure = f"try {leaf.key}={typed_word(leaf.default)}"
-    return f"{leaf.key}={typed_word(leaf.value):.40} {rule}: {cure or 'give such a number'}" if rule else ""
-
-
-def _no_choice(leaf: Leaf) -> str:
-    """Return the complaint about a word that is none of the choices. null is left to the type."""
-    words = leaf.metadata.get("choices")
-    if words is None or leaf.value is None or leaf.value in words:
-        return ""
-    return f"{leaf.key}={leaf.value} is none of {', '.join(words)}: {leaf.metadata['cure']}"
+    bad = []
+    for leaf in leaves(settings, prefix):
+        bounds: Range | None = leaf.metadata.get("range")
+        words = leaf.metadata.get("choices")
+        if bounds is not None:
+            members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
+            numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
+            default = "give such a number" if leaf.default == "???" else f"try {leaf.key}={typed_word(leaf.default)}"
+            if rule := next(filter(None, map(bounds.broken_by, numbers)), ""):
+                bad.append(f"{leaf.key}={typed_word(leaf.value):.40} {rule}: {bounds.cure or default}")
+        elif words is not None and leaf.value is not None and leaf.value not in words:  # null is left to the type
+            bad.append(f"{leaf.key}={leaf.value} is none of {', '.join(words)}: {leaf.metadata['cure']}")
+    return bad
 
 
 # When a setting is read

@@ -73,7 +73,6 @@ class AnyRunConfig(Settings):
     """Keys of every run."""
 
     trains: ClassVar[bool] = False
-    works_on_a_model: ClassVar[bool] = False  # whether it loads a model here; else it requests one elsewhere
     most_spent: ClassVar[Any] = ""  # what a run may spend at most, as overrides; "" if only time
     given = frozenset[str]()  # the keys that were typed: no field, and so no setting
 
@@ -86,7 +85,6 @@ class AnyRunConfig(Settings):
 class RunConfig(AnyRunConfig):
     """Keys of every algorithm that works on a model, whether it trains it or not."""
 
-    works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
     responses_per_step: ClassVar[Any] = 0  # sampled in a training step
     checkpoints_at_once: ClassVar[Any] = 0  # most in the run folder at one time
@@ -219,7 +217,8 @@ class RunConfig(AnyRunConfig):
         prompt = self.prompt if own.prompt is None else own.prompt
         reward = prompt.reward if own.reward is None else own.reward
         numbers = {k: getattr(self.sampling, k) if n is None else n for k, n in asdict(own.sampling).items()}
-        bounds = self.problems_on_the_way, self.problems_at_the_end
+        last = self.eval.final_problems if self.trains and self.eval.final_problems else self.problem_limit
+        bounds = self.problems_on_the_way, last
         return EvalProtocolConfig(
             prompt=prompt,
             reward=reward,
@@ -228,7 +227,7 @@ class RunConfig(AnyRunConfig):
             sampling=SamplingConfig(**numbers),
             data=self.data if own.data is None else own.data,
             problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
-            final_problems=self.problems_at_the_end,
+            final_problems=last,
             samples=self.answers,
         )
 
@@ -260,11 +259,6 @@ class RunConfig(AnyRunConfig):
         return getattr(self, "interim_eval_problems", None) if self.problem_limit is None else self.problem_limit
 
     @property
-    def problems_at_the_end(self) -> int | None:
-        """Number of problems in the last evaluation; None: all."""
-        return self.eval.final_problems if self.trains and self.eval.final_problems else self.problem_limit
-
-    @property
     def problem_limit(self) -> int | None:
         """The limit on every evaluation under either of its names; None if there is none."""
         return self.eval_problems if self.eval.problems is None else self.eval.problems
@@ -289,7 +283,7 @@ class RunConfig(AnyRunConfig):
 
 def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:
     """Whether a run loads a model here; else it requests one elsewhere."""
-    return run.works_on_a_model
+    return isinstance(run, RunConfig)
 
 
 Asking = RunConfig | EvalProtocolConfig  # what defines `prompt` and `sampling` of problems

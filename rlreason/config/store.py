@@ -62,11 +62,7 @@ class SweepFile:
     chain: list[str] = field(default_factory=list)  # sweeps to run in order
     chosen: frozenset[str] = frozenset()  # the groups whose options its defaults choose
     settings: frozenset[str] = frozenset()  # the keys set in all its runs, those of `embedded` too
-    embedded: "SweepFile | None" = None  # the same sweep at scale=embedded; None: unchanged
-
-    def at(self, embedded: bool) -> "SweepFile":
-        """Return the sweep at `scale=embedded` without an experiment if `embedded`, else at any other."""
-        return self.embedded if embedded and self.embedded else self
+    embedded: "SweepFile | None" = None  # at scale=embedded without an experiment; None: the same
 
 
 def sweep_path(name: str) -> Path:
@@ -117,11 +113,6 @@ def _chosen(defaults: Any) -> Iterator[str]:
         for place in item if isinstance(item, Mapping) else ():
             group, _, package = str(place).removeprefix("override ").removeprefix("/").partition("@")
             yield package.removeprefix("_global_.") or group
-
-
-def function_settings(group: str, function: str) -> Any:
-    """Return the settings of `module:function` as an option of a group; `ConfigError` if it cannot be used."""
-    return own_loss_config(function) if group == "loss" else data.of_function(function)
 
 
 def register() -> None:

@@ -59,15 +59,15 @@ class BudgetConfig:
     steps: int | None = number(None, "steps; a falling rate still falls towards n_steps", low=1)
 
 
-def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
-    """Whether a budget allows more than another in something, and less in nothing.
+def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], budgets: Sequence[str]) -> bool:
+    """Whether these budgets allow more than before in something, and less in nothing.
 
-    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None})
+    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None}, ["hours", "tokens"])
     True
-    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": 100})
+    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": 100}, ["hours", "tokens"])
     False
     """
-    pairs = [(before.get(name), now.get(name)) for name in names]
+    pairs = [(before.get(name), now.get(name)) for name in budgets]
     more = [b is None or (a is not None and b > a) for a, b in pairs if a != b]
     return bool(more) and all(more)
 
@@ -89,7 +89,6 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     """Keys of every algorithm that trains."""
 
     trains: ClassVar[bool] = True
-    samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights one update older
     longest_without_evaluation: ClassVar[int | None] = None  # most steps between evaluations, with eval_every=null
     learning_temperature: ClassVar[Any] = 1.0  # of the distribution that is learned: given responses are imitated
 
@@ -121,7 +120,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             yield "parallel=shard with optimizer=adamw_8bit, whose moments cannot be spread: choose optimizer=adamw"
         if self.parallel == "shard" and self.model.weights == "bfloat16":
             yield "parallel=shard with model.weights=bfloat16: the head stays float32: set model.weights=float32"
-        if self.rollout.async_level and not self.samples_ahead:
+        if self.rollout.async_level and self.algorithm != "grpo":
             yield f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
         if self.budget.tokens is not None and not self.samples_to_learn:
             limit = f"budget.tokens={self.budget.tokens} with algorithm={self.algorithm}"

@@ -8,7 +8,7 @@ import yaml
 
 from rlreason.config.algorithms import DISCOVERY_BUDGETS
 from rlreason.config.groups import settings_of
-from rlreason.config.leaves import below, flat
+from rlreason.config.leaves import flat
 from rlreason.config.training import BUDGETS, raised
 from rlreason.errors import ConfigError
 from rlreason.records.files import (
@@ -123,7 +123,7 @@ def refuse_done(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
     discovers = now.get("algorithm") == "discover"
     if discovers or kind == "budget":
         budgets = DISCOVERY_BUDGETS if discovers else BUDGETS
-        goes_on = raised(below(before, "budget."), below(now, "budget."), budgets)
+        goes_on = raised(before, now, [f"budget.{name}" for name in budgets])
         by = f"a larger budget ({', '.join(f'budget.{name}' for name in budgets)})"
     elif kind in ("stopped", "diverged"):
         keys = [key for key in settings_of(rule) if key in before]

@@ -72,7 +72,8 @@ def file_at(whole: SweepFile, words: Sequence[str], base: DictConfig, arms: Sequ
             f"sweep for each {several[0].key_or_group}"
         )
     choices = base.hydra.runtime.choices
-    file = whole.at(choices.get("scale") == "embedded" and choices.get("experiment") in (None, "null", "none"))
+    embedded = choices.get("scale") == "embedded" and choices.get("experiment") in (None, "null", "none")
+    file = whole.embedded if embedded and whole.embedded else whole
     axes = {str(key): _typed(value) for key, value in (base.hydra.sweeper.get("params") or {}).items()}
     axes |= {key: value for key, value in file.axes.items() if whole.axes.get(key) != value}
     if not arms:

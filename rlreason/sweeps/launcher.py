@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, resource_tracker
@@ -99,15 +99,6 @@ class Jobs:
     gpus: Sequence[str] = ()  # of this machine
     gpus_per_run: int = 0  # that our launcher hands out; 0: every run sees all
 
-    def lines(self) -> dict[str, str]:
-        """Return the lines on launcher and GPUs in a sweep's plan, by label."""
-        settings = ", ".join(word.removeprefix("hydra.launcher.") for word in self.words)
-        how = f"{self.gpus_per_run} a run" if self.gpus_per_run else "every run sees all of them"
-        return {
-            "launcher": f"{self.launcher}, {self.side_by_side} runs at a time: {settings}",
-            "GPUs": f"{few(self.gpus, 16)}: {how}" if self.gpus else "",
-        }
-
 
 def jobs_of(
     words: Sequence[str],
@@ -140,35 +131,30 @@ def jobs_of(
             raise ConfigError(wrong)
         absent.append(wrong)
         gpus = []
+    width, own = jobs or 1, dict[str, Any]()
+    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs)) or 1
     if launcher == PROCESSES:
         most = len(gpus) // each if gpus and each else jobs or 1
         width = min(jobs or most, most, len(runs)) or 1
-        own: dict[str, object] = {"jobs": width, "gpus": gpus if each else [], "gpus_per_run": each}
+        own = {"jobs": width, "gpus": gpus if each else [], "gpus_per_run": each}
         if any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs):
             own["preload"] = "false"  # vLLM decides by the GPUs that there are as it is loaded
-        return Jobs(launcher, width, _unless(given, own), gpus, each)
-    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs)) or 1
-    if launcher == JOBLIB:
-        n_jobs = int(given.get("hydra.launcher.n_jobs", at_once))
-        return Jobs(launcher, n_jobs if n_jobs > 0 else usable_processors(), _unless(given, {"n_jobs": n_jobs}), gpus)
-    if launcher == LOCAL:  # it hides the GPUs from its jobs unless told how many
-        own = {"timeout_min": WEEK, "gpus_per_node": len(gpus)} if gpus else {"timeout_min": WEEK}
-        return Jobs(launcher, at_once, _unless(given, own), gpus)
-    if launcher == SLURM:  # whose machines are assumed to be like this one
-        n = each if per_run or torch_has_gpus() else 0
+    elif launcher == JOBLIB:
+        own = {"n_jobs": int(given.get("hydra.launcher.n_jobs", at_once))}
+        width = own["n_jobs"] if own["n_jobs"] > 0 else usable_processors()
+    elif launcher == LOCAL:  # it hides the GPUs from its jobs unless told how many
+        width, own = at_once, {"timeout_min": WEEK} | ({"gpus_per_node": len(gpus)} if gpus else {})
+    elif launcher == SLURM:  # whose machines are assumed to be like this one
+        width, n = min(jobs or len(runs), len(runs)) or 1, each if per_run or torch_has_gpus() else 0
         processors, memory = WITH_GPU if n else WITHOUT
         own = {"timeout_min": DAY, "max_num_timeout": TIMEOUTS}
         own |= {"cpus_per_task": processors * max(1, n), "mem_gb": memory * max(1, n)}
         if n and not given.keys() & {"hydra.launcher.gres", "hydra.launcher.gpus_per_task"}:  # not requested already
             own["gpus_per_node"] = n
         own |= {"array_parallelism": jobs} if jobs else {}
-        return Jobs(launcher, min(jobs or len(runs), len(runs)) or 1, _unless(given, own))
-    return Jobs(launcher, jobs or 1)
-
-
-def _unless(given: Collection[str], own: Mapping[str, object]) -> list[str]:
-    """Return our settings of a launcher as overrides, without those that were given."""
-    return [f"hydra.launcher.{key}={value}" for key, value in own.items() if f"hydra.launcher.{key}" not in given]
+    settings = {f"hydra.launcher.{key}": value for key, value in own.items()}
+    words = [f"{key}={value}" for key, value in settings.items() if key not in given]
+    return Jobs(launcher, width, words, gpus, each if launcher == PROCESSES else 0)
 
 
 def launched(

@@ -228,12 +228,12 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     """Return what the run's own folder, below that of the sweep, says of it; what it cannot say is taken from `run`."""
     place = folder / run.name
     now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
-    reader = RunFolder(place, say) if place.is_dir() else None
-    origin = reader.provenance if reader else {}
-    now.started, now.ended = next(iter(origin.get("earlier_parts") or [origin])).get("started"), origin.get("ended")
+    reader = RunFolder(place, say)
+    origin, summary = reader.provenance, reader.summary
+    now.started, now.ended = (origin.get("earlier_parts") or [origin])[0].get("started"), origin.get("ended")
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
-    if reader is None or (summary := reader.summary) is None:
+    if summary is None:
         now.status, now.reason = _status_without_summary(run, place)
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlreason.config.algorithms import has_ratio_of_one
+from rlreason.config.algorithms import GRPOConfig
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
@@ -47,6 +47,8 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         space += space_needed(run).left
         memory = f"of one run: {verdict(planned(run, believed_device()))}"
     asked = [one.problems for one in ended if one.problems]
+    launcher_settings = [word.removeprefix("hydra.launcher.") for word in jobs.words]
+    gpus = f"{jobs.gpus_per_run} a run" if jobs.gpus_per_run else "every run sees all of them"
     lines = {
         "sweep": f"{design.name} in {folder}",
         "runs": f"{len(design.runs)}, of {len(settings)} settings and seeds {few([str(seed) for seed in seeds], 10)}; "
@@ -57,7 +59,8 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "time": _time(ended, left, jobs.side_by_side),
         "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
         "memory": memory,
-        **jobs.lines(),
+        "launcher": f"{jobs.launcher}, {jobs.side_by_side} runs at a time: {', '.join(launcher_settings)}",
+        "GPUs": f"{few(jobs.gpus, 16)}: {gpus}" if jobs.gpus else "",
         "can show": _can_show(design, run, min(asked, default=None)),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
@@ -67,7 +70,7 @@ def one_formula(design: SweepState, runs: Mapping[str, AnyRunConfig]) -> list[st
     """Return a line for each group of settings that are the same formula under the rest of their settings."""
     called: dict[str, dict[str, None]] = {}
     for name, run in ((setting_text(one.setting), runs[one.name]) for one in design.runs):
-        if works_on_a_model(run) and has_ratio_of_one(run) and run.loss.loss_type in ONE_ON_POLICY:
+        if isinstance(run, GRPOConfig) and run.ratio_is_one and run.loss.loss_type in ONE_ON_POLICY:
             alike = replace(run, seed=0, loss=type(run.loss)(ONE_ON_POLICY[0]))
             called.setdefault(repr(alike), {})[name] = None
     why = "are one formula here: with one update per rollout batch the ratio is 1, and the runs are equal"
