@@ -352,11 +352,12 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     if isinstance(run, SFTConfig):
         prompt_ids = components.rollouts.prompt_ids
         traces = make_traces(run, components.policy, components.train_problems, prompt_ids, console)
-        if run.n_steps is not None:
-            total = run.n_steps * run.train_batch_size
+        steps, epochs = run.n_steps, run.epochs  # one of the two is given
+        if steps is not None:
+            total = steps * run.train_batch_size
         else:
-            assert run.epochs is not None
-            total = max(1, round(run.epochs * len(traces)))
+            assert epochs is not None
+            total = max(1, round(epochs * len(traces)))
         sft = SFT(traces, run.train_batch_size, run.seed, total)
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
