@@ -41,6 +41,7 @@ LABELS = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 12, "titleF
 LINES = {"gridColor": "var(--grid)", "domainColor": "var(--axis)", "tickColor": "var(--axis)", "tickSize": 4}
 SUBTITLE = {"subtitleColor": MUTED, "subtitleFontSize": 12, "subtitleFontWeight": "normal", "subtitlePadding": 4}
 SYMBOLS = {"symbolSize": 120, "symbolStrokeWidth": 2}
+STEPS = {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True}  # of the x of curves
 CONFIG: Spec = {
     "background": "transparent",
     "padding": {"left": 2, "right": 8, "top": 6, "bottom": 2},
@@ -106,7 +107,10 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
     small = "datum.label && datum.value < 0.0001 ? format(datum.value, '.0e') : datum.label"
     axis = alt.Axis(tickCount=5, format=figure.format, **({"labelExpr": small} if figure.log else {}))
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
-    x = alt.X("x:Q", title=figure.x.title, scale=alt.Scale(**figure.x.scale), axis=alt.Axis(**figure.x.axis))
+    x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(zero=False, nice=False, padding=4), axis=alt.Axis(**STEPS))
+    if figure.axis == "total":  # four hours, in seconds
+        hours = alt.Axis(values=[3600 * hour for hour in range(5)], labelExpr="datum.value / 3600")
+        x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(domain=[0, 4 * 3600]), axis=hours)
     band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
@@ -126,7 +130,7 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     settings = [row[SETTING] for row in figure.rows["pairs"]]
     zero = "datum.value == 0 ? '0' : datum.label"
     axis = alt.Axis(grid=True, tickCount=7, format="+.0f", labelExpr=zero, labelOverlap=True)
-    x, low = (alt.X(f"{name}:Q", title=figure.x.title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
+    x, low = (alt.X(f"{name}:Q", title=figure.x_title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
     # a long label has a line for each word, and others as many blank ones above as keep them in the middle
     names = [written_out(label) for label in settings]
     words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in names]
@@ -173,7 +177,7 @@ def drawn(figure: Figure, legend: Sequence[str]) -> list[Series]:
 
 def rows_of(figure: Figure, legend: Sequence[str]) -> Rows:
     """Return all data sets of a picture in its initial state; page.js makes the same rows of the page's data."""
-    rows: Rows = {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
+    rows: Rows = dict(figure.rows)
     rows |= {name: [] for name in CURVES} if figure.curves else {}
     for number, curve in enumerate(drawn(figure, legend)):
         if figure.axis not in curve.x:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
-from rlreason.report.content import MOST_COLOURS, Axis, Figure, Series, Verdict, counted
+from rlreason.report.content import MOST_COLOURS, Figure, Series, Verdict, counted
 from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.statistics import LEVEL
@@ -64,13 +65,7 @@ MEASURES = [
     Measure("eval/format", "Validation format", "share of validation responses with the format", PERCENT, share=True),
 ]  # fmt: skip
 
-STEP_TITLE = "training step"
-#: The x of a curve over training; a page replaces its title when another axis is chosen.
-STEPS = Axis(
-    STEP_TITLE,
-    {"zero": False, "nice": False, "padding": 4},
-    {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True},
-)
+STEP_TITLE = "training step"  # of the x of curves; a page replaces it when another axis is chosen
 
 
 def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = False) -> Series | None:
@@ -130,28 +125,33 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     runs = list[Series]()
     dropped = 0  # values that do not fit on a logarithmic axis
     for one, run in study.each:
-        if (series := measure.of(run)) is not None:
-            fits = series.y > 0 if measure.log else np.ones(len(series.y), bool)
-            dropped += int((~fits).sum())
-            stopped = run.state not in ("finished", RUNNING, WAITING)
+        if (series := measure.of(run)) is None:
+            continue
+        fits = series.y > 0 if measure.log else np.full(len(series.y), True)
+        dropped += int((~fits).sum())
+        if fits.any():
             x = {axis: at[fits] for axis, at in series.x.items()}
-            runs += [Series(x, series.y[fits], one.label, run.seed, stopped)] if fits.any() else []
+            stopped = run.state not in ("finished", RUNNING, WAITING)
+            runs.append(Series(x, series.y[fits], one.label, run.seed, stopped))
     if not any(len(run.y) > 1 for run in runs):
         return None
     by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
-    every = [mean_of(of, axis, measure.share, measure.log) for axis in AXES for of in by_setting.values()]
+    means = list[Series]()
+    for axis, of in product(AXES, by_setting.values()):
+        if (mean := mean_of(of, axis, measure.share, measure.log)) is not None:
+            means.append(mean)
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
-    ends |= {mean.setting: float(mean.y[-1]) for mean in every if mean is not None and "step" in mean.x}
+    ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
     last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
     return Figure(
         measure.name,
         measure.title,
         OF_ACCURACY if measure is ACCURACY else measure.unit,
         f"{measure.title} ({measure.unit}). Last values: {few(last, MOST_IN_ALT)}.",
-        STEPS,
+        STEP_TITLE,
         measure.format,
         f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-        curves=[*(mean for mean in every if mean is not None), *runs],
+        curves=means + runs,
         share=measure.share,
         log=measure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one value has no ticks
         large=measure is ACCURACY,
@@ -173,7 +173,7 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
         title,
         "accuracy points, 95% intervals, ticks: seeds",
         f"{title}: {'; '.join(texts)}.",
-        Axis(f"accuracy points against {name} (95% interval)"),
+        f"accuracy points against {name} (95% interval)",
         "+.1f",
         rows={
             "none": [{"low": -within, "high": within}],

@@ -31,22 +31,19 @@ def study_of_results(path: Path) -> Study | None:
     if program == "CSV" and not path.is_file():
         return None
     notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []
-    runs: dict[str, dict[int, StudyRun]] = defaultdict(dict)
-    for (name, seed), of_problems in _shares_of(program, path).items():
-        answers = Answers({name: GradedProblem(sum(of), len(of), name) for name, of in of_problems.items()})
-        run = StudyRun(path, f"{name},seed={seed}", (("setting", name),), seed, "finished", final=answers)
-        run.accuracy = answers.accuracy
-        runs[name][seed] = run
-    settings = [
-        Setting((("setting", name),), name, [by_seed[seed] for seed in sorted(by_seed)])
-        for name, by_seed in runs.items()
-    ]
-    return Study(path.stem, "How do these settings compare?", ["setting"], settings, notes=notes, folders=[path])
+    settings: dict[str, Setting] = {}
+    for (name, seed), answers in _answers_of(program, path).items():
+        setting = settings.setdefault(name, Setting((("setting", name),), name, []))
+        setting.runs.append(StudyRun(path, setting.key, seed, "finished", final=answers))
+    for setting in settings.values():
+        setting.runs.sort(key=lambda run: run.seed)
+    question = "How do these settings compare?"
+    return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes, folders=[path])
 
 
-def _shares_of(program: str, path: Path) -> dict[tuple[str, int], dict[str, list[float]]]:
-    """Return setting and seed -> problem -> the share correct of each sample."""
-    shares: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _answers_of(program: str, path: Path) -> dict[tuple[str, int], Answers]:
+    """Return setting and seed -> the answers of that run."""
+    runs: dict[tuple[str, int], dict[str, GradedProblem]] = defaultdict(dict)
     try:
         for number, row in enumerate(_csv(path) if program == "CSV" else _rows_of(program, path), 1):
             texts = ["" if value is None else str(value).strip() for value in row]
@@ -58,15 +55,18 @@ def _shares_of(program: str, path: Path) -> dict[tuple[str, int], dict[str, list
             if not setting or not problem or not 0 <= share <= 1:
                 line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
                 raise DataError(f"{path}, row {number} has {line}: {RULE}")
-            shares[setting, whole][str(row[2])].append(share)  # as the runs have it
+            name = str(row[2])  # as the runs have it
+            graded = runs[setting, whole].setdefault(name, GradedProblem(name))
+            graded.correct += share
+            graded.samples += 1
     except ConfigError:
         raise
     except Exception as error:  # whatever its reader raises
         what = f"{type(error).__name__}: {shorten(str(error), 80)}"
         raise DataError(f"{path} cannot be read as {program} ({what}): give another file") from None
-    if not shares:
+    if not runs:
         raise DataError(f"{path} holds no row of results: give a file of {program} with some")
-    return shares
+    return {run: Answers(problems) for run, problems in runs.items()}
 
 
 def _csv(path: Path) -> Iterator[Row]:
