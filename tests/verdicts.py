@@ -140,47 +140,30 @@ def judge(cases: Sequence[Case], default: Grader) -> Record:
     return Record(GRADER_VERSION, marks)
 
 
-def read_record(path: Path = RECORD) -> Record:
-    version, *lines = path.read_text(encoding="utf-8").splitlines()
+def read_record() -> Record:
+    version, *lines = RECORD.read_text(encoding="utf-8").splitlines()
     return Record(int(version.split()[-1]), dict(line.split() for line in lines))
 
 
-def write_record(record: Record, path: Path = RECORD) -> None:
-    lines = [f"version {record.version}", *(" ".join(item) for item in sorted(record.verdicts.items()))]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def complaints(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
-    """Why the verdicts of now do not belong to the recorded version, and what to do; empty when they do."""
-    if now.version < recorded.version:
-        return [f"GRADER_VERSION = {now.version}, but version {recorded.version} is recorded: versions only rise"]
-    changed = [
-        f"{mark} is now {now.verdicts[case.key]}: {case.response!r}, gold {case.gold!r}"
-        for case in cases
-        if (mark := recorded.verdicts.get(case.key)) not in (None, now.verdicts[case.key])
+def changed(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
+    """The cases that have another verdict now, under a version that is not newer."""
+    marks = [(recorded.verdicts.get(case.key), now.verdicts[case.key], case) for case in cases]
+    return [
+        f"{old} is now {new}: {case.response!r}, gold {case.gold!r}"
+        for old, new, case in marks
+        if old not in (None, new) and now.version <= recorded.version
     ]
-    if not changed or now.version > recorded.version:
-        return []
-    cure = f"set GRADER_VERSION = {recorded.version + 1} in grading/grader.py, then run python tests/verdicts.py"
-    return ["\n".join([f"other verdicts than version {recorded.version}'s: {cure}", *changed])]
 
 
-def unrecorded(recorded: Record, cases: Sequence[Case]) -> list[Case]:
-    return [case for case in cases if case.key not in recorded.verdicts]
-
-
-def main() -> int:
+def main() -> None:
     cases = all_cases()
-    recorded = read_record() if RECORD.is_file() else Record(GRADER_VERSION, {})
     with Grader() as grader:
         now = judge(cases, grader)
-    if found := complaints(recorded, now, cases):
-        print("\n".join(found), file=sys.stderr)
-        return 1
-    write_record(now)
-    print(f"version {now.version}: {len(cases)} verdicts, {len(unrecorded(recorded, cases))} of them new, in {RECORD}")
-    return 0
+    if RECORD.is_file() and (other := changed(read_record(), now, cases)):
+        sys.exit("\n".join(["raise GRADER_VERSION in grading/grader.py, as verdicts changed:", *other]))
+    lines = [f"version {now.version}", *(" ".join(item) for item in sorted(now.verdicts.items()))]
+    RECORD.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from rlreason.config.leaves import flat
@@ -347,14 +346,12 @@ def interval_of(setting: Setting, among: set[str] | None = None) -> Interval | N
     Student's interval over several seeds (if they tie, that of the settings' table), Wilson's over the problems of one.
     `among`: the problems that count.
     """
-    shares, n = [], 1
-    for of_seed in setting.right.values():
-        counted = [share for name, share in (of_seed or {}).items() if among is None or name in among]
-        shares.append(float(np.mean(counted)) if counted else 0.0)
-        n = max(n, len(counted))
+    shares = setting.means(among)
     if not shares:
         return None
     if len(shares) == 1:
+        answered = [name for final in setting.finals for name in final.problems if among is None or name in among]
+        n = max(1, len(answered))
         return shares[0], *wilson_interval(shares[0] * n, n)
     mean, low, high = mean_interval(shares)
     tied = accuracy_of(setting, among) if high - low < TIED else None
@@ -398,9 +395,7 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
     with console.wait("writing the write-up"):
         document = write_up_of(gathered)
         try:
-            pictures = draw(document, target / FILES)
-            write_whole(target / MARKDOWN, markdown_of(document))
-            write_whole(target / PAGE, page_of(document, pictures))
+            write_whole(target / PAGE, page_of(document, write_markdown(document, target)))
         except (UnwritableError, OSError) as error:
             raise ConfigError(f"--out {target}: {error}: give --out FOLDER that can be written to") from None
     figures = {
@@ -438,20 +433,16 @@ def write_up_of(runs: Runs) -> WriteUp:
     return WriteUp(f"{course.title}: write-up", lead.split("\n"), sections, tables, used, list(dict.fromkeys(problems)))
 
 
-def draw(document: WriteUp, files: Path) -> dict[str, str]:
-    """Write the pictures of a document; return stem -> SVG with CSS variables as colours."""
-    files.mkdir(parents=True, exist_ok=True)
+def write_markdown(document: WriteUp, folder: Path) -> dict[str, str]:
+    """Write a document as Markdown, and its pictures; return stem -> SVG with CSS variables as colours."""
+    (folder / FILES).mkdir(parents=True, exist_ok=True)
     svgs = {}
     for shown in (shown for section in document.sections for shown in section.shown):
         for stem, figure in shown.pictures.items():
             svgs[stem] = standalone(figure, shown.read.report.legend)
-            write_picture(svgs[stem], files, stem)
+            write_picture(svgs[stem], folder / FILES, stem)
+    write_whole(folder / MARKDOWN, filled("writeup.md.j2", document=document, files=FILES))
     return svgs
-
-
-def markdown_of(document: WriteUp) -> str:
-    """Return the whole document as Markdown."""
-    return filled("writeup.md.j2", document=document, files=FILES)
 
 
 def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:

@@ -216,6 +216,6 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
     problems = sorted(half(ended.settings, CHOOSING))
-    right = {one.key: correctness(one.right, problems, one.questions) for one in ended.settings}
+    right = {one.key: correctness(one, problems, one.questions) for one in ended.settings}
     seeds = len({run.seed for run in state.runs})
     return losers(right, reference, len(study.settings), seeds).get(mine.key, "")

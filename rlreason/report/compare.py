@@ -130,7 +130,6 @@ def compared_study(paths: Sequence[Path]) -> Study:
         problems=[line for study in studies for line in study.problems],
         notes=[*(line for study in studies for line in study.notes), *notes, *best_notes],
         among=among,
-        folders=list(paths),
     )
 
 
@@ -146,9 +145,7 @@ def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]
         for name, problem in problems:
             theirs, problem.question = asked.get(name, (name, name))
             final.problems[theirs] = problem
-    return [
-        f"{study.folders[0].name} does not say how it was measured: that prompt, sampling, grader and data are those "
-        "of the runs beside it cannot be checked."
-        for study in files
-        if others
-    ]
+    if not others:
+        return []
+    unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"
+    return [f"{study.runs[0].folder.name} does not say how it was measured: {unchecked}." for study in files]

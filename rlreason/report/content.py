@@ -37,6 +37,7 @@ SIGNS = {
     "not compared": "\N{EN DASH}",
 }
 MOST_COLOURS = 8  # settings in a picture
+STEP_TITLE = "training step"  # of the x of curves; a page replaces it when another axis is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,9 @@ class Figure:
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
     subtitle: str  # measure and unit
-    alt: str  # alternative text, with the last values
-    x_title: str
     format: str  # of its values, in d3's notation: ".0%"
+    alt: str = ""  # alternative text, with the last values
+    x_title: str = STEP_TITLE
     note: str = ""  # values that are left out
     rows: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     curves: Sequence[Series] = ()

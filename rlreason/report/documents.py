@@ -12,8 +12,7 @@ import numpy as np
 
 from rlreason.report import content
 from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import Figure, Report, filled, written_out
-from rlreason.report.figures import STEP_TITLE
+from rlreason.report.content import STEP_TITLE, Figure, Report, filled, written_out
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.statistics import Floats
 

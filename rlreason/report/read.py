@@ -76,15 +76,15 @@ def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
 
 def _read_answers(run: StudyRun, reader: RunFolder, note: Note) -> None:
     """Read the first and the last evaluation."""
-    evaluations = reader.evaluations()
-    if evaluations and evaluations[0].step == 0 and (len(evaluations) > 1 or not run.ended):
-        run.start = answers_of(evaluations[0], reader, note)
+    files = reader.evaluations()
+    if not files and (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
+        files = [ResponseFile(run.folder / RESPONSES, RESPONSES)]
+    if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
+        run.start = answers_of(files[0], reader, note)
     if run.state in (RUNNING, WAITING) or run.accuracy is not None:
         return
-    if evaluations:
-        run.final = answers_of(evaluations[-1], reader, note)
-    elif (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
-        run.final = answers_of(ResponseFile(run.folder / RESPONSES, RESPONSES), reader, note)
+    if files:
+        run.final = answers_of(files[-1], reader, note)
     elif run.ended:
         note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
 
@@ -184,7 +184,6 @@ def read_study(folders: Sequence[Path]) -> Study:
         notes=notes,
         carried=[str(text) for one in given if one.state for of in one.state.carried if (text := of.get("sentence"))],
         command=state.command if state is not None else "",
-        folders=[one.path for one in given],
     )
 
 

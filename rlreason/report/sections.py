@@ -16,7 +16,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyRun, correctness
-from rlreason.report.verdicts import EQUAL_WITHIN, p_text, signed, summary_of, verdicts_of
+from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, JudgedSetting, Key
@@ -25,9 +25,9 @@ NONE = "\N{EN DASH}"
 LONGEST = 80  # characters of a value in a table
 
 
-def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
+def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
-    verdicts = verdicts_of(study, equal_within)
+    verdicts = verdicts_of(study)
     carried = [f"Carried from an earlier sweep: {one}" for one in study.carried]
     return Report(
         name=study.name,
@@ -92,9 +92,8 @@ def health_of(study: Study) -> str:
     """Return in words how many of the runs have something wrong."""
     examined = [run for run in study.runs if run.series]
     ill = sum(any(finding.problem for finding in run.findings) for run in examined)
-    return (
-        f"something is wrong in {ill} of {len(examined)} runs" if ill else f"nothing is wrong in {len(examined)} runs"
-    )
+    what = f"something is wrong in {ill} of" if ill else "nothing is wrong in"
+    return f"{what} {len(examined)} runs"
 
 
 def mean_total(one: Setting, axis: str) -> float:
@@ -106,7 +105,8 @@ def mean_total(one: Setting, axis: str) -> float:
 def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
-        answers = [shares for shares in one.right.values() if shares and len(shares) >= FEW_PROBLEMS]
+        answered = [final.problems.items() for final in one.finals if len(final.problems) >= FEW_PROBLEMS]
+        answers = [{name: problem.share for name, problem in items} for items in answered]
         mixed = [shares for shares in answers if len({*shares.values()}) > 1]
         if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
             yield (
@@ -157,9 +157,9 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     rows = []
     for one in study.settings:
         verdict, accuracy, difference = verdict_of.get(one.label), NONE, NONE
-        curves = [run.accuracies for run in one.runs if run.accuracy is not None and len(run.accuracies) > 1]
+        curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
         best = _mean_of(list(map(max, curves)), percent)
-        if one.accuracies and one.right:
+        if one.accuracies:
             interval = accuracy_of(one)
             accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
         word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
@@ -189,12 +189,11 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
     seed it is over problems only.
     """
-    answered = [set(shares) for shares in one.right.values() if shares is not None]
-    common = set.intersection(*answered) if answered else set()
+    common = set.intersection(*(set(final.problems) for final in one.finals)) if one.finals else set()
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    right = np.stack(list(correctness(one.right, problems, one.questions).values()))  # (seeds, problems)
+    right = np.stack(list(correctness(one, problems, one.questions).values()))  # (seeds, problems)
     difference = paired_difference(right)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
@@ -263,7 +262,7 @@ def log_of(study: Study) -> Table:
     head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
     for one, run in study.each:
         rule, reached = run.status.partition(":")[2], run.totals.get("step")
-        last = run.accuracy if run.accuracy is not None else next(reversed(run.accuracies), None)
+        last = run.accuracy if run.accuracy is not None else next(reversed(run.evaluations), None)
         steps = NONE if reached is None else f"{reached:.0f} of {run.planned_steps or NONE}"
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
         rows.append([one.label, str(run.seed), run.state, why, steps, _mean_of([last], percent), time])

@@ -24,7 +24,6 @@ AXES = {
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
 NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
-Right = dict[int, dict[str, float] | None]  # seed -> problem -> share correct; None: diverged, all wrong
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class StudyRun:
         return 0.0 if self.diverged and self.summary and self.summary.get("accuracy") is None else None
 
     @property
-    def accuracies(self) -> list[float]:
+    def evaluations(self) -> list[float]:
         """Return the accuracy of each evaluation, oldest first."""
         return self.series["eval/accuracy"].y.tolist() if "eval/accuracy" in self.series else []
 
@@ -124,14 +123,15 @@ class Setting:
         """Return the setting as it is typed: the name in `compare --json`."""
         return " ".join(f"{key}={value}" for key, value in self.key) or self.label
 
-    @property
-    def right(self) -> Right:
-        """Return the shares of its final evaluations; runs in progress have none."""
-        return {
-            run.seed: None if run.final is None else {name: p.share for name, p in run.final.problems.items()}
-            for run in self.runs
-            if run.accuracy is not None
-        }
+    def means(self, among: set[str] | None = None) -> list[float]:
+        """Return the mean share correct of each run that counts, over its final problems (`among` them)."""
+        means = []
+        for run in self.runs:
+            if run.accuracy is not None:
+                answered = run.final.problems if run.final is not None else {}  # none: it diverged at once
+                shares = [problem.share for name, problem in answered.items() if among is None or name in among]
+                means.append(float(np.mean(shares)) if shares else 0.0)
+        return means
 
     @property
     def finals(self) -> list[Answers]:
@@ -164,7 +164,6 @@ class Study:
     among: set[str] | None = None  # the problems to compare on; None: all
     carried: list[str] = field(default_factory=list)  # of an earlier sweep by carry=, a sentence each
     command: str = ""  # that started the sweep
-    folders: list[Path] = field(default_factory=list)  # as given
 
     @property
     def reference(self) -> Setting:
@@ -231,14 +230,13 @@ class Pairing:
 
 def pair(one: Setting, reference: Setting, among: set[str] | None, on_purpose: Sequence[str]) -> Pairing | None:
     """Return the difference over the problems that every run of both settings answered (`among` them), or None."""
-    sides = one.right, reference.right
-    answered = [set(shares) for right in sides for shares in right.values() if shares is not None]
+    answered = [set(final.problems) for final in (*one.finals, *reference.finals)]
     common = set.intersection(*answered) if answered else {"all"}
     problems = sorted(common if among is None else common & among)
-    if not sides[0] or not sides[1] or not problems:
+    if not one.accuracies or not reference.accuracies or not problems:
         return None
     questions = one.questions | reference.questions
-    a, b = (correctness(right, problems, questions) for right in sides)
+    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
     return Pairing(
         one,
         reference,
@@ -252,14 +250,17 @@ def pair(one: Setting, reference: Setting, among: set[str] | None, on_purpose: S
     )
 
 
-def correctness(right: Right, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
+def correctness(setting: Setting, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
     """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
     names = [questions.get(name, name) for name in problems]
-    none_right = np.zeros(len(set(names)))
-    return {
-        seed: none_right if shares is None else of_clusters(np.array([shares[name] for name in problems]), names)
-        for seed, shares in right.items()
-    }
+    right: dict[int, Floats] = {}
+    for run in setting.runs:
+        if run.final is not None:
+            answers = run.final.problems
+            right[run.seed] = of_clusters(np.array([answers[name].share for name in problems]), names)
+        elif run.accuracy is not None:  # it diverged at once
+            right[run.seed] = np.zeros(len(set(names)))
+    return right
 
 
 #: Settings and groups that decide how accuracy is measured, for runs without a protocol.
@@ -364,9 +365,5 @@ def half(settings: Iterable[Setting], which: str) -> set[str]:
 
 def mean_on_half(setting: Setting, which: str) -> float:
     """Return the mean accuracy over the seeds of a setting on a half of the problems; -1 without any."""
-    accuracies = []
-    for run in (run for run in setting.runs if run.accuracy is not None):
-        problems = run.final.problems.values() if run.final is not None else ()  # it diverged at once
-        shares = [problem.share for problem in problems if half_of(problem.question) == which]
-        accuracies.append(float(np.mean(shares)) if shares else 0.0)
-    return float(np.mean(accuracies)) if accuracies else -1.0
+    means = setting.means(half([setting], which))
+    return float(np.mean(means)) if means else -1.0

@@ -1,6 +1,7 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -197,17 +198,18 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
 def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
     """Return whether all seeds of two settings have equal curves and answers."""
 
-    def curves_of(run: StudyRun) -> dict[str, list[float]]:
-        return {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
+    def figures_of(run: StudyRun) -> tuple[Any, ...]:
+        curves = {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
+        return run.final and run.final.problems, curves
 
-    mine, its = ({run.seed: curves_of(run) for run in setting.runs} for setting in (one, other))
-    measured = all(one.right.values()) and all(GRADIENT in curves for curves in mine.values())
-    return measured and one.right == other.right and mine == its
+    mine, its = ({run.seed: figures_of(run) for run in setting.runs} for setting in (one, other))
+    measured = all(GRADIENT in run.series and (run.final or run.accuracy is None) for run in one.runs)
+    return measured and mine == its
 
 
 def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
     headline, why = "", "their runs answered no problem in common"
-    empty = next((s for s in (one, reference) if not s.right), None)
+    empty = next((s for s in (one, reference) if not s.accuracies), None)
     if differing:
         name, _, values = differing[0].partition(": ")
         first, _, second = values.partition(" and ")
