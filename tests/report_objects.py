@@ -30,7 +30,7 @@ def run_of(label: str, seed: int, level: float, steps: int = 200) -> StudyRun:
     accuracy = np.clip(level * (1 - np.exp(-evaluations / 40)) + rng.normal(0, 0.02, len(evaluations)), 0, 1)
     series = dict.fromkeys(("eval/accuracy", "eval/format"), series_of(evaluations, accuracy))
     series |= {name: series_of(at, rng.uniform(0.01, 1, steps)) for name in METRICS}
-    return StudyRun(Path(label), f"{label},seed={seed}", (), seed, "finished", series=series, planned_steps=steps)
+    return StudyRun(Path(label), (), seed, "finished", series=series, planned_steps=steps)
 
 
 def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, steps: int = 200) -> Study:
@@ -48,13 +48,13 @@ def answered(**settings: Mapping[int, Sequence[bool] | None]) -> Study:
     for name, of in settings.items():
         key, runs = (("x", name),), []
         for seed, right in of.items():
-            run = StudyRun(Path(name), f"x={name},seed={seed}", key, seed, "finished", planned_steps=40, accuracy=0.0)
+            run = StudyRun(Path(name), key, seed, "finished", planned_steps=40)
             run.totals, run.settings = {"step": 40.0}, {"x": name}
             if right is None:
-                run.status = "diverged:loss"
+                run.status, run.summary = "diverged:loss", {"accuracy": None}
             else:
-                problems = {f"p{k}": GradedProblem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}
-                run.final, run.accuracy = Answers(problems, 40), float(np.mean(right))
+                problems = {f"p{k}": GradedProblem(f"What is {k}?", float(ok), 1) for k, ok in enumerate(right)}
+                run.final = Answers(problems, 40)
             runs.append(run)
         made.append(Setting(key, name, runs))
     return Study("s", "Which x?", ["x"], made)

@@ -90,7 +90,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(runs: Path, tmp_path: Path):
+def test_the_document(runs: Path, tmp_path: Path):
+    """Bug: a question that is answered counts as open, a command cannot be typed, or a hostile text becomes HTML."""
     figures = write_up("cs336_2025", runs, tmp_path, Console()).figures
     states = {one["question"]: one["state"] for one in figures["questions"]}
     assert list(states) == [question.id for question in course_of("cs336_2025").questions]
@@ -123,7 +124,8 @@ def test_the_document_says_what_is_done_what_was_found_and_how_to_run_the_rest(r
 
 
 @pytest.mark.parametrize("config", [CONFIG, MATH, CONFIG.replace("n_steps: 40", "n_steps: 200")])
-def test_the_sweep_nearest_to_the_handout_answers_and_else_the_newest(config: str, tmp_path: Path):
+def test_the_nearest_sweep_answers(config: str, tmp_path: Path):
+    """Bug: a rehearsal hides the handout's own runs, or a sweep is known by its folder's name."""
     newer, mine = rates(tmp_path / "a"), rates(tmp_path / "b", config=config)
     os.utime(mine / "sweep.json", (1e9, 1e9))
     state = read_state(rates(tmp_path, "grpo_length_normalization"))
@@ -151,9 +153,8 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("question", "summary", "settings", "says"), OTHERS)
-def test_a_question_is_not_answered_by_another_measurement_or_a_trained_model(
-    question, summary, settings, says, tmp_path: Path, monkeypatch
-):
+def test_other_measurements(question, summary, settings, says, tmp_path: Path, monkeypatch):
+    """Bug: a run of another prompt, model, data set or batch answers a question, or a trained model does."""
     monkeypatch.chdir(tmp_path)
     ended(tmp_path / "mine", answers(0, 0.5), config=CONFIG.replace("grpo", "sft"))
     (tmp_path / "mine/status.json").write_text('{"status": "finished"}')
@@ -163,7 +164,8 @@ def test_a_question_is_not_answered_by_another_measurement_or_a_trained_model(
     assert says in said
 
 
-def test_what_cannot_be_read_is_named_and_what_has_not_ended_or_lacks_a_value_is_partly_done(tmp_path: Path):
+def test_broken_and_unfinished(tmp_path: Path):
+    """Bug: a broken folder is left out in silence, or runs under way count as done."""
     (tmp_path / "grpo_baselines").mkdir()
     (tmp_path / "grpo_baselines/sweep.json").write_text("{")
     for run in list(rates(tmp_path).glob("*seed=*"))[:2]:
@@ -179,7 +181,8 @@ def test_what_cannot_be_read_is_named_and_what_has_not_ended_or_lacks_a_value_is
     assert (zero.state, "prompt.name=r1_zero" in said) == (PARTLY, True)
 
 
-def test_bars_are_of_the_handouts_model_and_the_leaderboards_figure_is_of_all_problems(tmp_path: Path):
+def test_bars_and_figures(tmp_path: Path):
+    """Bug: a pass bar is applied to another model, or judged on the problems that chose."""
     for name, config, is_math in (("tiny", CONFIG, False), ("math", MATH, True)):
         rates(tmp_path / name, config=config)
         _, said = section("cs336_2025", "grpo_learning_rate", tmp_path / name)
@@ -188,9 +191,9 @@ def test_bars_are_of_the_handouts_model_and_the_leaderboards_figure_is_of_all_pr
     reference = read_study([rates(tmp_path, "leaderboard")]).settings
     best, said = section("cs336_2025", "leaderboard", tmp_path)
     assert f"{100 * max(np.mean(one.accuracies) for one in reference):.1f}%, the average over all" in said
-    (picture,) = best.shown[0].pictures
-    ends = [curve.x["total"][-1] for curve in picture.figure.curves if "total" in curve.x]
-    assert (picture.figure.axis, max(ends)) == ("total", 120)
+    (figure,) = best.shown[0].pictures.values()
+    ends = [curve.x["total"][-1] for curve in figure.curves if "total" in curve.x]
+    assert (figure.axis, max(ends)) == ("total", 120)
     for runs in (reference[0].runs, reference[0].runs[:1]):  # over seeds, and of one seed over its problems
         mean, low, high = assignment.interval_of(Setting((), "", runs))
         assert low < mean < high
@@ -201,7 +204,8 @@ def test_bars_are_of_the_handouts_model_and_the_leaderboards_figure_is_of_all_pr
     assert ("a gap of 30.0 points" in said, f"{run}/best_of_n.png" in said) == (True, True)
 
 
-def test_every_sweep_and_figure_of_the_data_files_is_there_and_nothing_run_is_a_list_of_commands(tmp_path: Path):
+def test_courses(tmp_path: Path):
+    """Bug: courses.yaml names a sweep or a question that is not there, or a command that no page has."""
     sweeps, page = {path.stem for path in (ROOT / "multirun_sweeps").glob("*.yaml")}, ROOT / "docs/assignments.md"
     for name in COURSES:
         course = course_of(name)
@@ -220,7 +224,8 @@ def test_every_sweep_and_figure_of_the_data_files_is_there_and_nothing_run_is_a_
         write_up("cs336_2025", tmp_path / "nowhere", None, Console())
 
 
-def test_what_is_kept_is_small_and_the_same_twice(runs: Path, tmp_path: Path):
+def test_what_is_kept(runs: Path, tmp_path: Path):
+    """Bug: the same runs are packed to other bytes."""
     for name in ("a", "b"):
         assert keep("cs336_2025", runs, tmp_path / name) == []
     mine, again = (tmp_path / name / "metrics/grpo_learning_rate.tar.gz" for name in ("a", "b"))

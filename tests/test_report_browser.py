@@ -80,7 +80,8 @@ def axe_violations(page) -> list[str]:
     return [f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:120]}" for v in found]
 
 
-def test_it_draws_and_its_legend_axes_keys_zoom_and_theme_work(browser, page_file):
+def test_it_reacts(browser, page_file):
+    """Bug: the policy or an error stops the script, or a button does nothing."""
     with opened(browser, page_file) as page:
         assert page.locator(".plot .live svg").count() >= 6
         assert page.locator("script").count() == page.evaluate("document.scripts.length") <= 4
@@ -111,7 +112,8 @@ def test_it_draws_and_its_legend_axes_keys_zoom_and_theme_work(browser, page_fil
         assert page.evaluate(BACKGROUND) != before
 
 
-def test_without_scripts_the_pictures_stand_and_it_prints(browser, page_file, tmp_path):
+def test_without_scripts_and_on_paper(browser, page_file, tmp_path):
+    """Bug: a page without scripts, or printed, has no pictures."""
     with opened(browser, page_file, java_script_enabled=False) as page:
         assert page.locator(".plot svg").count() >= 6
         assert page.locator("h1").inner_text() == "Which learning rate?"
@@ -123,7 +125,8 @@ def test_without_scripts_the_pictures_stand_and_it_prints(browser, page_file, tm
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 600, 1280])
-def test_nothing_scrolls_sideways_and_everybody_can_reach_it(width, scheme, browser, page_file):
+def test_accessibility(width, scheme, browser, page_file):
+    """Bug: a wide table or picture moves the page of a phone, or axe finds a violation."""
     with opened(browser, page_file, width, color_scheme=scheme) as page:
         if width != 600:
             assert axe_violations(page) == []

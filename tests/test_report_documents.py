@@ -15,8 +15,8 @@ from report_objects import HOSTILE, report_of, series_of, study_of, verdicts_of_
 
 from rlreason.report import content as palette
 from rlreason.report.charts import compiled, rows_of, specification, standalone, write_figures
-from rlreason.report.content import SIGNS, TEMPLATES, Figure, Report, Series, Table, plain_colours
-from rlreason.report.documents import FILES, RUNTIME, as_json, axes_of, data_of, fenced, page_of, text, write_markdown
+from rlreason.report.content import SIGNS, TEMPLATES, Figure, Report, Series, Table, fenced, plain_colours, text
+from rlreason.report.documents import FILES, RUNTIME, as_json, axes_of, data_of, page_of, write_markdown
 from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
 from rlreason.runtime.statistics import mean_interval
 
@@ -65,7 +65,8 @@ def mean(*curves: tuple[np.ndarray, np.ndarray], axis: str = "step", **options: 
 # ---- curves and pictures ----
 
 
-def test_a_band_is_students_t_over_seeds_where_all_are_and_a_stopped_run_never_moves_the_mean():
+def test_bands():
+    """Bug: a run that stopped moves the mean behind its end, or values are extrapolated."""
     band = mean(*((X, np.full(5, value)) for value in (0.3, 0.5, 0.4)))
     for got, wanted in zip((band.y, *band.band), mean_interval([0.3, 0.5, 0.4]), strict=True):
         assert np.allclose(got, wanted)
@@ -86,7 +87,8 @@ def test_a_band_is_students_t_over_seeds_where_all_are_and_a_stopped_run_never_m
     assert mean((X, X), (X + 10, X)) is None
 
 
-def test_every_measure_that_was_made_has_a_figure_and_what_a_logarithmic_axis_cannot_hold_is_counted():
+def test_figures():
+    """Bug: a metric has no picture, or values of 0 vanish from a logarithmic axis in silence."""
     study = study_of()
     first = study.runs[0].series
     first["train/grad_norm"] = series_of(X + 1, np.array([0.0, 1, 2, -1, 3]))
@@ -108,7 +110,8 @@ def test_every_measure_that_was_made_has_a_figure_and_what_a_logarithmic_axis_ca
     assert (entropy.name, norms.log) == ("entropy", False)  # nothing was sampled; one value has a plain axis
 
 
-def test_pictures_are_valid_plain_and_keep_labels_as_text():
+def test_pictures():
+    """Bug: a specification is no Vega-Lite, a label becomes markup, or a colour is left to a style sheet."""
     altair = pytest.importorskip("altair")
     study = study_of(("a b", HOSTILE, "group_size=8 learning_rate=3e-5"))
     verdicts = verdicts_of_hand(study)
@@ -126,7 +129,8 @@ def test_pictures_are_valid_plain_and_keep_labels_as_text():
     assert {"group_size=8", "learning_rate=3e-5"} <= set(re.findall(r">([^<]*)<", svg))  # broken at spaces
 
 
-def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(tmp_path):
+def test_figures_for_a_paper(tmp_path):
+    """Bug: a format is missing, has another width, or its CSV lacks values."""
     study = study_of()
     figures = [named(figures_of(study), "reward/mean"), forest_of(verdicts_of_hand(study))]
     write_figures(figures, legend_of(study, []), tmp_path)
@@ -142,7 +146,8 @@ def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(tmp_pat
     assert [row["low"] != "" for row in rows if row["data"] == "mean"] == [True] * 600
 
 
-def test_page_data_hold_every_run_once_thinned_and_with_few_digits():
+def test_page_data():
+    """Bug: long runs make a page of many MB, or thinning loses their ends."""
     study = study_of(seeds=4, steps=3000)
     data = data_of([named(figures_of(study), "reward/mean")], {"reward/mean": {}}, legend_of(study, []))
     curves = [curve for curve in data["figures"]["reward/mean"]["curves"] if not curve["is_mean"]]
@@ -159,7 +164,8 @@ def test_page_data_hold_every_run_once_thinned_and_with_few_digits():
 # ---- the page ----
 
 
-def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(page: str):
+def test_policy(page: str):
+    """Bug: the page loads or runs something that is not its own."""
     found = Reader(page)
     assert len(page.encode()) <= 3_000_000
     policy = next(a["content"] for a in found.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
@@ -177,7 +183,8 @@ def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(pa
     assert set(re.findall(r"var\(--([\w-]+)\)", page)) <= palette.LIGHT.keys()
 
 
-def test_what_others_wrote_stays_text_wherever_it_stands():
+def test_hostile_texts():
+    """Bug: a response or a label becomes a tag, a script or an invisible control character."""
     page = page_of(report_of(study_of(("plain", HOSTILE), seeds=2, steps=20), HOSTILE))
     page.encode("utf-8")  # no half of a character is left
     found = Reader(page)
@@ -192,7 +199,8 @@ def test_what_others_wrote_stays_text_wherever_it_stands():
     assert json.loads(as_json(data)) == data
 
 
-def test_pictures_buttons_verdicts_and_tables_are_there_and_stand_without_javascript(page: str, report: Report):
+def test_parts_of_the_page(page: str, report: Report):
+    """Bug: a part is missing, two ids are equal, or a data set of a picture has no rows."""
     found = Reader(page)
     plots = [attributes for attributes in found.all("div") if attributes.get("class") == "plot"]
     assert len(plots) == len(report.figures) + 1 >= 14
@@ -216,7 +224,8 @@ def test_pictures_buttons_verdicts_and_tables_are_there_and_stand_without_javasc
     assert all(attributes.get("data-label") is not None for attributes in found.all("td"))
 
 
-def test_many_settings_leave_colours_to_the_largest_differences_and_fold_the_others_verdicts():
+def test_many_settings():
+    """Bug: more settings than colours share one, or lose their verdicts."""
     study = study_of(TWELVE, seeds=2, steps=20)
     for run in study.runs:
         run.series = {"eval/accuracy": run.series["eval/accuracy"]}
@@ -234,7 +243,8 @@ def test_many_settings_leave_colours_to_the_largest_differences_and_fold_the_oth
     assert report.question in page_of(report)  # nothing is a page too
 
 
-def test_the_runtime_is_what_its_hash_and_licences_say_and_of_the_version_that_drew():
+def test_the_runtime():
+    """Bug: the page draws by another Vega than the one that compiled."""
     versions, code = json.loads((RUNTIME.parent / "versions.json").read_text()), RUNTIME.read_bytes()
     assert versions["packages"]["vega"] == pytest.importorskip("vl_convert").get_vega_version()
     assert hashlib.sha256(code).hexdigest() == versions["sha256"]
@@ -243,7 +253,8 @@ def test_the_runtime_is_what_its_hash_and_licences_say_and_of_the_version_that_d
     assert all(f"{name} {version} (" in licences for name, version in versions["packages"].items())
 
 
-def test_markdown_has_the_same_with_pictures_that_exist_and_texts_that_stay_texts(tmp_path: Path):
+def test_markdown(tmp_path: Path):
+    """Bug: a picture is missing, or a text ends its table, its fence or the HTML around it."""
     hostile = f"</details>{HOSTILE} | ```\n``` [x](http://evil) <img src=x>"
     report = report_of(study_of(("plain", hostile), seeds=2, steps=20), hostile)
     report.tables.append(Table("t", ["a|b", "c"], [["x\ny", "1 | 2"]], frozenset({1}), note="n"))

@@ -9,7 +9,9 @@ of time is no difference.
 import hashlib
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,44 +43,29 @@ R1_ZERO = {
         "<answer>38</answer>", "</think> <answer>38", "</answer> </think> <answer>38",
     ],
 }  # fmt: skip
-QUESTION_ONLY = {
-    (1, 1): [
-        r"so \boxed{38}", r"\boxed{1} no, \boxed{38}.", r"\boxed 38", r"so \boxed38.", r"\boxed\frac{76}{2}",
-        r"\boxed{\text{38}}",
-    ],
-    (1, 0): [r"\boxed{38} no, \boxed{1}", r"\boxed 3 8", r"\boxed{}"],
-    (0, 0): [r"\boxed{38} and \boxed{39", r"the \boxed environment", r"\fbox{38}", "38"],
-}  # fmt: skip
-R1_ZERO_FORMAT, QUESTION_ONLY_FORMAT = (
-    [(response, *marks) for marks, responses in of.items() for response in responses] for of in (R1_ZERO, QUESTION_ONLY)
-)
-
-#: (extract, answer, right) for the gold 38.
-EXTRACTED = [
-    ("strict", "She sold 38 clips.", 0),
-    ("last_number", "She sold 38 clips.", 1),
-    ("sentence", "She sold 38 clips.", 1),
-    ("last_number", "She sold 38 or 39 clips", 0),
-    ("last_number", "It is not 38", 0),
-    ("last_number", "Of 40 clips, 38", 0),
-    ("sentence", r"The answer is \frac{76}{2}.", 1),
-    ("sentence", r"Maybe the answer is 38", 0),
-    ("last_number", "The total is $38.", 1),
-]
-
-TOLERATED: list[tuple[dict[str, Any], str, str, int]] = [
-    ({}, r"38\%", "38", 1),
-    ({"percent": False}, r"38\%", "38", 0),
-    ({"percent": False}, r"38\%", "0.38", 1),
-    ({}, "0.3333", r"\frac13", 0),
-    ({"rel_tol": 1e-3}, "0.3333", r"\frac13", 1),
-    ({"rel_tol": 1e-3}, "0.3334", r"\frac13", 0),
-    ({"rel_tol": 0.0}, "0.333333", r"\frac13", 0),
-]
-
+R1_ZERO_FORMAT = [(response, *marks) for marks, responses in R1_ZERO.items() for response in responses]
+QUESTION_ONLY = (
+    r"so \boxed{38}", r"\boxed{1} no, \boxed{38}.", r"\boxed 38", r"so \boxed38.", r"\boxed\frac{76}{2}",
+    r"\boxed{\text{38}}", r"\boxed{38} no, \boxed{1}", r"\boxed 3 8", r"\boxed{}", r"\boxed{38} and \boxed{39",
+    r"the \boxed environment", r"\fbox{38}", "38",
+)  # fmt: skip
+#: (extract, answer) for the gold 38.
+EXTRACTED = (
+    ("strict", "She sold 38 clips."), ("last_number", "She sold 38 clips."), ("sentence", "She sold 38 clips."),
+    ("last_number", "She sold 38 or 39 clips"), ("last_number", "It is not 38"), ("last_number", "Of 40 clips, 38"),
+    ("sentence", r"The answer is \frac{76}{2}."), ("sentence", r"Maybe the answer is 38"),
+    ("last_number", "The total is $38."),
+)  # fmt: skip
+#: (settings, answer, gold)
+TOLERATED: list[tuple[dict[str, Any], str, str]] = [
+    ({}, r"38\%", "38"), ({"percent": False}, r"38\%", "38"), ({"percent": False}, r"38\%", "0.38"),
+    ({}, "0.3333", r"\frac13"), ({"rel_tol": 1e-3}, "0.3333", r"\frac13"), ({"rel_tol": 1e-3}, "0.3334", r"\frac13"),
+    ({"rel_tol": 0.0}, "0.333333", r"\frac13"),
+]  # fmt: skip
 #: Answers to 3 5 7 -> 22.
-EQUATIONS = ["3 * 5 + 7", "(7 + (3 * 5))", r"3 \times 5 + 7", "22", "3 * 5 + 7 = 22", "3 * 5", "3 ** 5 - 7"]
-EQUATIONS.append("35 - 7 * 1")
+EQUATIONS = (
+    "3 * 5 + 7", "(7 + (3 * 5))", r"3 \times 5 + 7", "22", "3 * 5 + 7 = 22", "3 * 5", "3 ** 5 - 7", "35 - 7 * 1",
+)  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -125,9 +112,9 @@ def all_cases() -> list[Case]:
     cases = [
         *(Case("r1_zero", tagged(answer), gold) for answer, gold in sides),
         *(Case("r1_zero", response, "38") for response, *_ in R1_ZERO_FORMAT),
-        *(Case("question_only", response, "38") for response, *_ in QUESTION_ONLY_FORMAT),
-        *(Case("r1_zero", tagged(answer), "38", (("extract", extract),)) for extract, answer, _ in EXTRACTED),
-        *(Case("r1_zero", tagged(answer), gold, tuple(own.items())) for own, answer, gold, _ in TOLERATED),
+        *(Case("question_only", response, "38") for response in QUESTION_ONLY),
+        *(Case("r1_zero", tagged(answer), "38", (("extract", extract),)) for extract, answer in EXTRACTED),
+        *(Case("r1_zero", tagged(answer), gold, tuple(own.items())) for own, answer, gold in TOLERATED),
         # In process: what the symbolic library would spend its time limit on is no right answer either way.
         *(Case("r1_zero", tagged(of), gold, (("symbolic", False),)) for of in hostile for gold in ("38", "1/2")),
         *(Case(f"{COUNTDOWN}:r1_zero", tagged(answer), "3 5 7 -> 22") for answer in EQUATIONS),
@@ -137,64 +124,46 @@ def all_cases() -> list[Case]:
 
 def judge(cases: Sequence[Case], default: Grader) -> Record:
     """What the grader as it is now says of the cases; `default` judges those of r1_zero under default settings."""
-    groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Case]] = {}
+    groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Case]] = defaultdict(list)
     for case in cases:
-        groups.setdefault((case.reward, case.settings), []).append(case)
+        groups[case.reward, case.settings].append(case)
     marks = {}
     for (reward, settings), group in groups.items():
         named = dict(settings)
         symbolic = named.pop("symbolic", True)
         is_default = (reward, settings) == ("r1_zero", ())
-        grader = default if is_default else Grader(GradingConfig(**named), reward, symbolic=symbolic)
-        grades = grader.grade_batch([case.response for case in group], [case.gold for case in group])
-        if not is_default:
-            grader.close()
+        own = nullcontext(default) if is_default else Grader(GradingConfig(**named), reward, symbolic=symbolic)
+        with own as grader:
+            grades = grader.grade_batch([case.response for case in group], [case.gold for case in group])
         for case, grade in zip(group, grades, strict=True):
             marks[case.key] = "+" if grade.outcome == "correct" else "-" if grade.format else "0"
     return Record(GRADER_VERSION, marks)
 
 
-def read_record(path: Path = RECORD) -> Record:
-    version, *lines = path.read_text(encoding="utf-8").splitlines()
+def read_record() -> Record:
+    version, *lines = RECORD.read_text(encoding="utf-8").splitlines()
     return Record(int(version.split()[-1]), dict(line.split() for line in lines))
 
 
-def write_record(record: Record, path: Path = RECORD) -> None:
-    lines = [f"version {record.version}", *(" ".join(item) for item in sorted(record.verdicts.items()))]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def complaints(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
-    """Why the verdicts of now do not belong to the recorded version, and what to do; empty when they do."""
-    if now.version < recorded.version:
-        return [f"GRADER_VERSION = {now.version}, but version {recorded.version} is recorded: versions only rise"]
-    changed = [
-        f"{mark} is now {now.verdicts[case.key]}: {case.response!r}, gold {case.gold!r}"
-        for case in cases
-        if (mark := recorded.verdicts.get(case.key)) not in (None, now.verdicts[case.key])
+def changed(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
+    """The cases that have another verdict now, under a version that is not newer."""
+    marks = [(recorded.verdicts.get(case.key), now.verdicts[case.key], case) for case in cases]
+    return [
+        f"{old} is now {new}: {case.response!r}, gold {case.gold!r}"
+        for old, new, case in marks
+        if old not in (None, new) and now.version <= recorded.version
     ]
-    if not changed or now.version > recorded.version:
-        return []
-    cure = f"set GRADER_VERSION = {recorded.version + 1} in grading/grader.py, then run python tests/verdicts.py"
-    return ["\n".join([f"other verdicts than version {recorded.version}'s: {cure}", *changed])]
 
 
-def unrecorded(recorded: Record, cases: Sequence[Case]) -> list[Case]:
-    return [case for case in cases if case.key not in recorded.verdicts]
-
-
-def main() -> int:
+def main() -> None:
     cases = all_cases()
-    recorded = read_record() if RECORD.is_file() else Record(GRADER_VERSION, {})
     with Grader() as grader:
         now = judge(cases, grader)
-    if found := complaints(recorded, now, cases):
-        print("\n".join(found), file=sys.stderr)
-        return 1
-    write_record(now)
-    print(f"version {now.version}: {len(cases)} verdicts, {len(unrecorded(recorded, cases))} of them new, in {RECORD}")
-    return 0
+    if RECORD.is_file() and (other := changed(read_record(), now, cases)):
+        sys.exit("\n".join(["raise GRADER_VERSION in grading/grader.py, as verdicts changed:", *other]))
+    lines = [f"version {now.version}", *(" ".join(item) for item in sorted(now.verdicts.items()))]
+    RECORD.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

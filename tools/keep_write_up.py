@@ -14,18 +14,8 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import METRICS, each_line
-from rlreason.report.assignment import (
-    FILES,
-    MARKDOWN,
-    Found,
-    Runs,
-    course_of,
-    draw,
-    found_below,
-    markdown_of,
-    write_up_of,
-)
-from rlreason.runtime.files import whole, write_whole
+from rlreason.report.assignment import Found, Runs, course_of, found_below, write_markdown, write_up_of
+from rlreason.runtime.files import whole
 
 ARCHIVES = "metrics"
 DIGITS = 4
@@ -34,8 +24,7 @@ DIGITS = 4
 def keep(course: str, runs: Path, out: Path) -> list[str]:
     """Write all of it into `out`; return what was broken in the folders, a line each."""
     document = write_up_of(Runs(course_of(course), found_below(runs)))
-    draw(document, out / FILES)
-    write_whole(out / MARKDOWN, markdown_of(document))
+    write_markdown(document, out)
     (out / ARCHIVES).mkdir(exist_ok=True)
     for read in document.used:
         folders = [run.folder for run in read.study.runs]

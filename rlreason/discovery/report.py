@@ -19,8 +19,7 @@ from rlreason.discovery.log import Log, Turn, read_log
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.records.training_curves import picture
-from rlreason.report.content import LIGHT, counted, evenly
-from rlreason.report.documents import fenced, text
+from rlreason.report.content import LIGHT, counted, evenly, fenced, text
 from rlreason.runtime.files import explained, free_folder, whole
 from rlreason.runtime.statistics import LEVEL, best_of, best_of_curve, best_of_interval, holm, rank_sum_p, smallest_p
 from rlreason.runtime.streams import Answer

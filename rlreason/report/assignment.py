@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from rlreason.config.leaves import flat
@@ -21,9 +20,8 @@ from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import RunFolder, runs_in, setting_in
 from rlreason.report.charts import standalone, with_own_ids
-from rlreason.report.content import Axis, Figure, Report, Table
-from rlreason.report.documents import filled, policy_of, write_picture
-from rlreason.report.figures import STEPS
+from rlreason.report.content import Figure, Report, Table, filled
+from rlreason.report.documents import policy_of, write_picture
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
 from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half
@@ -42,12 +40,8 @@ BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
 REHEARSED = "_short"  # suffix of the prompts for the built-in model
 DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
 MOST_REFUSED = 4  # runs with a reason why they do not answer a question
-_HOURS = {"values": [3600 * hour for hour in range(5)], "labelExpr": "datum.value / 3600"}
-#: Name of a picture of the accuracy against a clock, which is one of the axes of a curve -> its x.
-CLOCKS = {
-    "time": Axis("seconds, evaluations left out", STEPS.scale, STEPS.axis),
-    "total": Axis("hours since the start, evaluations included", {"domain": [0, 4 * 3600]}, _HOURS),
-}
+#: Name of a picture of the accuracy against a clock, which is one of the axes of a curve -> title of its x.
+CLOCKS = {"time": "seconds, evaluations left out", "total": "hours since the start, evaluations included"}
 Interval = tuple[float, float, float]  # mean, low, high
 
 
@@ -84,7 +78,7 @@ class Question:
         """Return the commands that run these of its sweeps, or all; none if it is answered in words."""
         if not self.sweeps and not self.command:
             return []
-        names = sweeps if sweeps is not None else self.sweeps or [""]
+        names = (self.sweeps or [""]) if sweeps is None else sweeps
         typed = [(self.command or SWEEP).format(sweep=name, **self.typed) for name in names]
         return list(dict.fromkeys(" ".join(one.split()) for one in typed))
 
@@ -170,21 +164,20 @@ def found_below(folder: Path) -> list[Found]:
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if marks := [name for name in (FILE, CONFIG) if name in files]:
-            places.append((-Path(place, marks[0]).stat().st_mtime, place))
+            places.append((-Path(place, marks[0]).stat().st_mtime, Path(place)))
             folders.clear()
-    return [_found_at(Path(place)) for _, place in sorted(places)]
-
-
-def _found_at(path: Path) -> Found:
-    is_sweep = (path / FILE).exists()
-    found = Found(path, path.name if is_sweep else "")
-    try:
-        if is_sweep:
-            found.sweep = read_state(path, lambda _: None).sweep
-        first = next(iter(runs_in(path)), path)
-        found.settings = flat(RunFolder(first, lambda _: None).settings)
-    except ConfigError:  # reported when its question reads it
-        pass
+    found = []
+    for _, path in sorted(places):
+        one = Found(path)
+        found.append(one)
+        try:
+            if (path / FILE).exists():
+                one.sweep = path.name
+                one.sweep = read_state(path, lambda _: None).sweep
+            first = next(iter(runs_in(path)), path)
+            one.settings = flat(RunFolder(first, lambda _: None).settings)
+        except ConfigError:  # reported when its question reads it
+            pass
     return found
 
 
@@ -205,14 +198,16 @@ class Runs:
 
         Return at most one, and why others do not answer it, a sentence each.
         """
-        named = {name for one in self.course.questions for name in (*one.sweeps, one.instead) if name}
+        named = {name for one in self.course.questions for name in (*one.sweeps, one.instead)} - {""}
         fitting, refused = list[Found](), list[str]()
         for one in self._nearest():
             if one.settings.get("algorithm") != question.algorithm or one.sweep in named or not self._readable(one):
                 continue
-            reasons = [_why_not(question, self.course, run) for run in one.study.runs]
-            refused += [f"{one.path.name} does not answer this: {why}." for why in reasons if why][:1]
-            fitting += [] if any(reasons) else [one]
+            reasons = [why for run in one.study.runs if (why := _why_not(question, self.course, run))]
+            if reasons:
+                refused.append(f"{one.path.name} does not answer this: {reasons[0]}.")
+            else:
+                fitting.append(one)
         return fitting[:1], refused
 
     def _nearest(self) -> list[Found]:
@@ -259,21 +254,12 @@ def _why_not(question: Question, course: Course, run: StudyRun) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A figure with the labels that have a colour."""
-
-    stem: str  # of its file
-    figure: Figure
-    legend: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     """What one sweep or run shows for a question: its report, with its own paragraphs and pictures."""
 
     read: Found
     lines: list[str]
-    pictures: list[Picture]
+    pictures: dict[str, Figure]  # name of the file, without its ending -> picture
 
 
 @dataclass(slots=True)
@@ -291,8 +277,12 @@ def section_of(question: Question, runs: Runs) -> Section:
     """Return the section of one question: its state, and everything that its studies show."""
     if not question.commands():
         return Section(question)
-    reads, refused = [read for name in question.sweeps if (read := runs.sweep(name)) is not None], list[str]()
-    lacking = [name for name in question.sweeps if name not in [read.sweep for read in reads]]
+    reads, lacking, refused = list[Found](), list[str](), list[str]()
+    for name in question.sweeps:
+        if (sweep := runs.sweep(name)) is None:
+            lacking.append(name)
+        else:
+            reads.append(sweep)
     if not reads and question.algorithm:
         reads, refused = runs.of_algorithm(question)
         lacking = [] if reads else lacking
@@ -307,53 +297,46 @@ def section_of(question: Question, runs: Runs) -> Section:
     missing = question.commands(lacking)
     if not missing and (values or unfinished or not reads):
         missing = question.commands()[:1]
-    return Section(
-        question,
-        NOT_YET if not reads else PARTLY if missing else DONE,
-        missing,
-        _lines(
-            "head",
-            question=question,
-            reference=reference,
-            values=few(sorted(values)) if reads else "",
-            unfinished=unfinished,
-            refused=refused[:MOST_REFUSED] if values or not reads else [],
-        ),
-        [_shown(question, read, runs.course) for read in reads],
+    state = NOT_YET if not reads else PARTLY if missing else DONE
+    lines = _lines(
+        "head",
+        question=question,
+        reference=reference,
+        values=few(sorted(values)) if reads else "",
+        unfinished=unfinished,
+        refused=refused[:MOST_REFUSED] if values or not reads else [],
     )
+    return Section(question, state, missing, lines, [_shown(question, read, runs.course) for read in reads])
 
 
 def _lines(part: str, **values: Any) -> list[str]:
     """Return the paragraphs that writeup_lines.txt.j2 has for the head of a section, or for a study."""
-    return [line for line in filled("writeup_lines.txt.j2", part=part, percent=percent, **values).splitlines() if line]
+    text = filled("writeup_lines.txt.j2", part=part, percent=percent, **values)
+    return [line for line in text.splitlines() if line]
 
 
 def _shown(question: Question, read: Found, course: Course) -> Shown:
-    study, report = read.study, read.report
-    best, apart = best_of(study), half(study.settings, COMPARING) if len(study.settings) > 1 else None
-    fair = interval_of(best, apart)
+    study, best = read.study, best_of(read.study)
+    fair = interval_of(best, half(study.settings, COMPARING) if len(study.settings) > 1 else None)
     lines = _lines(
         "study",
         question=question,
         read=read,
         study=study,
         course=course,
-        steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
+        steps=study.planned_steps,
         made=max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0),
         best=best,
         fair=fair,
         reached=against_bar(fair, question.bar) if fair and question.bar is not None else "",
     )
-    figures = {one.name: one for one in report.figures}
+    figures = {one.name: one for one in read.report.figures}
     if accuracy := figures.get("eval/accuracy"):
-        for axis in {axis for curve in accuracy.curves for axis in curve.x} & CLOCKS.keys():
+        for axis in CLOCKS.keys() & {axis for curve in accuracy.curves for axis in curve.x}:
             title = f"{accuracy.title} against wall clock"
-            figures[axis] = replace(accuracy, name=axis, title=title, axis=axis, x=CLOCKS[axis])
-    pictures = [
-        Picture(re.sub(r"\W", "_", f"{question.id}/{read.name}/{name}"), figures[name], report.legend)
-        for name in question.figures
-        if name in figures
-    ]
+            figures[axis] = replace(accuracy, name=axis, title=title, axis=axis, x_title=CLOCKS[axis])
+    stem = re.sub(r"\W", "_", f"{question.id}/{read.name}/")
+    pictures = {stem + re.sub(r"\W", "_", name): figures[name] for name in question.figures if name in figures}
     return Shown(read, lines, pictures)
 
 
@@ -363,14 +346,12 @@ def interval_of(setting: Setting, among: set[str] | None = None) -> Interval | N
     Student's interval over several seeds (if they tie, that of the settings' table), Wilson's over the problems of one.
     `among`: the problems that count.
     """
-    shares, n = [], 1
-    for of_seed in setting.right.values():
-        counted = [share for name, share in (of_seed or {}).items() if among is None or name in among]
-        shares.append(float(np.mean(counted)) if counted else 0.0)
-        n = max(n, len(counted))
+    shares = setting.means(among)
     if not shares:
         return None
     if len(shares) == 1:
+        answered = [name for final in setting.finals for name in final.problems if among is None or name in among]
+        n = max(1, len(answered))
         return shares[0], *wilson_interval(shares[0] * n, n)
     mean, low, high = mean_interval(shares)
     tied = accuracy_of(setting, among) if high - low < TIED else None
@@ -414,9 +395,7 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
     with console.wait("writing the write-up"):
         document = write_up_of(gathered)
         try:
-            pictures = draw(document, target / FILES)
-            write_whole(target / MARKDOWN, markdown_of(document))
-            write_whole(target / PAGE, page_of(document, pictures))
+            write_whole(target / PAGE, page_of(document, write_markdown(document, target)))
         except (UnwritableError, OSError) as error:
             raise ConfigError(f"--out {target}: {error}: give --out FOLDER that can be written to") from None
     figures = {
@@ -433,9 +412,9 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
 def write_up_of(runs: Runs) -> WriteUp:
     """Build the whole document."""
     course, sections = runs.course, [section_of(question, runs) for question in runs.course.questions]
-    checklist = [[s.question.id, s.state, "\n".join(s.missing or s.question.commands())] for s in sections]
+    rows = [[s.question.id, s.state, "\n".join(s.missing or s.question.commands())] for s in sections]
     note = "Where a question is not done, the command is what is still to be run."
-    tables = [Table("Checklist", ["question", "state", "command"], checklist, note=note)]
+    tables = [Table("Checklist", ["question", "state", "command"], rows, note=note)]
     if course.published:
         rows = [[one["question"], one["text"], one["source"]] for one in course.published]
         note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
@@ -454,19 +433,16 @@ def write_up_of(runs: Runs) -> WriteUp:
     return WriteUp(f"{course.title}: write-up", lead.split("\n"), sections, tables, used, list(dict.fromkeys(problems)))
 
 
-def draw(document: WriteUp, files: Path) -> dict[str, str]:
-    """Write the pictures of a document; return stem -> SVG with CSS variables as colours."""
-    files.mkdir(parents=True, exist_ok=True)
-    pictures = [one for section in document.sections for shown in section.shown for one in shown.pictures]
-    svgs = {one.stem: standalone(one.figure, one.legend) for one in pictures}
-    for stem, svg in svgs.items():
-        write_picture(svg, files, stem)
+def write_markdown(document: WriteUp, folder: Path) -> dict[str, str]:
+    """Write a document as Markdown, and its pictures; return stem -> SVG with CSS variables as colours."""
+    (folder / FILES).mkdir(parents=True, exist_ok=True)
+    svgs = {}
+    for shown in (shown for section in document.sections for shown in section.shown):
+        for stem, figure in shown.pictures.items():
+            svgs[stem] = standalone(figure, shown.read.report.legend)
+            write_picture(svgs[stem], folder / FILES, stem)
+    write_whole(folder / MARKDOWN, filled("writeup.md.j2", document=document, files=FILES))
     return svgs
-
-
-def markdown_of(document: WriteUp) -> str:
-    """Return the whole document as Markdown."""
-    return filled("writeup.md.j2", document=document, files=FILES)
 
 
 def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:

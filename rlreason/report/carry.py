@@ -94,7 +94,7 @@ def carry(folder: Path) -> Carried:
 def best_arms(folder: Path) -> list[dict[str, str]]:
     """Return a finished sweep's reference and its best other settings (at most BEST) whose runs did not all diverge."""
     study = finished(folder)
-    others = [one for one in study.settings[1:] if any(run.final is not None for run in one.runs)]
+    others = [one for one in study.settings[1:] if one.finals]
     others.sort(key=lambda one: mean_on_half(one, CHOOSING), reverse=True)
     return [dict(one.key) for one in (study.reference, *others[:BEST])]
 
@@ -119,7 +119,7 @@ def finished(folder: Path) -> Study:
 def refuse_incomparable(study: Study) -> None:
     """Raise `ConfigError` unless all runs that have ended were measured alike, on the same problems."""
     shared = [run for run in study.runs if run.shared_machine and run.status == "budget"]
-    if late := [run.name for run in shared if "budget.hours" in run.reason]:
+    if late := [run.folder.name for run in shared if "budget.hours" in run.reason]:
         why = "shared the machine and were ended by budget.hours, so what they reached says nothing of their settings"
         raise ConfigError(f"{few(late, 3)} {why}: run them with jobs=1 in another folder, or by a budget of tokens")
     for run in study.runs:
@@ -131,7 +131,7 @@ def refuse_incomparable(study: Study) -> None:
                 f"{study.reference.typed} and {one.typed} were measured differently ({'; '.join(others)}) and cannot "
                 "be compared: evaluate all settings of a sweep in one way"
             )
-    asked = [(run.name, run.final.problems) for run in study.runs if run.final is not None]
+    asked = [(run.folder.name, run.final.problems) for run in study.runs if run.final is not None]
     for name, problems in asked[1:]:
         if odd := sorted(problems.keys() ^ asked[0][1].keys()):
             names = f"{asked[0][0]} and {name}"
@@ -216,6 +216,6 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
     problems = sorted(half(ended.settings, CHOOSING))
-    right = {one.key: correctness(one.right, problems, one.questions) for one in ended.settings}
+    right = {one.key: correctness(one, problems, one.questions) for one in ended.settings}
     seeds = len({run.seed for run in state.runs})
     return losers(right, reference, len(study.settings), seeds).get(mine.key, "")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlreason.report import content
-from rlreason.report.content import Figure, Series, written_out
-from rlreason.report.figures import FOREST, STEP_TITLE
+from rlreason.report.content import STEP_TITLE, Figure, Series, written_out
+from rlreason.report.figures import FOREST
 from rlreason.runtime.files import whole, write_whole
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ LABELS = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 12, "titleF
 LINES = {"gridColor": "var(--grid)", "domainColor": "var(--axis)", "tickColor": "var(--axis)", "tickSize": 4}
 SUBTITLE = {"subtitleColor": MUTED, "subtitleFontSize": 12, "subtitleFontWeight": "normal", "subtitlePadding": 4}
 SYMBOLS = {"symbolSize": 120, "symbolStrokeWidth": 2}
+STEPS = {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True}  # of the x of curves
 CONFIG: Spec = {
     "background": "transparent",
     "padding": {"left": 2, "right": 8, "top": 6, "bottom": 2},
@@ -76,20 +77,20 @@ def _by_setting(figure: Figure, legend: Sequence[str], side: str) -> dict[str, A
     import altair as alt
 
     columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
-    field = {
-        "field": SETTING,
-        "type": "nominal",
-        "legend": alt.Legend(orient=side, title=None, values=legend, **columns) if side else None,
-    }
+    shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
     grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
-    domain, markers = [*legend, *grey], list(content.MARKERS)
-    ranges: dict[str, list[Any]] = {
-        "color": [*map(content.colour_of, range(len(legend))), *(content.colour_of(None) for _ in grey)],
-        "strokeDash": [list(dash) for dash in content.DASHES[: len(legend)]],
-        "shape": [*markers[: len(legend)], *(markers[0] for _ in grey)],
+    markers = list(content.MARKERS)
+
+    def channel(kind: Any, values: list[Any]) -> Any:
+        scale = alt.Scale(domain=[*legend, *grey], range=values)
+        return kind(field=SETTING, type="nominal", legend=shown, scale=scale)
+
+    colours = [content.colour_of(place) for place in [*range(len(legend)), *(None for _ in grey)]]
+    return {
+        "color": channel(alt.Color, colours),
+        "strokeDash": channel(alt.StrokeDash, [list(dash) for dash in content.DASHES[: len(legend)]]),
+        "shape": channel(alt.Shape, markers[: len(legend)] + markers[:1] * len(grey)),
     }
-    kinds = {"color": alt.Color, "strokeDash": alt.StrokeDash, "shape": alt.Shape}
-    return {name: kinds[name](**field, scale=alt.Scale(domain=domain, range=of)) for name, of in ranges.items()}
 
 
 def _data(name: str) -> "alt.Chart":
@@ -106,7 +107,10 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
     small = "datum.label && datum.value < 0.0001 ? format(datum.value, '.0e') : datum.label"
     axis = alt.Axis(tickCount=5, format=figure.format, **({"labelExpr": small} if figure.log else {}))
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
-    x = alt.X("x:Q", title=figure.x.title, scale=alt.Scale(**figure.x.scale), axis=alt.Axis(**figure.x.axis))
+    x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(zero=False, nice=False, padding=4), axis=alt.Axis(**STEPS))
+    if figure.axis == "total":  # four hours, in seconds
+        hours = alt.Axis(values=[3600 * hour for hour in range(5)], labelExpr="datum.value / 3600")
+        x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(domain=[0, 4 * 3600]), axis=hours)
     band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
@@ -126,7 +130,7 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     settings = [row[SETTING] for row in figure.rows["pairs"]]
     zero = "datum.value == 0 ? '0' : datum.label"
     axis = alt.Axis(grid=True, tickCount=7, format="+.0f", labelExpr=zero, labelOverlap=True)
-    x, low = (alt.X(f"{name}:Q", title=figure.x.title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
+    x, low = (alt.X(f"{name}:Q", title=figure.x_title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
     # a long label has a line for each word, and others as many blank ones above as keep them in the middle
     names = [written_out(label) for label in settings]
     words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in names]
@@ -173,7 +177,7 @@ def drawn(figure: Figure, legend: Sequence[str]) -> list[Series]:
 
 def rows_of(figure: Figure, legend: Sequence[str]) -> Rows:
     """Return all data sets of a picture in its initial state; page.js makes the same rows of the page's data."""
-    rows: Rows = {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
+    rows: Rows = dict(figure.rows)
     rows |= {name: [] for name in CURVES} if figure.curves else {}
     for number, curve in enumerate(drawn(figure, legend)):
         if figure.axis not in curve.x:
@@ -261,10 +265,10 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
         svg = content.plain_colours(standalone(figure, legend, paper=True))
         svg = re.sub(r'\b(width|height)="([\d.]+)"', narrowed, svg, count=2)
         write_whole(folder / f"{stem}.svg", svg)
-        with whole(folder / f"{stem}.png") as partial:
-            partial.write_bytes(vl_convert.svg_to_png(svg, scale=DOTS / 72))
-        with whole(folder / f"{stem}.pdf") as partial:
-            partial.write_bytes(vl_convert.svg_to_pdf(svg))
+        drawn = {"png": vl_convert.svg_to_png(svg, scale=DOTS / 72), "pdf": vl_convert.svg_to_pdf(svg)}
+        for ending, picture in drawn.items():
+            with whole(folder / f"{stem}.{ending}") as partial:
+                partial.write_bytes(picture)
         rows, out = list(_csv_rows(figure)), io.StringIO()
         writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
         writer.writeheader()
@@ -275,8 +279,8 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
 def _csv_rows(figure: Figure) -> Iterator[dict[str, Any]]:
     """Yield a picture's data: of curves every value of every run, then means with their intervals by step."""
     yield from ({"data": name, **row} for name, data_set in figure.rows.items() for row in data_set)
-    means = [curve for curve in figure.curves if curve.seed is None and "step" in curve.x]
-    for curve in [*(curve for curve in figure.curves if curve.seed is not None), *means]:
+    curves = [curve for curve in figure.curves if curve.seed is not None or "step" in curve.x]
+    for curve in sorted(curves, key=lambda curve: curve.seed is None):
         of_curve = {"data": "mean"} if curve.seed is None else {"data": "run", "seed": curve.seed}
         columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):

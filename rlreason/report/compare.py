@@ -8,7 +8,6 @@ settings are compared.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines = []
     for verdict in verdicts:
         word = f"{verdict.outcome or verdict.word}: " if verdict.difference is not None else ""  # the sentence says it
-        lines += [f"{word}{verdict.sentence}", *([f"  {verdict.small}"] if verdict.small else [])]
+        lines.append(f"{word}{verdict.sentence}")
+        if verdict.small:
+            lines.append(f"  {verdict.small}")
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     if any(finding.problem for run in study.runs for finding in run.findings):
         notes.append(f"Health: {health_of(study)}; rlreason health RUN lists it.")
@@ -87,8 +88,15 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
-    files = [study_of_results(path) for path in paths]
-    studies = [file or read_study([path]) for path, file in zip(paths, files, strict=True)]
+    studies, files, others = list[Study](), list[Study](), list[Study]()
+    for path in paths:
+        study = study_of_results(path)
+        if study is not None:
+            files.append(study)
+        else:
+            study = read_study([path])
+            others.append(study)
+        studies.append(study)
     first = studies[0]
     if len(paths) == 1:
         if len(first.settings) < 2:
@@ -97,7 +105,7 @@ def compared_study(paths: Sequence[Path]) -> Study:
         return first
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError(f"{paths[0]} is given twice: give two different sides")
-    notes = match_problems([file for file in files if file], [study for study in studies if study not in files])
+    notes = match_problems(files, others)
     are_distinct = len({path.name for path in paths}) == len(paths)
     sides, best_notes = list[Setting](), list[str]()
     for path, study in zip(paths, studies, strict=True):
@@ -122,25 +130,22 @@ def compared_study(paths: Sequence[Path]) -> Study:
         problems=[line for study in studies for line in study.problems],
         notes=[*(line for study in studies for line in study.notes), *notes, *best_notes],
         among=among,
-        folders=list(paths),
     )
 
 
 def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
     """Give the problems of files the ids and questions that runs have; return a note on each file."""
     asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
-    for final in (run.final for study in others for run in study.runs if run.final is not None):
+    for final in (final for study in others for one in study.settings for final in one.finals):
         for name, problem in final.problems.items():
-            asked |= dict.fromkeys((problem.question, name), (name, problem.question))
-    for run in (run for study in files for run in study.runs):
-        if run.final is not None:
-            named = [(*asked.get(name, (name, name)), problem) for name, problem in run.final.problems.items()]
-            run.final = replace(
-                run.final, problems={name: replace(problem, question=question) for name, question, problem in named}
-            )
-    return [
-        f"{study.folders[0].name} does not say how it was measured: that prompt, sampling, grader and data are those "
-        "of the runs beside it cannot be checked."
-        for study in files
-        if others
-    ]
+            asked[problem.question] = asked[name] = name, problem.question
+    for final in (final for study in files for one in study.settings for final in one.finals):
+        problems = list(final.problems.items())
+        final.problems.clear()
+        for name, problem in problems:
+            theirs, problem.question = asked.get(name, (name, name))
+            final.problems[theirs] = problem
+    if not others:
+        return []
+    unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"
+    return [f"{study.runs[0].folder.name} does not say how it was measured: {unchecked}." for study in files]

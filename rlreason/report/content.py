@@ -1,15 +1,21 @@
-"""Define the content of a report, independent of page or Markdown, and its colours."""
+"""Define the content of a report, independent of page or Markdown, its colours, and how templates are filled."""
 
+import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlreason.runtime import __version__
 from rlreason.runtime.statistics import Difference, Floats
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
@@ -31,6 +37,7 @@ SIGNS = {
     "not compared": "\N{EN DASH}",
 }
 MOST_COLOURS = 8  # settings in a picture
+STEP_TITLE = "training step"  # of the x of curves; a page replaces it when another axis is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +70,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """The x of a picture: its title, and what its scale and its axis have besides, in Vega-Lite's words."""
-
-    title: str
-    scale: Mapping[str, Any] = field(default_factory=dict)
-    axis: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
     """One picture, independent of how it is drawn (charts.py). Settings get their colours from a legend.
 
@@ -81,11 +79,11 @@ class Figure:
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
     subtitle: str  # measure and unit
-    alt: str  # alternative text, with the last values
-    x: Axis
     format: str  # of its values, in d3's notation: ".0%"
+    alt: str = ""  # alternative text, with the last values
+    x_title: str = STEP_TITLE
     note: str = ""  # values that are left out
-    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    rows: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     curves: Sequence[Series] = ()
     axis: str = "step"  # of the curves, at first
     share: bool = False  # its values are between 0 and 1
@@ -203,3 +201,64 @@ def all_written_out(value: Any) -> Any:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: `counted(1228, "run")` is '1,228 runs'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+# ---- templates ----
+
+
+def filled(name: str, **values: Any) -> str:
+    """Return a document from its template: texts are escaped for NAME.html.j2 or NAME.md.j2, not for NAME.txt.j2."""
+    return _environment(name.split(".")[1]).get_template(name).render(values)
+
+
+@cache
+def _environment(kind: str) -> "Environment":
+    import jinja2
+    from markupsafe import Markup, escape
+
+    def escaped(value: Any) -> Any:
+        if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
+            return value
+        return Markup(text(value)) if kind == "md" else written_out(value)
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=kind != "txt",
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=escaped,
+    )
+    environment.globals |= {
+        "signs": SIGNS,
+        "version": __version__,
+        "dashes": DASHES,
+        "markers": list(MARKERS.values()),
+    }
+    filters: dict[str, Any] = {
+        "colour": colour_of,
+        "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
+        "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
+        "fenced": lambda value: Markup("\n".join(fenced(value))),
+    }
+    environment.filters |= filters
+    return environment
+
+
+def text(plain: str) -> str:
+    r"""Escape a text for Markdown and the HTML in it, on one line.
+
+    >>> text("<b> a|b *c*\u202e")
+    '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
+    """
+    line = " ".join(written_out(plain).split())
+    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(line, quote=False))
+    return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
+
+
+def fenced(plain: str) -> list[str]:
+    """Return text in a fence longer than any run of backticks in it."""
+    visible_text = written_out(plain)
+    longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
+    fence = "`" * max(3, 1 + longest)
+    return [f"{fence}text", *visible_text.splitlines(), fence]

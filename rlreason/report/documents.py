@@ -2,26 +2,19 @@
 
 import base64
 import hashlib
-import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlreason.report import content
 from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import Figure, Report, written_out
-from rlreason.report.figures import STEP_TITLE
-from rlreason.runtime import __version__
+from rlreason.report.content import STEP_TITLE, Figure, Report, filled, written_out
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.statistics import Floats
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
@@ -35,67 +28,6 @@ AXES = {
     "tokens": ("generated tokens", 1),
     "updates": ("optimizer updates", 1),
 }
-
-
-# ---- templates ----
-
-
-def filled(name: str, **values: Any) -> str:
-    """Return a document from its template: texts are escaped for NAME.html.j2 or NAME.md.j2, not for NAME.txt.j2."""
-    return _environment(name.split(".")[1]).get_template(name).render(values)
-
-
-@cache
-def _environment(kind: str) -> "Environment":
-    import jinja2
-    from markupsafe import Markup, escape
-
-    def escaped(value: Any) -> Any:
-        if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
-            return value
-        return Markup(text(value)) if kind == "md" else written_out(value)
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(content.TEMPLATES),
-        autoescape=kind != "txt",
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=escaped,
-    )
-    environment.globals |= {
-        "signs": content.SIGNS,
-        "version": __version__,
-        "dashes": content.DASHES,
-        "markers": list(content.MARKERS.values()),
-    }
-    filters: dict[str, Any] = {
-        "colour": content.colour_of,
-        "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
-        "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
-        "fenced": lambda value: Markup("\n".join(fenced(value))),
-    }
-    environment.filters |= filters
-    return environment
-
-
-def text(plain: str) -> str:
-    r"""Escape a text for Markdown and the HTML in it, on one line.
-
-    >>> text("<b> a|b *c*\u202e")
-    '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
-    """
-    line = " ".join(written_out(plain).split())
-    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(line, quote=False))
-    return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
-
-
-def fenced(plain: str) -> list[str]:
-    """Return text in a fence longer than any run of backticks in it."""
-    visible_text = written_out(plain)
-    longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
-    fence = "`" * max(3, 1 + longest)
-    return [f"{fence}text", *visible_text.splitlines(), fence]
 
 
 # ---- Markdown ----

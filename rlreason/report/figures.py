@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
-from rlreason.report.content import MOST_COLOURS, Axis, Figure, Series, Verdict, counted
+from rlreason.report.content import MOST_COLOURS, Figure, Series, Verdict, counted
 from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.statistics import LEVEL
@@ -19,58 +20,30 @@ DEPTH = "logarithmic axis"
 FOREST = "forest"  # the figure of differences
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """The measure of one picture: the metric `source`, else the metric `name`, of rollouts before evaluations."""
-
-    name: str
-    title: str
-    unit: str
-    format: str  # of its axis and values, in d3's notation
-    source: str = ""
-    rest: bool = False  # 1 minus the metric
-    share: bool = False  # between 0 and 1
-    log: bool = False  # on a logarithmic axis
-
-    def of(self, run: StudyRun) -> Series | None:
-        """Return the series of a run; None if it was not measured."""
-        sources = (self.source or self.name, f"rollout/{self.name}", f"eval/{self.name}")
-        series = next((run.series[source] for source in sources if source in run.series), None)
-        return replace(series, y=1 - series.y) if series is not None and self.rest else series
-
-
-ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
+ACCURACY = Figure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True, large=True)
 BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
 OF_ACCURACY = "mean with its 95% band, thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
 
 #: In the order of the page, which leaves out what no run has measured.
-MEASURES = [
+FIGURES = [
     ACCURACY,
-    Measure("reward/mean", "Training reward", BATCH, PLAIN),
-    Measure("reward/format", "Format reward", BATCH, PLAIN),
-    Measure("reward/answer", "Answer reward", BATCH, PLAIN),
-    Measure("entropy", "Token entropy", "nats, mean over sampled tokens", PLAIN),
-    Measure("length", "Response length", TOKENS, SHORT),
-    Measure("length_correct", "Length of correct responses", TOKENS, SHORT),
-    Measure("length_wrong", "Length of incorrect responses", TOKENS, SHORT),
-    Measure("train/grad_norm", "Gradient norm", f"before clipping; {DEPTH}", GENERAL, log=True),
-    Measure("train/clip_fraction", "Clip fraction", "share of tokens", FINE_PERCENT, share=True),
-    Measure("mismatch", "Train-inference mismatch", f"{GAP}; {DEPTH}", GENERAL, "rollout/mismatch_mean", log=True),
-    Measure(
-        "live_groups", "Live groups", "share of groups whose rewards differ", PERCENT, "reward/frac_reward_zero_std",
-        rest=True, share=True,
-    ),
-    Measure("truncated", "Truncated responses", "share cut at the token limit", PERCENT, share=True),
-    Measure("eval/format", "Validation format", "share of validation responses with the format", PERCENT, share=True),
+    Figure("reward/mean", "Training reward", BATCH, PLAIN),
+    Figure("reward/format", "Format reward", BATCH, PLAIN),
+    Figure("reward/answer", "Answer reward", BATCH, PLAIN),
+    Figure("entropy", "Token entropy", "nats, mean over sampled tokens", PLAIN),
+    Figure("length", "Response length", TOKENS, SHORT),
+    Figure("length_correct", "Length of correct responses", TOKENS, SHORT),
+    Figure("length_wrong", "Length of incorrect responses", TOKENS, SHORT),
+    Figure("train/grad_norm", "Gradient norm", f"before clipping; {DEPTH}", GENERAL, log=True),
+    Figure("train/clip_fraction", "Clip fraction", "share of tokens", FINE_PERCENT, share=True),
+    Figure("mismatch", "Train-inference mismatch", f"{GAP}; {DEPTH}", GENERAL, log=True),
+    Figure("live_groups", "Live groups", "share of groups whose rewards differ", PERCENT, share=True),
+    Figure("truncated", "Truncated responses", "share cut at the token limit", PERCENT, share=True),
+    Figure("eval/format", "Validation format", "share of validation responses with the format", PERCENT, share=True),
 ]  # fmt: skip
 
-STEP_TITLE = "training step"
-#: The x of a curve over training; a page replaces its title when another axis is chosen.
-STEPS = Axis(
-    STEP_TITLE,
-    {"zero": False, "nice": False, "padding": 4},
-    {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True},
-)
+#: Name of a figure -> its metric, where it has another name.
+SOURCES = {"mismatch": "rollout/mismatch_mean", "live_groups": "reward/frac_reward_zero_std"}
 
 
 def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = False) -> Series | None:
@@ -122,39 +95,48 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
 
 def figures_of(study: Study) -> list[Figure]:
     """Return all curves of a study, validation accuracy first; those without data are left out."""
-    return [figure for measure in MEASURES if (figure := _over_training(study, measure)) is not None]
+    return [drawn for figure in FIGURES if (drawn := _over_training(study, figure)) is not None]
 
 
-def _over_training(study: Study, measure: Measure) -> Figure | None:
+def _series_of(run: StudyRun, name: str) -> Series | None:
+    """Return what a figure shows of a run, of rollouts before evaluations; None if it was not measured."""
+    sources = (SOURCES.get(name, name), f"rollout/{name}", f"eval/{name}")
+    series = next((run.series[source] for source in sources if source in run.series), None)
+    if series is not None and name == "live_groups":
+        return replace(series, y=1 - series.y)
+    return series
+
+
+def _over_training(study: Study, figure: Figure) -> Figure | None:
     """Plot one measure against step, time, tokens and updates; None if no run has two points of it."""
     runs = list[Series]()
     dropped = 0  # values that do not fit on a logarithmic axis
     for one, run in study.each:
-        if (series := measure.of(run)) is not None:
-            fits = series.y > 0 if measure.log else np.ones(len(series.y), bool)
-            dropped += int((~fits).sum())
-            stopped = run.state not in ("finished", RUNNING, WAITING)
+        if (series := _series_of(run, figure.name)) is None:
+            continue
+        fits = series.y > 0 if figure.log else np.full(len(series.y), True)
+        dropped += int((~fits).sum())
+        if fits.any():
             x = {axis: at[fits] for axis, at in series.x.items()}
-            runs += [Series(x, series.y[fits], one.label, run.seed, stopped)] if fits.any() else []
+            stopped = run.state not in ("finished", RUNNING, WAITING)
+            runs.append(Series(x, series.y[fits], one.label, run.seed, stopped))
     if not any(len(run.y) > 1 for run in runs):
         return None
     by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
-    every = [mean_of(of, axis, measure.share, measure.log) for axis in AXES for of in by_setting.values()]
+    means = list[Series]()
+    for axis, of in product(AXES, by_setting.values()):
+        if (mean := mean_of(of, axis, figure.share, figure.log)) is not None:
+            means.append(mean)
     ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
-    ends |= {mean.setting: float(mean.y[-1]) for mean in every if mean is not None and "step" in mean.x}
-    last = [f"{label} {end:{'.1%' if '%' in measure.format else '.3g'}}" for label, end in ends.items()]
-    return Figure(
-        measure.name,
-        measure.title,
-        OF_ACCURACY if measure is ACCURACY else measure.unit,
-        f"{measure.title} ({measure.unit}). Last values: {few(last, MOST_IN_ALT)}.",
-        STEPS,
-        measure.format,
-        f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-        curves=[*(mean for mean in every if mean is not None), *runs],
-        share=measure.share,
-        log=measure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one value has no ticks
-        large=measure is ACCURACY,
+    ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
+    last = [f"{label} {end:{'.1%' if '%' in figure.format else '.3g'}}" for label, end in ends.items()]
+    return replace(
+        figure,
+        subtitle=OF_ACCURACY if figure is ACCURACY else figure.subtitle,
+        alt=f"{figure.title} ({figure.subtitle}). Last values: {few(last, MOST_IN_ALT)}.",
+        note=f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
+        curves=means + runs,
+        log=figure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one value has no ticks
     )
 
 
@@ -172,9 +154,9 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
         FOREST,
         title,
         "accuracy points, 95% intervals, ticks: seeds",
-        f"{title}: {'; '.join(texts)}.",
-        Axis(f"accuracy points against {name} (95% interval)"),
         "+.1f",
+        f"{title}: {'; '.join(texts)}.",
+        f"accuracy points against {name} (95% interval)",
         rows={
             "none": [{"low": -within, "high": within}],
             "zero": [{"x": 0}],

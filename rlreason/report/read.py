@@ -1,7 +1,6 @@
 """Read folders of runs and sweeps, finished or not, into one `Study`."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -39,7 +38,7 @@ GRADED = ("problem_id", "question", "outcome")  # fields of a response
 
 def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
     """Read one run; broken parts of its folder are noted and left out. A run in progress has no final evaluation."""
-    run = StudyRun(folder, folder.name, state.key, state.seed, state.status, state.reason)
+    run = StudyRun(folder, state.key, state.seed, state.status, state.reason)
     run.shared_machine, run.seconds = state.shared_machine, state.seconds
     if not folder.is_dir():
         return run
@@ -76,35 +75,31 @@ def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
 
 
 def _read_answers(run: StudyRun, reader: RunFolder, note: Note) -> None:
-    """Read the first and the last evaluation, and the accuracy of the last."""
-    evaluations = reader.evaluations()
-    if evaluations and evaluations[0].step == 0 and (len(evaluations) > 1 or not run.ended):
-        run.start = answers_of(evaluations[0], reader, note)
-    if run.state in (RUNNING, WAITING):
+    """Read the first and the last evaluation."""
+    files = reader.evaluations()
+    if not files and (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
+        files = [ResponseFile(run.folder / RESPONSES, RESPONSES)]
+    if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
+        run.start = answers_of(files[0], reader, note)
+    if run.state in (RUNNING, WAITING) or run.accuracy is not None:
         return
-    if run.diverged and run.summary and run.summary.get("accuracy") is None:
-        run.accuracy = 0.0  # with weights of NaN it answers nothing
-    elif evaluations:
-        run.final = answers_of(evaluations[-1], reader, note)
-    elif (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
-        run.final = answers_of(ResponseFile(run.folder / RESPONSES, RESPONSES), reader, note)
+    if files:
+        run.final = answers_of(files[-1], reader, note)
     elif run.ended:
         note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
-    if run.final is not None:
-        run.accuracy = run.final.accuracy
 
 
 def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers | None:
     """Return the graded responses of a file by problem; None, after a note, if none can be used."""
-    correct: dict[str, list[bool]] = defaultdict(list)
-    questions: dict[str, str] = {}
+    problems: dict[str, GradedProblem] = {}
     for row in reader.rows(file, GRADED).values():
-        correct[row["problem_id"]].append(row["outcome"] == "correct")
-        questions.setdefault(row["problem_id"], row["question"])
-    if not correct:
+        problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"]))
+        problem.correct += row["outcome"] == "correct"
+        problem.samples += 1
+    if not problems:
         note(f"{file.path} holds no response that can be used: its run is not compared")
         return None
-    return Answers({name: GradedProblem(sum(of), len(of), questions[name]) for name, of in correct.items()}, file.step)
+    return Answers(problems, file.step)
 
 
 def question_of(sweep: str, axes: Sequence[str]) -> str:
@@ -151,14 +146,20 @@ def read_study(folders: Sequence[Path]) -> Study:
     if not one_sweep:
         for run, key in zip(runs, _keys_of(runs), strict=True):
             run.setting = key
-    groups: dict[Key, dict[int, StudyRun]] = defaultdict(dict)
+    by_key: dict[Key, Setting] = {}
     for run in runs:
-        if (earlier := groups[run.setting].setdefault(run.seed, run)) is not run:
-            problems.append(f"{run.folder} is left out: {earlier.folder} has the same setting and seed {run.seed}")
-    settings = [Setting(key, "", [by_seed[seed] for seed in sorted(by_seed)]) for key, by_seed in groups.items()]
+        setting = by_key.setdefault(run.setting, Setting(run.setting, "", []))
+        if earlier := [one for one in setting.runs if one.seed == run.seed]:
+            where = earlier[0].folder
+            problems.append(f"{run.folder} is left out: {where} has the same setting and seed {run.seed}")
+        else:
+            setting.runs.append(run)
+    settings = list(by_key.values())
+    for setting in settings:
+        setting.runs.sort(key=lambda run: run.seed)
     for one in given:
         if one.picked:
-            next(setting for setting in settings if setting.key == one.runs[0].setting).best_of = one.picked
+            by_key[one.runs[0].setting].best_of = one.picked
             notes.append(
                 f"{one.path.name} was the best of {one.picked} settings on these problems: if it is compared for that, "
                 "its lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for "
@@ -183,7 +184,6 @@ def read_study(folders: Sequence[Path]) -> Study:
         notes=notes,
         carried=[str(text) for one in given if one.state for of in one.state.carried if (text := of.get("sentence"))],
         command=state.command if state is not None else "",
-        folders=[one.path for one in given],
     )
 
 
@@ -196,7 +196,8 @@ def _given(path: Path, note: Note) -> Given:
         run = read_run(path, next((one for one in siblings if one.name == path.name), alone), note)
         run.setting, run.seed = (), int(run.settings.get("seed") or 0)
         return Given(path, [run])
-    if not _is_sweep(sweep) or (part and "=" not in part):
+    is_sweep = (sweep / FILE).exists() or runs_in(sweep)
+    if not is_sweep or (part and "=" not in part):
         inner = [file.parent.name for file in sorted(path.glob(f"*/{FILE}"))]
         what = f"holds the sweeps {few(inner)}" if inner else "holds no run" if path.exists() else "is not there"
         raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of one sweep, as printed at its start")
@@ -207,10 +208,6 @@ def _given(path: Path, note: Note) -> Given:
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
     runs = [read_run(sweep / run.name, run, note) for run in some]
     return Given(path, runs, sweep, state, picked(some, state.runs) if part else 0)
-
-
-def _is_sweep(folder: Path) -> bool:
-    return (folder / FILE).exists() or bool(runs_in(folder))
 
 
 #: Differences in these do not make two settings of two runs.
@@ -225,7 +222,7 @@ def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
     distinct = {(key, run.seed) for key, run in zip(keys, runs, strict=True)}
     if len(differing) <= MOST_KEYS and len(distinct) == len(runs):
         return keys
-    names = [re.sub(",?seed=[^,]*", "", run.name) or run.folder.parent.name for run in runs]
+    names = [re.sub(",?seed=[^,]*", "", run.folder.name) or run.folder.parent.name for run in runs]
     places = {(run.folder.parent, name) for run, name in zip(runs, names, strict=True)}
     if len(places) > len({*names}):
         names = [f"{run.folder.parent.name}/{name}" for run, name in zip(runs, names, strict=True)]

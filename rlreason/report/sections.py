@@ -13,11 +13,10 @@ from rlreason.evaluation.cases import category_of
 from rlreason.health.monitors import Finding
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
-from rlreason.report.content import SIGNS, Case, Report, Table, Verdict
-from rlreason.report.documents import filled
+from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyRun, correctness
-from rlreason.report.verdicts import EQUAL_WITHIN, p_text, signed, summary_of, verdicts_of
+from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, JudgedSetting, Key
@@ -26,38 +25,32 @@ NONE = "\N{EN DASH}"
 LONGEST = 80  # characters of a value in a table
 
 
-def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
+def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
-    verdicts = verdicts_of(study, equal_within)
+    verdicts = verdicts_of(study)
     carried = [f"Carried from an earlier sweep: {one}" for one in study.carried]
-    maybe = [passes_table(study), health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
         summary=summary_of(verdicts, study),
-        lead=lead_of(study),
+        lead=filled(
+            "lead.txt.j2",
+            study=study,
+            differs=what_differs(study),
+            seeds=sorted({len(one.runs) for one in study.settings}),
+            answered=max((len(final.problems) for one in study.settings for final in one.finals), default=0),
+        ),
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *carried],
         figures=figures_of(study),
-        tables=[settings_table(study, verdicts), *(table for table in maybe if table is not None)],
+        tables=[settings_table(study, verdicts), *filter(None, (passes_table(study), health_table(study)))],
         log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
         details=[*details_of(study), ("Method", filled("method.txt.j2"))],
         forest=forest_of(verdicts),
-    )
-
-
-def lead_of(study: Study) -> str:
-    """Return what was compared with what."""
-    return filled(
-        "lead.txt.j2",
-        study=study,
-        differs=what_differs(study),
-        seeds=sorted({len(one.runs) for one in study.settings}),
-        answered=max((len(run.final.problems) for run in study.runs if run.final is not None), default=0),
     )
 
 
@@ -69,23 +62,23 @@ FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 
 def facts_of(study: Study) -> list[tuple[str, str]]:
     """Return the facts below the first screen: term and description."""
-    protocols = [run.protocol for run in study.runs if run.protocol is not None]
+    runs = study.runs
     tokens = sorted(total for one in study.settings if (total := mean_total(one, "tokens")))
-    timed = [run.seconds for run in study.runs if run.seconds is not None]
+    timed = [run.seconds for run in runs if run.seconds is not None]
     facts = filled(
         "facts.txt.j2",
         differs=what_differs(study),
-        steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
+        steps=study.planned_steps,
         tokens=list(dict.fromkeys(millions(of) for of in tokens)),
-        early=sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in study.runs),
-        running=sum(run.status == RUNNING for run in study.runs),
-        hashes=list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols)),
-        overlaps=sorted({str(how) for run in study.runs if (how := run.settings.get("data.overlap"))}),
+        early=sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in runs),
+        running=sum(run.status == RUNNING for run in runs),
+        hashes=list(dict.fromkeys(str(run.protocol.get("hash")) for run in runs if run.protocol is not None)),
+        overlaps=sorted({str(how) for run in runs if (how := run.settings.get("data.overlap"))}),
         health=health_of(study),
         timed=len(timed),
         seconds=duration(sum(timed)),
-        sampled=millions(sum(run.totals.get("tokens", 0.0) for run in study.runs)),
-        shared=any(run.shared_machine for run in study.runs),
+        sampled=millions(sum(run.totals.get("tokens", 0.0) for run in runs)),
+        shared=any(run.shared_machine for run in runs),
     )
     return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
 
@@ -99,9 +92,8 @@ def health_of(study: Study) -> str:
     """Return in words how many of the runs have something wrong."""
     examined = [run for run in study.runs if run.series]
     ill = sum(any(finding.problem for finding in run.findings) for run in examined)
-    return (
-        f"something is wrong in {ill} of {len(examined)} runs" if ill else f"nothing is wrong in {len(examined)} runs"
-    )
+    what = f"something is wrong in {ill} of" if ill else "nothing is wrong in"
+    return f"{what} {len(examined)} runs"
 
 
 def mean_total(one: Setting, axis: str) -> float:
@@ -113,7 +105,8 @@ def mean_total(one: Setting, axis: str) -> float:
 def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
-        answers = [shares for shares in one.right.values() if shares and len(shares) >= FEW_PROBLEMS]
+        answered = [final.problems.items() for final in one.finals if len(final.problems) >= FEW_PROBLEMS]
+        answers = [{name: problem.share for name, problem in items} for items in answered]
         mixed = [shares for shares in answers if len({*shares.values()}) > 1]
         if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
             yield (
@@ -165,8 +158,8 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     for one in study.settings:
         verdict, accuracy, difference = verdict_of.get(one.label), NONE, NONE
         curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
-        best = _mean_of([max(at_step for _, at_step in curve) for curve in curves], percent)
-        if one.accuracies and one.right:
+        best = _mean_of(list(map(max, curves)), percent)
+        if one.accuracies:
             interval = accuracy_of(one)
             accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
         word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
@@ -196,12 +189,11 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
     seed it is over problems only.
     """
-    answered = [set(shares) for shares in one.right.values() if shares is not None]
-    common = set.intersection(*answered) if answered else set()
+    common = set.intersection(*(set(final.problems) for final in one.finals)) if one.finals else set()
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    right = np.stack(list(correctness(one.right, problems, one.questions).values()))  # (seeds, problems)
+    right = np.stack(list(correctness(one, problems, one.questions).values()))  # (seeds, problems)
     difference = paired_difference(right)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
@@ -215,7 +207,7 @@ def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
 def pass_curve(problems: Collection[GradedProblem]) -> list[float]:
     """Return pass@k over the problems, unbiased (Chen et al. 2021), for k = 1, 2, 4 ... to the fewest samples.
 
-    >>> pass_curve([GradedProblem(1, 4), GradedProblem(4, 4)])
+    >>> pass_curve([GradedProblem("", 1, 4), GradedProblem("", 4, 4)])
     [0.625, 0.75, 1.0]
     """
     powers = range(min((p.samples for p in problems), default=0).bit_length())
@@ -230,9 +222,9 @@ def passes_table(study: Study) -> Table | None:
     curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for one, run in study.each:
         answers = {when: of.problems for when, of in (("before", run.start), ("after", run.final)) if of is not None}
-        common = set.intersection(*map(set, answers.values())) if answers else set()
         for when, problems in answers.items():
-            curves[one.label, when].append(pass_curve([problems[name] for name in sorted(common)]))
+            common = [name for name in sorted(problems) if all(name in other for other in answers.values())]
+            curves[one.label, when].append(pass_curve([problems[name] for name in common]))
     powers = min((len(curve) for of_runs in curves.values() for curve in of_runs), default=0)
     if powers < 2:
         return None
@@ -249,15 +241,17 @@ def passes_table(study: Study) -> Table | None:
 
 def health_table(study: Study) -> Table | None:
     """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
-    by_rule: dict[tuple[str, str], dict[int, Finding]] = defaultdict(dict)
-    for one, run in study.each:
-        for finding in (finding for finding in run.findings if finding.problem):
-            by_rule[one.label, finding.rule][run.seed] = finding
-    runs, rows = {one.label: len(one.runs) for one in study.settings}, []
-    for (label, rule), found in by_rule.items():
-        first = min(found.values(), key=lambda finding: finding.step or 0)
-        seeds = f"{len(found)} of {runs[label]}\nseed {', '.join(map(str, found))}"
-        rows.append([label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
+    rows = []
+    for one in study.settings:
+        by_rule: dict[str, dict[int, Finding]] = defaultdict(dict)
+        for run in one.runs:
+            for finding in run.findings:
+                if finding.problem:
+                    by_rule[finding.rule][run.seed] = finding
+        for rule, found in by_rule.items():
+            first = min(found.values(), key=lambda finding: finding.step or 0)
+            seeds = f"{len(found)} of {len(one.runs)}\nseed {', '.join(map(str, found))}"
+            rows.append([one.label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
     head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
     note = "What the monitors find in the recorded metrics, all of them on. With evidence: rlreason health RUN."
     return Table("Health of the runs", head, rows, frozenset({3}), note) if rows else None
@@ -268,7 +262,7 @@ def log_of(study: Study) -> Table:
     head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
     for one, run in study.each:
         rule, reached = run.status.partition(":")[2], run.totals.get("step")
-        last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
+        last = run.accuracy if run.accuracy is not None else next(reversed(run.evaluations), None)
         steps = NONE if reached is None else f"{reached:.0f} of {run.planned_steps or NONE}"
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
         rows.append([one.label, str(run.seed), run.state, why, steps, _mean_of([last], percent), time])
@@ -306,32 +300,37 @@ def cases_of(study: Study) -> list[Case]:
 
     The steps are those that the reference has saved. [] if it has saved none.
     """
-    of_settings = [(one.label, [run for run in one.runs if run.final is not None]) for one in study.settings]
-    runs = dict([(label, of_seeds[0]) for label, of_seeds in of_settings if of_seeds][:SETTINGS_SHOWN])
+    runs: dict[str, StudyRun] = {}
+    for one in study.settings:
+        of_seeds = [run for run in one.runs if run.final is not None]
+        if of_seeds and len(runs) < SETTINGS_SHOWN:
+            runs[one.label] = of_seeds[0]
     files = {  # of two evaluations of one step the later one, which is the final one
         label: {file.step or 0: file for file in response_files(run.folder, EVALS)} for label, run in runs.items()
     }
-    saved, texts = sorted(next(iter(files.values()), {})), dict[str, tuple[str, str]]()
+    saved, chosen = sorted(next(iter(files.values()), {})), _choose(list(runs.values()))
     steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
-    cases = {name: {step: dict[str, dict[str, str]]() for step in steps} for name in _choose(list(runs.values()))}
+    texts: dict[str, tuple[str, str]] = {}
+    responses: dict[tuple[str, int], dict[str, dict[str, str]]] = defaultdict(dict)  # problem, step -> by setting
     for step, label in product(steps, runs):
         if (file := files[label].get(step)) is None:
             continue
         for line, row in RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN).items():
             name = row["problem_id"]
-            if name in cases and label not in cases[name][step]:
+            if name in chosen and label not in responses[name, step]:
                 texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
-                cases[name][step][label] = {
+                responses[name, step][label] = {
                     "setting": label,
                     "outcome": OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})],
                     "text": shown_text(row["response"]),
                     "where": f"{Path(*file.path.parts[-3:])}:{line}",
                 }
-    return [
-        Case(*texts[name], {step: list(shown.values()) for step, shown in by_step.items()})
-        for name, by_step in cases.items()
-        if by_step and all(by_step.values())
-    ]
+    cases = []
+    for name in chosen:
+        by_step = {step: list(responses[name, step].values()) for step in steps}
+        if by_step and all(by_step.values()):
+            cases.append(Case(*texts[name], by_step))
+    return cases
 
 
 def _choose(runs: Sequence[StudyRun]) -> list[str]:

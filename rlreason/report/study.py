@@ -24,16 +24,15 @@ AXES = {
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
 NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
-Right = dict[int, dict[str, float] | None]  # seed -> problem -> share correct; None: diverged, all wrong
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GradedProblem:
     """One problem of an evaluation and the grades of its responses."""
 
-    correct: float  # number of correct responses, or the sum of their shares
-    samples: int
-    question: str = ""
+    question: str
+    correct: float = 0  # number of correct responses, or the sum of their shares
+    samples: int = 0
 
     @property
     def share(self) -> float:
@@ -45,7 +44,7 @@ class GradedProblem:
 class Answers:
     """The graded responses of one evaluation, by problem."""
 
-    problems: Mapping[str, GradedProblem]  # by problem id
+    problems: dict[str, GradedProblem]  # by problem id
     step: int | None = None  # None: of a job without steps
 
     @property
@@ -60,7 +59,6 @@ class StudyRun:
     """One run as read from its folder."""
 
     folder: Path
-    name: str  # of its folder
     setting: Key  # swept key -> value as typed, without the seed
     seed: int
     status: str  # finished, stopped:RULE ... as in status.json; "waiting" before it begins
@@ -69,7 +67,6 @@ class StudyRun:
     series: Mapping[str, Series] = field(default_factory=dict)  # metric -> its curve
     final: Answers | None = None  # the last evaluation
     start: Answers | None = None  # the evaluation before the first step
-    accuracy: float | None = None  # of `final`, over all its responses; 0 for a diverged run that has none
     protocol: Protocol | None = None  # None if the run did not end by itself
     planned_steps: int | None = None
     seconds: float | None = None  # wall clock, over all its parts
@@ -95,12 +92,16 @@ class StudyRun:
         return self.state == "diverged"
 
     @property
-    def evaluations(self) -> list[tuple[int, float]]:
-        """Return (step, accuracy) of each evaluation, oldest first."""
-        curve = self.series.get("eval/accuracy")
-        if curve is None or "step" not in curve.x:
-            return []
-        return [(int(x), float(y)) for x, y in zip(curve.x["step"], curve.y, strict=True)]
+    def accuracy(self) -> float | None:
+        """Return the accuracy of its last evaluation; 0 if it diverged before one, as weights of NaN answer nothing."""
+        if self.final is not None:
+            return self.final.accuracy
+        return 0.0 if self.diverged and self.summary and self.summary.get("accuracy") is None else None
+
+    @property
+    def evaluations(self) -> list[float]:
+        """Return the accuracy of each evaluation, oldest first."""
+        return self.series["eval/accuracy"].y.tolist() if "eval/accuracy" in self.series else []
 
 
 @dataclass(slots=True)
@@ -122,20 +123,26 @@ class Setting:
         """Return the setting as it is typed: the name in `compare --json`."""
         return " ".join(f"{key}={value}" for key, value in self.key) or self.label
 
+    def means(self, among: set[str] | None = None) -> list[float]:
+        """Return the mean share correct of each run that counts, over its final problems (`among` them)."""
+        means = []
+        for run in self.runs:
+            if run.accuracy is not None:
+                answered = run.final.problems if run.final is not None else {}  # none: it diverged at once
+                shares = [problem.share for name, problem in answered.items() if among is None or name in among]
+                means.append(float(np.mean(shares)) if shares else 0.0)
+        return means
+
     @property
-    def right(self) -> Right:
-        """Return the shares of its final evaluations; runs in progress have none."""
-        return {
-            run.seed: None if run.final is None else {name: p.share for name, p in run.final.problems.items()}
-            for run in self.runs
-            if run.final is not None or (run.diverged and run.accuracy is not None)
-        }
+    def finals(self) -> list[Answers]:
+        """Return the final evaluations of its runs that have one."""
+        return [run.final for run in self.runs if run.final is not None]
 
     @property
     def questions(self) -> dict[str, str]:
         """Return the question that each problem asks; equal ones are one problem."""
-        finals = [run.final.problems for run in self.runs if run.final is not None]
-        return question_keys({name: p.question for problems in finals for name, p in problems.items()}.items())
+        asked = {name: p.question for final in self.finals for name, p in final.problems.items()}
+        return question_keys(asked.items())
 
     @property
     def accuracies(self) -> list[float]:
@@ -157,7 +164,6 @@ class Study:
     among: set[str] | None = None  # the problems to compare on; None: all
     carried: list[str] = field(default_factory=list)  # of an earlier sweep by carry=, a sentence each
     command: str = ""  # that started the sweep
-    folders: list[Path] = field(default_factory=list)  # as given
 
     @property
     def reference(self) -> Setting:
@@ -168,6 +174,11 @@ class Study:
     def runs(self) -> list[StudyRun]:
         """Return all runs, by setting."""
         return [run for _, run in self.each]
+
+    @property
+    def planned_steps(self) -> list[int]:
+        """Return the numbers of steps that its runs are set for, ascending."""
+        return sorted({run.planned_steps for run in self.runs if run.planned_steps})
 
     @property
     def each(self) -> list[tuple[Setting, StudyRun]]:
@@ -188,10 +199,11 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     >>> labels_of([()])
     ['the default']
     """
-    names = list(dict.fromkeys(name for key in keys for name, _ in key))
-    differing = [name for name in names if len({dict(key).get(name) for key in keys}) > 1] or names
-    if len(differing) == 1 and all(differing[0] in dict(key) for key in keys):
-        return [dict(key)[differing[0]] for key in keys]
+    settings = [dict(key) for key in keys]
+    names = list(dict.fromkeys(name for setting in settings for name in setting))
+    differing = [name for name in names if len({setting.get(name) for setting in settings}) > 1] or names
+    if len(differing) == 1 and all(differing[0] in setting for setting in settings):
+        return [setting[differing[0]] for setting in settings]
     parts = [[pair for pair in key if pair[0] in differing] for key in keys]
     own = [[pair for pair in pairs if pair not in parts[0]] for pairs in parts[1:]]
     if all(len(pairs) == 1 for pairs in own):
@@ -205,38 +217,50 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
 class Pairing:
     """The difference of a setting from the reference, and the data behind it."""
 
+    one: Setting
+    reference: Setting
     difference: Difference
-    problems: Sequence[str]
-    most_answered: int  # the largest number of problems that a run answered
+    n_problems: int  # that they were compared on
+    most_answered: int  # the largest number of problems that a run answered, where all problems count
     by_seed: Mapping[int, float]  # seed that both have -> mean difference
     means: tuple[float, float]  # accuracy of the setting, of the reference
     fixed: bool  # no model was trained here
+    on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
 
 
-def pair(one: Setting, reference: Setting, among: set[str] | None = None) -> Pairing | None:
+def pair(one: Setting, reference: Setting, among: set[str] | None, on_purpose: Sequence[str]) -> Pairing | None:
     """Return the difference over the problems that every run of both settings answered (`among` them), or None."""
-    sides = one.right, reference.right
-    answered = [set(shares) for right in sides for shares in right.values() if shares is not None]
+    answered = [set(final.problems) for final in (*one.finals, *reference.finals)]
     common = set.intersection(*answered) if answered else {"all"}
     problems = sorted(common if among is None else common & among)
-    if not sides[0] or not sides[1] or not problems:
+    if not one.accuracies or not reference.accuracies or not problems:
         return None
     questions = one.questions | reference.questions
-    a, b = (correctness(right, problems, questions) for right in sides)
-    mean_a, mean_b = (float(np.mean([values.mean() for values in by_seed.values()])) for by_seed in (a, b))
-    by_seed = {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())}
-    fixed = all(run.settings.get("algorithm") in NO_TRAINING for run in (*one.runs, *reference.runs))
-    return Pairing(compared(a, b), problems, max(map(len, answered), default=0), by_seed, (mean_a, mean_b), fixed)
+    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
+    return Pairing(
+        one,
+        reference,
+        compared(a, b),
+        len(problems),
+        max(map(len, answered), default=0) if among is None else len(problems),
+        {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())},
+        (float(np.mean([of.mean() for of in a.values()])), float(np.mean([of.mean() for of in b.values()]))),
+        all(run.settings.get("algorithm") in NO_TRAINING for run in (*one.runs, *reference.runs)),
+        on_purpose,
+    )
 
 
-def correctness(right: Right, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
+def correctness(setting: Setting, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
     """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
     names = [questions.get(name, name) for name in problems]
-    none_right = np.zeros(len(set(names)))
-    return {
-        seed: none_right if shares is None else of_clusters(np.array([shares[name] for name in problems]), names)
-        for seed, shares in right.items()
-    }
+    right: dict[int, Floats] = {}
+    for run in setting.runs:
+        if run.final is not None:
+            answers = run.final.problems
+            right[run.seed] = of_clusters(np.array([answers[name].share for name in problems]), names)
+        elif run.accuracy is not None:  # it diverged at once
+            right[run.seed] = np.zeros(len(set(names)))
+    return right
 
 
 #: Settings and groups that decide how accuracy is measured, for runs without a protocol.
@@ -250,34 +274,38 @@ OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.
 
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (how two settings were measured differently, a line each; the parts that differ on purpose)."""
+    """Return (how two settings were measured differently, a line each; the parts that differ on purpose).
+
+    In place of a hash or a count stand the settings behind it.
+    """
     measured = [run for run in (*reference.runs, *setting.runs) if run.final is not None and run.state != RUNNING]
     runs = [run for run in measured if run.protocol is not None or run.settings]  # a file of results does not say
-    others, intended = list[str](), list[str]()
-    for first, run in zip(runs[:1] * len(runs), runs, strict=True):
+    lines, intended = list[str](), list[str]()
+    for run in runs:
+        first = runs[0]
         one, two = first.protocol, run.protocol
         if one is None or two is None:
             one, two = ({n: v for n, v in r.settings.items() if is_below(n, MEASURED_BY)} for r in (first, run))
-        differing, meant = split_differences(one, two, on_purpose)
-        others += _by_settings(differing, first, run)
-        intended += meant
-    mine, its = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (setting, reference))
+        differing: dict[str, str] = {}  # part of the protocol -> line
+        for line in differences(one, two):
+            part = line.partition(":")[0]
+            if any(part == of or (of.endswith(".") and part.startswith(of)) for of in on_purpose):
+                intended.append(part)
+            else:
+                differing[part] = line
+        roots = [root for part in differing for root in DECIDED_BY.get(part, ())]
+        behind = [
+            f"{name}: {setting_text(first.settings.get(name))} and {setting_text(run.settings.get(name))}"
+            for name in {**first.settings, **run.settings}
+            if is_below(name, roots) and not name.startswith(OF_TRAINING)
+            if first.settings.get(name) != run.settings.get(name)
+        ]
+        lines += behind
+        lines += [line for part, line in differing.items() if part not in DECIDED_BY or not behind]
+    mine, its = ((s.finals[0].problems if s.finals else {}) for s in (setting, reference))
     renamed = [name for name in sorted(mine.keys() & its.keys()) if mine[name].question != its[name].question]
-    others += [f"what problem {name} asks: one thing and another" for name in renamed[:1]]
-    return list(dict.fromkeys(others)), list(dict.fromkeys(intended))
-
-
-def _by_settings(differing: Sequence[str], one: StudyRun, other: StudyRun) -> list[str]:
-    """Return differences of protocols, in place of a hash or a count the settings behind it, which come first."""
-    opaque = [line for line in differing if line.partition(":")[0] in DECIDED_BY]
-    roots = [root for line in opaque for root in DECIDED_BY[line.partition(":")[0]]]
-    lines = [
-        f"{name}: {setting_text(one.settings.get(name))} and {setting_text(other.settings.get(name))}"
-        for name in dict.fromkeys([*one.settings, *other.settings])
-        if is_below(name, roots) and not name.startswith(OF_TRAINING)
-        if one.settings.get(name) != other.settings.get(name)
-    ]
-    return lines + [line for line in differing if line not in opaque or not lines]
+    lines += [f"what problem {name} asks: one thing and another" for name in renamed[:1]]
+    return list(dict.fromkeys(lines)), list(dict.fromkeys(intended))
 
 
 def is_below(name: str, groups: Sequence[str]) -> bool:
@@ -317,16 +345,6 @@ def purposes(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(meant))
 
 
-def split_differences(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return (unintended differences between two protocols, a line each; the differing parts that were `meant` to)."""
-    others, intended = list[str](), list[str]()
-    for line in differences(one, two):
-        name = line.partition(":")[0]
-        on_purpose = any(name == part or (part.endswith(".") and name.startswith(part)) for part in meant)
-        (intended if on_purpose else others).append(name if on_purpose else line)
-    return others, intended
-
-
 CHOOSING, COMPARING = "choosing", "comparing"  # the halves of the problems: one chooses a setting, the other judges it
 
 
@@ -341,15 +359,11 @@ def half_of(question: str) -> str:
 
 def half(settings: Iterable[Setting], which: str) -> set[str]:
     """Return the problems of a half that any run of the settings answered."""
-    finals = [run.final for setting in settings for run in setting.runs if run.final is not None]
+    finals = [final for setting in settings for final in setting.finals]
     return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == which}
 
 
 def mean_on_half(setting: Setting, which: str) -> float:
     """Return the mean accuracy over the seeds of a setting on a half of the problems; -1 without any."""
-    accuracies = []
-    for run in (run for run in setting.runs if run.accuracy is not None):
-        problems = run.final.problems.values() if run.final is not None else ()  # it diverged at once
-        shares = [problem.share for problem in problems if half_of(problem.question) == which]
-        accuracies.append(float(np.mean(shares)) if shares else 0.0)
-    return float(np.mean(accuracies)) if accuracies else -1.0
+    means = setting.means(half([setting], which))
+    return float(np.mean(means)) if means else -1.0

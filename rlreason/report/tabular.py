@@ -18,8 +18,7 @@ RULE = "name setting and problem, give a whole number as seed, and correct as 0,
 TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 INSPECT_VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partly, incorrect, no answer
 NO_REWARDS = ("step", "prompt", "completion", "advantage", "timestamp")  # other columns of TRL's completions
-Row = tuple[Any, Any, Any, Any]  # setting, seed, problem, share correct
-Samples = Iterator[tuple[Any, Any]]  # problem, share correct
+Sample = dict[str, Any]  # of COLUMNS, without the first two where the files give them
 
 
 def study_of_results(path: Path) -> Study | None:
@@ -27,66 +26,55 @@ def study_of_results(path: Path) -> Study | None:
 
     None for anything else. `DataError` names the file, the row, the rule and the cure.
     """
-    program = next((name for name in FORMATS if _files_of(name, path)), "CSV")
-    if program == "CSV" and not path.is_file():
+    for program in FORMATS:
+        if files := _files_of(program, path):
+            break
+    else:
         return None
+    settings: dict[str, Setting] = {}
+    for (name, seed), problems in _graded_of(program, path, files).items():
+        setting = settings.setdefault(name, Setting((("setting", name),), name, []))
+        setting.runs.append(StudyRun(path, setting.key, seed, "finished", final=Answers(problems)))
+    for setting in settings.values():
+        setting.runs.sort(key=lambda run: run.seed)
     notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []
-    runs: dict[str, dict[int, StudyRun]] = defaultdict(dict)
-    for (name, seed), of_problems in _shares_of(program, path).items():
-        answers = Answers({name: GradedProblem(sum(of), len(of), name) for name, of in of_problems.items()})
-        run = StudyRun(path, f"{name},seed={seed}", (("setting", name),), seed, "finished", final=answers)
-        run.accuracy = answers.accuracy
-        runs[name][seed] = run
-    settings = [
-        Setting((("setting", name),), name, [by_seed[seed] for seed in sorted(by_seed)])
-        for name, by_seed in runs.items()
-    ]
-    return Study(path.stem, "How do these settings compare?", ["setting"], settings, notes=notes, folders=[path])
+    question = "How do these settings compare?"
+    return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes)
 
 
-def _shares_of(program: str, path: Path) -> dict[tuple[str, int], dict[str, list[float]]]:
-    """Return setting and seed -> problem -> the share correct of each sample."""
-    shares: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _graded_of(program: str, path: Path, files: dict[int, Path]) -> dict[tuple[str, int], dict[str, GradedProblem]]:
+    """Return setting and seed -> problem -> its grades. `files`: by seed, where their samples do not give it."""
+    runs: dict[tuple[str, int], dict[str, GradedProblem]] = defaultdict(dict)
+    number = 0
     try:
-        for number, row in enumerate(_csv(path) if program == "CSV" else _rows_of(program, path), 1):
-            texts = ["" if value is None else str(value).strip() for value in row]
-            setting, seed, problem, correct = texts
-            try:
-                share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
-            except ValueError:
-                share, whole = -1.0, 0
-            if not setting or not problem or not 0 <= share <= 1:
-                line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
-                raise DataError(f"{path}, row {number} has {line}: {RULE}")
-            shares[setting, whole][str(row[2])].append(share)  # as the runs have it
+        for of_file, file in files.items():
+            for sample in FORMATS[program][2](file):
+                number += 1
+                values = [({"setting": path.stem, "seed": of_file} | sample)[name] for name in COLUMNS]
+                texts = ["" if value is None else str(value).strip() for value in values]
+                setting, seed, problem, correct = texts
+                try:
+                    share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
+                except ValueError:
+                    share, whole = -1.0, 0
+                if not setting or not problem or not 0 <= share <= 1:
+                    line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
+                    raise DataError(f"{path}, row {number} has {line}: {RULE}")
+                name = str(sample["problem"])  # as the runs have it
+                graded = runs[setting, whole].setdefault(name, GradedProblem(name))
+                graded.correct += share
+                graded.samples += 1
     except ConfigError:
         raise
     except Exception as error:  # whatever its reader raises
         what = f"{type(error).__name__}: {shorten(str(error), 80)}"
         raise DataError(f"{path} cannot be read as {program} ({what}): give another file") from None
-    if not shares:
+    if not runs:
         raise DataError(f"{path} holds no row of results: give a file of {program} with some")
-    return shares
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
-        if missing := [name for name in COLUMNS if name not in reader.fieldnames]:
-            rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
-            raise DataError(f"{path} has no column {missing[0]}: {rule}")
-        for row in reader:
-            yield row["setting"], row["seed"], row["problem"], row["correct"]
+    return runs
 
 
 # ---- files of programs ----
-
-
-def _rows_of(program: str, path: Path) -> Iterator[Row]:
-    for seed, file in _files_of(program, path).items():
-        for problem, share in FORMATS[program][2](file):
-            yield path.stem, seed, problem, share
 
 
 def _files_of(program: str, path: Path) -> dict[int, Path]:
@@ -95,7 +83,7 @@ def _files_of(program: str, path: Path) -> dict[int, Path]:
     The number at the end of such a folder's name is the seed.
     """
     if path.is_file():
-        return {0: path} if path.suffix in FORMATS[program][1] else {}
+        return {0: path} if path.name.endswith(FORMATS[program][1]) else {}
     if (own := _newest_file(path, program)) is not None:
         return {0: own}
     inner = {place.name: file for place in sorted(path.glob("*")) if (file := _newest_file(place, program))}
@@ -117,7 +105,17 @@ def _newest_file(folder: Path, program: str) -> Path | None:
     return max(files, key=lambda file: [int(number) for number in re.findall(r"\d+", file.stem)])
 
 
-def _trl(path: Path) -> Samples:
+def _csv(path: Path) -> Iterator[Sample]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
+        if missing := [name for name in COLUMNS if name not in reader.fieldnames]:
+            rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
+            raise DataError(f"{path} has no column {missing[0]}: {rule}")
+        yield from reader
+
+
+def _trl(path: Path) -> Iterator[Sample]:
     """Yield prompt and reward of the last step's completions: the reward called accuracy or correct, else the first."""
     try:
         from pyarrow import parquet
@@ -127,18 +125,22 @@ def _trl(path: Path) -> Samples:
     rewards = [n for n, value in rows[0].items() if n not in NO_REWARDS and isinstance(value, int | float)]
     reward = next((name for name in rewards if "acc" in name or "correct" in name), rewards[0])
     newest = max(row.get("step", 0) for row in rows)
-    yield from ((row["prompt"], row[reward]) for row in rows if row.get("step", 0) == newest)
+    for row in rows:
+        if row.get("step", 0) == newest:
+            yield {"problem": row["prompt"], "correct": row[reward]}
 
 
-def _lm_eval(path: Path) -> Samples:
+def _lm_eval(path: Path) -> Iterator[Sample]:
     """Yield a task's samples under the first filter and metric: a problem is its question, else its document's hash."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
     metric = next(n for n, value in rows[0].items() if n != "doc_id" and isinstance(value, int | float))
-    for row in (row for row in rows if row.get("filter") == rows[0].get("filter")):
-        yield row["doc"].get("question") or row["doc"].get("problem") or row.get("doc_hash", row["doc_id"]), row[metric]
+    for row in rows:
+        if row.get("filter") == rows[0].get("filter"):
+            asked = row["doc"].get("question") or row["doc"].get("problem") or row.get("doc_hash", row["doc_id"])
+            yield {"problem": asked, "correct": row[metric]}
 
 
-def _inspect(path: Path) -> Samples:
+def _inspect(path: Path) -> Iterator[Sample]:
     """Yield a log's samples under the first scorer; a problem is its input if that is text, else its id."""
     if path.suffix == ".eval":
         with zipfile.ZipFile(path) as log:
@@ -149,12 +151,13 @@ def _inspect(path: Path) -> Samples:
     for sample in samples:
         value = next(iter(sample["scores"].values()))["value"]
         problem = sample["input"] if isinstance(sample["input"], str) else sample["id"]
-        yield problem, INSPECT_VALUES.get(value, value) if isinstance(value, str) else value
+        yield {"problem": problem, "correct": INSPECT_VALUES.get(value, value) if isinstance(value, str) else value}
 
 
 #: Program -> patterns of its files in a folder, endings of a file that is given, and how to read one.
-FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Samples]]] = {
+FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Iterator[Sample]]]] = {
     "TRL": (("completions_*.parquet", "completions/completions_*.parquet"), (".parquet",), _trl),
     "lm-eval": (("samples_*.jsonl", "*/samples_*.jsonl"), (".jsonl",), _lm_eval),
     "Inspect": (("*.eval",), (".eval", ".json"), _inspect),
+    "CSV": ((), ("",), _csv),
 }

@@ -1,7 +1,7 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -58,36 +58,26 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The difference of a setting `a` from the reference `b`, and what judges it."""
-
-    a: str
-    b: str
-    difference: Difference
-    comparisons: int  # that Holm corrects for
-    equal_within: float  # accuracy
-
-
-def sentence(c: Comparison, outcome: str, settles: bool = True) -> str:
-    """Return the verdict in words; `settles` adds what it would take to tell."""
-    a, b, difference = c.a, c.b, c.difference
+def sentence(names: tuple[str, str], pairing: Pairing, outcome: str, comparisons: int, equal_within: float) -> str:
+    """Return an outcome in words, for a setting and a reference of these names."""
+    (a, b), difference = names, pairing.difference
     if outcome in ("better", "worse"):
         return f"{a} is {outcome} than {b} by {size(difference.mean)} accuracy points ({interval(difference)})."
+    low, high = signed(difference.low), signed(difference.high)
     if outcome == "same":
-        ends = f"95% interval {signed(difference.low)} to {signed(difference.high)}"
-        return f"No difference larger than {100 * c.equal_within:g} points between {a} and {b} ({ends})."
-    lies = f"the difference lies between {signed(difference.low)} and {signed(difference.high)} accuracy points."
+        ends = f"95% interval {low} to {high}"
+        return f"No difference larger than {100 * equal_within:g} points between {a} and {b} ({ends})."
+    lies = f"the difference lies between {low} and {high} accuracy points."
     if difference.low > 0 or difference.high < 0:
         looks = "better" if difference.mean > 0 else "worse"
-        corrected = f"but not after correcting for {c.comparisons} comparisons"
-        return f"{a} looks {looks} than {b}, {corrected}: by itself, {lies}"
-    text = f"{a} and {b} cannot be told apart: {lies}"
-    return f"{text} {settling(difference, c.comparisons)}" if settles else text
+        return f"{a} looks {looks} than {b}, but not after correcting for {comparisons} comparisons: by itself, {lies}"
+    return f"{a} and {b} cannot be told apart: {lies}"
 
 
-def settling(difference: Difference, comparisons: int = 1) -> str:
-    """Return what it would take to tell: seeds, or problems."""
+def settling(difference: Difference, comparisons: int) -> str:
+    """Return what it would take to tell: seeds, or problems; "" if the difference is clear by itself."""
+    if difference.low > 0 or difference.high < 0:
+        return ""
     if abs(difference.mean) < 0.0005:
         if difference.high - difference.low > WIDE:
             return "More seeds and problems would narrow the interval; none would settle so small a difference."
@@ -99,15 +89,6 @@ def settling(difference: Difference, comparisons: int = 1) -> str:
     if difference.se_extra > 0 and abs(difference.mean) < 2 * difference.se_extra:
         return f"More seeds on these {difference.problems:,} problems would not settle it: more problems would."
     return "Not even a thousand seeds would settle a difference of this size."
-
-
-def small_line(difference: Difference, adjusted_p: float, comparisons: int) -> str:
-    """Return in brief what a verdict is based on."""
-    unpaired = {PROBLEMS: "one seed on a side", UNPAIRED: f"{difference.seeds} or more seeds, unpaired"}
-    seeds = unpaired.get(difference.over, f"{difference.seeds} paired seeds")
-    family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
-    problems = counted(difference.problems, "problem")
-    return f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(adjusted_p)}{family}"
 
 
 def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
@@ -138,30 +119,20 @@ EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
     """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
-    reference, others = study.reference, study.settings[1:]
-    differences = [unequal(one, reference, study.on_purpose) for one in others]
-    pairings = [
-        None if differing else pair(one, reference, study.among)
-        for one, (differing, _) in zip(others, differences, strict=True)
-    ]
-    adjusted = holm([pairing.difference.p for pairing in pairings if pairing is not None])
-    n_compared, p_of = len(adjusted), iter(adjusted)
-    verdicts = []
-    for one, pairing, (differing, on_purpose) in zip(others, pairings, differences, strict=True):
-        if pairing is None:
-            verdicts.append(_not_compared(one, reference, differing))
-            continue
-        comparison = Comparison(one.label, reference.name, pairing.difference, n_compared, equal_within)
-        verdict = _verdict(one, reference, pairing, comparison, next(p_of))
-        caveats = caveats_of(one, reference, pairing, on_purpose, whole=study.among is None)
-        verdicts.append(replace(verdict, sentence=" ".join([verdict.sentence, *caveats])))
-    return verdicts
+    reference, found = study.reference, list[Pairing | Verdict]()
+    for one in study.settings[1:]:
+        differing, on_purpose = unequal(one, reference, study.on_purpose)
+        pairing = None if differing else pair(one, reference, study.among, on_purpose)
+        found.append(pairing or _not_compared(one, reference, differing))
+    adjusted = holm([one.difference.p for one in found if isinstance(one, Pairing)])
+    comparisons, p_of = len(adjusted), iter(adjusted)
+    return [one if isinstance(one, Verdict) else _verdict(one, next(p_of), comparisons, equal_within) for one in found]
 
 
-def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, p: float) -> Verdict:
-    """Return the verdict without its caveats."""
-    difference = c.difference
-    models = "same" if -c.equal_within < difference.low and difference.high < c.equal_within else "cannot tell"
+def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) -> Verdict:
+    """Return the verdict on a setting. `p`: corrected for so many comparisons."""
+    one, reference, difference = pairing.one, pairing.reference, pairing.difference
+    models = "same" if -equal_within < difference.low and difference.high < equal_within else "cannot tell"
     if p <= LEVEL:
         models = "better" if difference.mean > 0 else "worse"
     one_seed = difference.over == PROBLEMS and not pairing.fixed  # which compares trained models but not settings
@@ -172,57 +143,73 @@ def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, 
         headline = "diverged in some seeds"
     elif word == "cannot tell" and one_seed:
         headline = "one seed"
-    equal = not pairing.fixed and _equal_bit_for_bit(one, reference)
-    if equal:
-        text = f"{c.a} and {c.b} are equal bit for bit in all seeds: more seeds would show no difference."
+    names = a, b = one.label, reference.name
+    if equal := not pairing.fixed and _equal_bit_for_bit(one, reference):
+        parts = [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
         outcome, word, headline = "same", "same", ""
     elif one_seed:
-        of_models = replace(c, a=f"Model {_model(one, pairing)}", b=_model(reference, pairing))
-        text = sentence(of_models, models, settles=False).replace("(95%", "(over problems only, 95%")
-        text = f"One seed on a side: this compares these trained models, not the settings. {text}"
+        model, other = (
+            s.label + (f", seed {min(pairing.by_seed)}" if len(s.accuracies) > 1 and pairing.by_seed else "")
+            for s in (one, reference)
+        )
+        text = sentence((f"Model {model}", other), pairing, models, comparisons, equal_within)
+        parts = ["One seed on a side: this compares these trained models, not the settings."]
+        parts.append(text.replace("(95%", "(over problems only, 95%"))
     elif diverged and difference.over != PROBLEMS:
-        text = f"{c.a} diverged in {diverged} of {counted(measured, 'seed')}."
+        parts = [f"{a} diverged in {diverged} of {counted(measured, 'seed')}."]
         if outcome in ("better", "worse"):
-            ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {c.b}"
-            text += f" Counted as it is, it ends {ends} ({interval(difference)})."
+            ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {b}"
+            parts.append(f"Counted as it is, it ends {ends} ({interval(difference)}).")
         else:
-            text += f" {sentence(c, 'cannot tell')}"
+            parts.append(sentence(names, pairing, "cannot tell", comparisons, equal_within))
+            parts.append(settling(difference, comparisons))
     else:
-        text = sentence(c, outcome, settles=not pairing.fixed)
+        parts = [sentence(names, pairing, outcome, comparisons, equal_within)]
+        if outcome == "cannot tell" and not pairing.fixed:
+            parts.append(settling(difference, comparisons))
     if outcome in ("cannot tell", "same") and not equal:
         if max(pairing.means) < SATURATED[0]:
-            text += f" Both are below {SATURATED[0]:.0%}: this task cannot separate them."
+            parts.append(f"Both are below {SATURATED[0]:.0%}: this task cannot separate them.")
         elif min(pairing.means) > SATURATED[1]:
-            text += f" Both are above {SATURATED[1]:.0%}: this task cannot separate them."
+            parts.append(f"Both are above {SATURATED[1]:.0%}: this task cannot separate them.")
     if outcome == "cannot tell" and difference.seeds == 2 and not pairing.fixed:
         width = size(difference.high - difference.low)
-        text += f" Two seeds never settle anything: the interval is {width} points wide."
-    by_seed = pairing.by_seed if difference.over != UNPAIRED else {}
-    small, typed = small_line(difference, p, c.comparisons), (one.typed, reference.typed)
-    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome, headline)
+        parts.append(f"Two seeds never settle anything: the interval is {width} points wide.")
+    unpaired = difference.over == UNPAIRED
+    seeds = f"{difference.seeds} or more seeds, unpaired" if unpaired else f"{difference.seeds} paired seeds"
+    if difference.over == PROBLEMS:
+        seeds = "one seed on a side"
+    family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
+    return Verdict(
+        a,
+        reference.label,
+        word,
+        " ".join(part for part in (*parts, *caveats_of(pairing)) if part),
+        f"{seeds} \N{MIDDLE DOT} {counted(difference.problems, 'problem')} \N{MIDDLE DOT} {p_text(p)}{family}",
+        difference,
+        p,
+        {} if unpaired else pairing.by_seed,
+        (one.typed, reference.typed),
+        outcome,
+        headline,
+    )
 
 
 def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
     """Return whether all seeds of two settings have equal curves and answers."""
-    mine, its = (
-        {
-            run.seed: {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
-            for run in s.runs
-        }
-        for s in (one, other)
-    )
-    measured = all(one.right.values()) and all(GRADIENT in curves for curves in mine.values())
-    return measured and one.right == other.right and mine == its
 
+    def figures_of(run: StudyRun) -> tuple[Any, ...]:
+        curves = {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
+        return run.final and run.final.problems, curves
 
-def _model(setting: Setting, pairing: Pairing) -> str:
-    """Return the name of the trained model in a comparison of one seed."""
-    return setting.label + (f", seed {min(pairing.by_seed)}" if len(setting.accuracies) > 1 and pairing.by_seed else "")
+    mine, its = ({run.seed: figures_of(run) for run in setting.runs} for setting in (one, other))
+    measured = all(GRADIENT in run.series and (run.final or run.accuracy is None) for run in one.runs)
+    return measured and mine == its
 
 
 def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
     headline, why = "", "their runs answered no problem in common"
-    empty = next((s for s in (one, reference) if not s.right), None)
+    empty = next((s for s in (one, reference) if not s.accuracies), None)
     if differing:
         name, _, values = differing[0].partition(": ")
         first, _, second = values.partition(" and ")
@@ -238,17 +225,19 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
     return Verdict(one.label, reference.label, "not compared", text, typed=typed, headline=headline)
 
 
-def caveats_of(one: Setting, reference: Setting, pairing: Pairing, on_purpose: Sequence[str], whole: bool) -> list[str]:
-    """Return the caveats of a verdict, a sentence each. `whole`: the comparison is on all problems."""
+def caveats_of(pairing: Pairing) -> list[str]:
+    """Return the caveats of a verdict, a sentence each."""
+    one, reference = pairing.one, pairing.reference
+    sides = one, reference
     caveats = [
         f"{setting.label} was chosen on these same problems, as the best of {setting.best_of} settings."
-        for setting in (one, reference)
+        for setting in sides
         if setting.best_of
     ]
-    caveats += [text for setting in (one, reference) for run in setting.runs if (text := _caveat_of(run, setting))]
+    caveats += [text for setting in sides for run in setting.runs if (text := _caveat_of(run, setting))]
     if diverged := sum(run.diverged for run in reference.runs):
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
-    mine, its = ({run.seed for run in s.runs if run.accuracy is not None} for s in (one, reference))
+    mine, its = ({run.seed for run in s.runs if run.accuracy is not None} for s in sides)
     if pairing.difference.over == UNPAIRED:
         caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
     elif mine != its and mine & its:
@@ -257,19 +246,19 @@ def caveats_of(one: Setting, reference: Setting, pairing: Pairing, on_purpose: S
                 noun = "seed" if len(lacking) == 1 else "seeds"
                 caveats.append(f"{setting.label} lacks {noun} {few([str(seed) for seed in sorted(lacking)])}.")
         caveats.append(f"Compared on the {len(mine & its)} that they share.")
-    if whole and len(pairing.problems) < pairing.most_answered:
+    if pairing.n_problems < pairing.most_answered:
         short = sorted(
             (len(run.final.problems), f"seed {run.seed} of {setting.label}")
-            for setting in (one, reference)
+            for setting in sides
             for run in setting.runs
             if run.final is not None and len(run.final.problems) < pairing.most_answered
         )
         lack = few([f"{who} answered {n:,}" for n, who in short], 2)
-        common = f"{len(pairing.problems):,} of {pairing.most_answered:,} problems that all runs answered"
+        common = f"{pairing.n_problems:,} of {pairing.most_answered:,} problems that all runs answered"
         caveats.append(f"Compared on the {common}{f': {lack}' if lack else ''}.")
-    if on_purpose:
-        parts = few(on_purpose)
-        differ, them = ("differs", "it") if len(on_purpose) == 1 else ("differ", "them")
+    if pairing.on_purpose:
+        parts = few(pairing.on_purpose)
+        differ, them = ("differs", "it") if len(pairing.on_purpose) == 1 else ("differ", "them")
         caveats.append(
             f"{parts[0].upper()}{parts[1:]} {differ}, as this sweep varies {them} on purpose; each setting is measured "
             "under its own."
