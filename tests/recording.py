@@ -4,6 +4,8 @@ import sys
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+CHECKING = ("rlreason.objectives.published", "rlreason.config.leaves")
+
 
 class Recording:
     """The settings that were asked for by name, of a run whose config is watched from now on."""
@@ -22,8 +24,9 @@ class Recording:
     def _watched(self, kind: type, prefix: str, names: frozenset[str]) -> type:
         def ask(node: Any, name: str) -> Any:
             value = kind.__getattribute__(node, name)
-            asker = sys._getframe(1).f_globals["__name__"]  # to check the rules of a setting is not to use it
-            if name in names and asker not in ("rlreason.objectives.published", "rlreason.config.leaves"):
+            frame = sys._getframe(1)  # to check the rules of a setting is not to use it
+            checks = frame.f_globals["__name__"] in CHECKING or frame.f_code.co_name in ("rules", "replace")
+            if name in names and not checks:
                 self.read.add(prefix + name)
             return value
 

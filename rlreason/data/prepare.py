@@ -359,8 +359,8 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     if run.samples_training_data:
         train = check_ground_truths(train, of_training, run.data, say)
     note_repetitions(train, "training", of_training, say)
-    train = subset(train, run.data.limit, run.seed)
     if run.uses_training_data:
+        train = subset(train, run.data.limit, run.seed)
         sizes["train"] = len(train)
     return Loaded(train, validation, sizes | {"validation": len(validation)})
 

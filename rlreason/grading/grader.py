@@ -194,9 +194,9 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return warnings about failures in these grades and doubtful settings, one sentence each."""
         warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        top, correct_at = max((grade.answer for grade in grades), default=0.0), self.grading.correct_at
         if not self.plugin:
             return warnings
+        top, correct_at = max((grade.answer for grade in grades), default=0.0), self.grading.correct_at
         if correct_at is None and top > 1 + ROUNDING:
             warnings.append(
                 f"grading: {self.plugin} gives up to {top:g}, and every response that earns 1 or more counts as "

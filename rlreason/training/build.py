@@ -58,7 +58,15 @@ from rlreason.runtime.text import redacted
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import own_functions, refusal
-from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, hashed
+from rlreason.training.warm_start import (
+    Lessons,
+    StartWeights,
+    checksum,
+    copy_weights,
+    find_or_make,
+    formats_of,
+    hashed,
+)
 from rlreason.types import Problem, Sample
 
 
@@ -136,7 +144,10 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
     tiny = run.model
     if not isinstance(tiny, TinyModelConfig):
         return None
-    start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
+    if tiny.warm_start.steps == 0:
+        start = StartWeights("random", checksum(copy_weights(policy.named_weights())))
+    else:
+        start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
     console.say(f"start      the tiny model, its weights: {start.source}")
     return start
 
@@ -270,9 +281,9 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
-    settings = {name: key for key, name in own_functions(run)}
     for grader in graders.all():
         if grader.plugin:
+            settings = {name: key for key, name in own_functions(run)}
             judges_validation = grader is graders.evaluation or not loaded.train
             problem = (loaded.validation if judges_validation else loaded.train)[0]
             setting = settings.get(grader.plugin, grader.plugin)

@@ -181,12 +181,7 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 
 
 def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
-    """Load the policy's start weights, or teach them if there are none, and keep them in the cache.
-
-    Without a warm start, they stay random.
-    """
-    if tiny.warm_start.steps == 0:
-        return StartWeights("random", checksum(copy_weights(policy.named_weights())))
+    """Load the policy's start weights, or teach them if there are none, and keep them in the cache."""
     began, recipe = time.monotonic(), recipe_of(tiny, policy, lessons)
     key, weights, source = hashed(recipe, maker_of(tiny, policy)), None, "made"
     kept = None if tiny.cache is None else cache_folder(tiny.cache) / f"{key}{SUFFIX}"
