@@ -14,12 +14,13 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
-from rlreason.report.read import read_study
+from rlreason.report.read import differing_keys, read_study
 from rlreason.report.sections import health_of, warnings_of
-from rlreason.report.study import COMPARING, Setting, Study, half
+from rlreason.report.study import COMPARING, Setting, Study, half, setting_text
 from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
+from rlreason.runtime.text import few
 
 OUTCOMES = ("better", "worse", "same")
 NOT_AS_EXPECTED = 1  # exit code
@@ -120,6 +121,12 @@ def compared_study(paths: Sequence[Path]) -> Study:
     among = half(sides, COMPARING) if best_notes else None
     if among == set():
         raise ConfigError(f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side")
+    configs = [study.runs[0].settings for study in others]
+    differing = [
+        f"{key} ({' and '.join(setting_text(c.get(key)) for c in configs)})" for key in differing_keys(configs)
+    ]
+    if differing and all(len(study.settings) == 1 for study in others):
+        notes.append(f"These runs differ in {few(differing)}.")
     same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
     return Study(
         first.name,

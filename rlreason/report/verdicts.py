@@ -211,10 +211,12 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
     headline, why = "", "their runs answered no problem in common"
     empty = next((s for s in (one, reference) if not s.accuracies), None)
     if differing:
-        name, _, values = differing[0].partition(": ")
+        line = next((line for line in differing if line.startswith("reward:")), differing[0])
+        name, _, values = line.partition(": ")
         first, _, second = values.partition(" and ")
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         why = f"{name} is {second} in {one.label} and {first} in {reference.label}{more}"
+        why += "; eval.reward=r1_zero would measure both alike" if name == "reward" else ""
     elif empty is not None:
         why = f"no run of {empty.label} has a final evaluation"
         if any(run.status == RUNNING for run in empty.runs):

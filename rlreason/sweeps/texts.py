@@ -47,6 +47,9 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         space += space_needed(run).left
         memory = f"of one run: {verdict(planned(run, believed_device()))}"
     asked = [one.problems for one in ended if one.problems]
+    rewards, mixed = {one.evaluation.reward for one in runs.values() if works_on_a_model(one)}, ""
+    if "prompt.reward" in design.axes and len(rewards) > 1:  # a sweep of prompts, or of eval.reward, means to differ
+        mixed = f"accuracies by {few(sorted(rewards))} are not compared: add eval.reward=r1_zero"
     launcher_settings = [word.removeprefix("hydra.launcher.") for word in jobs.words]
     gpus = f"{jobs.gpus_per_run} a run" if jobs.gpus_per_run else "every run sees all of them"
     lines = {
@@ -56,6 +59,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "varies": "; ".join(f"{axis}={','.join(of)}" for axis, of in values.items()) or "the seed alone",
         "compared": compared if len(settings) > 1 else "",
         "alike": "; ".join(one_formula(design, runs)),
+        "! reward": mixed,
         "time": _time(ended, left, jobs.side_by_side),
         "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
         "memory": memory,
