@@ -51,6 +51,14 @@ def test_a_sweep_alone(rates, capsys):
     assert "(Holm, 2 comparisons)" in capsys.readouterr().out
 
 
+def test_two_runs_say_in_what_they_differ(tmp_path, capsys):
+    """Bug: runs that are named by their time of start are compared, and what differs is for the reader to find."""
+    for name, steps in (("a", "40"), ("b", "20")):
+        ended(tmp_path / name, answers(0, 0.5), config=CONFIG.replace("40", steps))
+    (one,) = told(capsys, tmp_path / "a", tmp_path / "b")
+    assert "n_steps (40 and 20)" in one["notes"][0]
+
+
 def test_two_settings_and_expectations(rates, capsys):
     """Bug: the best of a sweep is compared on the problems that chose it, or --expect has another exit code."""
     a, b, same = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3", rates.with_name("same")

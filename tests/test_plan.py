@@ -58,6 +58,20 @@ def test_a_plan_tells_what_nobody_has_run_yet(lines):
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
 
 
+def test_rewards_whose_accuracies_are_not_compared_are_said_before_they_run(tmp_path, composed):
+    """Bug: a sweep over rewards is paid for, and its report compares nothing."""
+    rewards = ("r1_zero", "question_only")
+    runs = [RunState(f"prompt.reward={one},seed=0", [], {"prompt.reward": one}, 0) for one in rewards]
+
+    def said(*words: str) -> str:
+        state = SweepState("reward", "", ["prompt.reward"], None, "waiting", 1, "", runs)
+        configs = {f"prompt.reward={one},seed=0": composed(f"prompt.reward={one}", *words) for one in rewards}
+        return plan_text(state, tmp_path, {name: typed(cfg) for name, cfg in configs.items()}, Jobs())
+
+    assert "eval.reward=r1_zero" in said()
+    assert "eval.reward=r1_zero" not in said("eval.reward=r1_zero")
+
+
 def test_settings_that_are_one_formula_are_said_before_they_run(tmp_path, composed):
     """On policy grpo_clip is reinforce_with_baseline: four runs went to show a difference that cannot be."""
     losses = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline")
