@@ -54,14 +54,14 @@ CASES: dict[str, tuple[Right, Right, str, str, tuple[str, ...]]] = {
         (": more problems",)),
     "of few problems nothing is small": (
         seeds(0.5, (1, 0), 8), seeds(0.5, (0, 1), 8), "cannot tell", "2 paired seeds · 8 ",
-        ("More seeds and problems",)),
+        ("take four",)),
     "equivalence has a width": (
         seeds(0.5, (1, 0, 3, 2), 2000), seeds(0.5, problems=2000), "same", "4 paired seeds", ("2 points",)),
     "one seed compares models": (
         {0: hits(0.8)}, {0: hits(0.5)}, "cannot tell", "one seed on a side", ("Model A is better than R by 30.0 ",)),
     "one seed beside several": (
         seeds(0.7), {0: hits(0.5)}, "cannot tell", "one seed on a side", ("Model A, seed 0", "R lacks seeds 1, 2, 3.")),
-    "two seeds": (seeds(0.6, (12, 0)), seeds(0.5, (0, 9)), "cannot tell", "2 paired seeds", ("Two seeds never",)),
+    "two seeds": (seeds(0.6, (12, 0)), seeds(0.5, (0, 9)), "cannot tell", "2 paired seeds", ("Two seeds say little",)),
     "other seeds": (
         seeds(0.7, (5, 6, 7), first=5), seeds(0.5, (0, 1, 2)), "better", "3 or more seeds, unpaired", ("not paired",)),
     "a seed lacks": (seeds(0.7, (0, 1, 2)), seeds(0.5), "better", "3 paired seeds", ("A lacks seed 3.",)),

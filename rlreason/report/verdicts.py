@@ -165,7 +165,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
             parts.append(settling(difference, comparisons))
     else:
         parts = [sentence(names, pairing, outcome, comparisons, equal_within)]
-        if outcome == "cannot tell" and not pairing.fixed:
+        if outcome == "cannot tell" and not pairing.fixed and difference.seeds != 2:  # no forecast from two numbers
             parts.append(settling(difference, comparisons))
     if outcome in ("cannot tell", "same") and not equal:
         if max(pairing.means) < SATURATED[0]:
@@ -174,7 +174,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
             parts.append(f"Both are above {SATURATED[1]:.0%}: this task cannot separate them.")
     if outcome == "cannot tell" and difference.seeds == 2 and not pairing.fixed:
         width = size(difference.high - difference.low)
-        parts.append(f"Two seeds never settle anything: the interval is {width} points wide.")
+        parts.append(f"Two seeds say little of their own spread (the interval is {width} points wide): take four.")
     unpaired = difference.over == UNPAIRED
     seeds = f"{difference.seeds} or more seeds, unpaired" if unpaired else f"{difference.seeds} paired seeds"
     if difference.over == PROBLEMS:

@@ -128,7 +128,7 @@ def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: f
     text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
     if comparisons > 1:
         text += f"; by Holm over {comparisons} comparisons, at worst one below {strictest}"
-    return f"two seeds never settle anything: {text}" if seeds == 2 else f"{seeds} seeds: {text}"
+    return f"two seeds say little of their own spread: {text}" if seeds == 2 else f"{seeds} seeds: {text}"
 
 
 def problems_of(run: RunConfig) -> int | None:
