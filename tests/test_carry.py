@@ -162,6 +162,16 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     assert read_state(tmp_path).stopped_settings == [{"setting": {"learning_rate": "1e-2"}, "reason": "it cannot win"}]
 
 
+def test_a_setting_that_diverged_is_compared_on_the_same_questions(tmp_path):
+    """Bug: where two problems ask the same, a setting without answers has another number of questions, and it ends."""
+    rates(tmp_path, lambda value, seed: None if value == "1e-2" else by_chance(value, seed))
+    one, other = [text for k in range(20) if half_of(text := f"What is {k} + 1?") == CHOOSING][:2]
+    for path in tmp_path.glob("*/evals/*.jsonl"):
+        path.write_text(path.read_text().replace(f'"{other}"', f'"{one}"'))
+    (tmp_path / "learning_rate=1e-2,seed=3/summary.json").unlink()
+    assert "worse than" in why_dominated(tmp_path / "learning_rate=1e-2,seed=3")
+
+
 def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
     setting = [(("lr", str(k)),) for k in range(3)]
     right = {key: {seed: np.full(64, 1.0 - 0.5 * k) for seed in range(3)} for k, key in enumerate(setting)}

@@ -216,6 +216,7 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
     problems = sorted(half(ended.settings, CHOOSING))
-    right = {one.key: correctness(one, problems, one.questions) for one in ended.settings}
+    questions = {name: key for one in ended.settings for name, key in one.questions.items()}  # a diverged one has none
+    right = {one.key: correctness(one, problems, questions) for one in ended.settings}
     seeds = len({run.seed for run in state.runs})
     return losers(right, reference, len(study.settings), seeds).get(mine.key, "")
