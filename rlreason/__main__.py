@@ -25,7 +25,7 @@ def main() -> None:
         try:
             run()
         finally:
-            from rlreason.training.ranks import release_torchrun_ranks
+            from rlreason.training.distributed import release_torchrun_ranks
 
             release_torchrun_ranks()  # which end if no training run was started
 

@@ -57,7 +57,7 @@ def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs):
 CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
 CLOCKS |= {"sweeps/texts.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/assignment.py", "report/carry.py"}  # the newest of a name
-CLOCKS |= {"training/ranks.py"}  # torch wants its limits as a timedelta
+CLOCKS |= {"training/distributed.py"}  # torch wants its limits as a timedelta
 
 
 def test_no_decision_follows_the_clock_on_the_wall():

@@ -122,7 +122,7 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         assert ranked.weights_are_finite()
         assert ranked.broken_moments() == set()
     finally:
-        ranked.close()
+        ranked.ranks.close()
     lines = [line for path in tmp_path.glob("ranks.log") for line in path.read_text().splitlines()]
     assert not [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
 

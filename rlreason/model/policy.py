@@ -42,8 +42,8 @@ class Policy:
     packs = True  # pack several sequences into a row; else each gets its own forward pass, the model's own
     logit_scale = 1.0  # the model multiplies its logits by this
     padded_from: int | None = None  # the first row of the output head without a token, if any
-    #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, if several train this policy.
-    deal: "Callable[[LogProbScorer, Sequence[Pair], bool], list[TokenScores]] | None" = None
+    #: (pairs, token budget, temperature, whether entropies are wanted) -> scores by all ranks, if several train this.
+    deal: "Callable[[Sequence[Pair], int, float, bool], list[TokenScores]] | None" = None
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class LogProbScorer:
     def __call__(self, pairs: Pairs, want_entropy: bool = True) -> list[TokenScores]:
         """Return log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair."""
         if self.policy.deal is not None:  # several ranks train it, and score together
-            return self.policy.deal(self, pairs, want_entropy)
+            return self.policy.deal(pairs, self.token_budget, self.temperature, want_entropy)
         rows = self.policy.divide(pairs, self.token_budget)
         scores = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
         return [scores[i] for i in range(len(pairs))]

@@ -157,7 +157,9 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
         n_tokens, sums = self._backward(samples, mismatch_from)
-        return self._step(samples, n_tokens, sums)
+        update = self._step(samples, n_tokens, sums)
+        self.weights_moved()
+        return update
 
     def restart(self) -> None:
         """Restore the initial weights and an empty optimizer state."""
@@ -166,6 +168,10 @@ class Learner:
             for parameter, first in zip(self.parameters, self._start, strict=True):
                 parameter.copy_(first)
         self.optimizer.state.clear()
+        self.weights_moved()
+
+    def weights_moved(self) -> None:
+        """Bring what depends on the weights up to date: nothing in a single process."""
 
     def gradient(self, samples: Sequence[Sample]) -> Gradient:
         """Return the gradient of `update`'s loss; weights, optimizer and metrics stay unchanged."""
@@ -321,9 +327,7 @@ class Learner:
                     key: value.to(parameter.device) if isinstance(value, Tensor) else value
                     for key, value in state.items()
                 }
-
-    def close(self) -> None:
-        """Release the other ranks, if any."""
+        self.weights_moved()
 
 
 ELEMENTS = 64  # of each tensor

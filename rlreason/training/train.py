@@ -79,7 +79,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
 
             reference = getattr(algorithm, "reference", None)  # the ranks score it, too
             learner = make_ranked_learner(run, policy, reference, world, records.folder)
-        closing.callback(learner.close)
+            closing.callback(learner.ranks.close)
         batches = Batches(algorithm, run.rollout.async_level > 0, records.clock)
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
