@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from rlreason.training.algorithms import (
     mixed_groups,
     sft_sample,
 )
-from rlreason.training.learner import Learner, learning_rate_at
+from rlreason.training.learner import Learner
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 
@@ -112,9 +111,10 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
     assert all(torch.allclose(g, torch.full_like(g, -1 / n)) for g in whole.tokens)
 
 
-def imitating(policy, **settings) -> Learner:
+def imitating(policy, can_restart: bool = False, **settings) -> Learner:
     learns = Objective(length_norm=LengthNormConfig("token"))
-    return Learner(policy, learns, OptimizationConfig(1e-2, micro_batch_size=1), **settings)
+    optimization = OptimizationConfig(1e-2, micro_batch_size=1, **settings)
+    return Learner(policy, learns, optimization, can_restart=can_restart)
 
 
 def test_what_expert_iteration_keeps():
@@ -197,8 +197,7 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     learner = imitating(policy)
     collected = Collected([], [[*given, alike, silent], given], {})
     expected = score_samples(given, LogProbScorer(policy, 512))
-    schedule = partial(learning_rate_at, total=1, peak=1e-3, kind="constant", warmup=0)
-    first, second = learner.updates(collected, 1, schedule, Sampling(temperature=0.7))
+    first, second = learner.updates(collected, 1, 1, Sampling(temperature=0.7))
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
     assert first.entropies[3:] == [first.entropies[0], None]
     assert first.entropies[:3] != second.entropies
@@ -210,8 +209,7 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
 
 def test_a_step_that_restarts_has_a_schedule_of_its_own(policy):
     """Bug: STaR learns with the rates of the run's last steps, or counts on from the steps before."""
-    learner, given = imitating(policy, can_restart=True), traces(policy, 3)
-    schedule = partial(learning_rate_at, total=4, peak=1e-3, kind="linear", warmup=0)
-    for restart, expected in ((False, [5e-4, 3.75e-4]), (True, [1e-3, 5e-4])):
-        updates = learner.updates(Collected([], [given, given], {}, restart=restart), 3, schedule, Sampling())
+    learner, given = imitating(policy, can_restart=True, lr_schedule="linear"), traces(policy, 3)
+    for restart, expected in ((False, [5e-3, 3.75e-3]), (True, [1e-2, 5e-3])):
+        updates = learner.updates(Collected([], [given, given], {}, restart=restart), 3, 4, Sampling())
         assert [u.metrics["train/learning_rate"] for u in updates] == pytest.approx(expected)

@@ -9,7 +9,7 @@ from tests.run_records import differences
 
 EVALUATE = "rlreason.evaluation.evaluator:Evaluator.evaluate:{}:{}"
 STEP = "rlreason.training.learner:Learner._step:{}:{}"
-SAVE = "rlreason.training.checkpoint:Checkpoints.save_model:call:1"
+SAVE = "rlreason.training.checkpoint:Resumable.save_model:call:1"
 TENSORS = "rlreason.training.checkpoint:write_tensors:{}:{}"
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew). All
 #: places between two checkpoints leave the same, but for files that are being written.
@@ -84,8 +84,8 @@ def test_a_run_that_is_stopped_twice_and_killed_again_and_again_while_it_is_put_
     runs.interrupted("grpo", folder, EVALUATE.format("call", 2), "SIGTERM")
     for at in (
         "records.resume:drop_later:call:1", "records.resume:drop_later:return:1",
-        "records.writer:RunWriter.__init__:return:1", "training.checkpoint:Checkpoints.restore:call:1",
-        "training.checkpoint:Checkpoints.restore:return:1", "training.train:close_records:call:1",
+        "records.writer:RunWriter.__init__:return:1", "training.checkpoint:Resumable.restore:call:1",
+        "training.checkpoint:Resumable.restore:return:1", "training.train:close_records:call:1",
     ):  # fmt: skip
         runs.killed("grpo", folder, f"rlreason.{at}")
     runs.goes_on("grpo", folder)

@@ -59,7 +59,8 @@ def test_the_next_update_is_the_same_from_the_files_of_a_checkpoint(tmp_path, to
         learner.update(samples)
     tensors = moments(learner)
     assert tensors
-    write_tensors(tmp_path, first, tensors | adapters(first))
+    states = random_states()[1] | adapters(first)
+    write_tensors(tmp_path, first, {"state.safetensors": states, "moments.safetensors": tensors})
     found = read_tensors(tmp_path)
     set_weights(second, tmp_path, found)
     set_moments(other, found)
@@ -197,14 +198,14 @@ def sampled_ahead(folder: Path, fails_in: int | None = None) -> None:
     parts = replace(parts, engine=engine, rollouts=replace(parts.rollouts, engine=engine), evaluator=evaluator)
     with trainer_of(run, parts, records, console) as trainer:
         trainer.batches.ahead = True
-        hand_over = trainer.hand_over_weights
+        finite = trainer.learner.weights_are_finite
 
-        def hand_over_or_fail(step: Any) -> None:
-            if step.number == fails_in:
+        def finite_or_failed() -> bool:
+            if trainer.steps_done + 1 == fails_in:
                 raise RuntimeError("in the middle of a step")
-            hand_over(step)
+            return finite()
 
-        trainer.hand_over_weights = hand_over_or_fail  # type: ignore[method-assign]
+        trainer.learner.weights_are_finite = finite_or_failed  # type: ignore[method-assign]
         close_records(trainer, *trainer.train())
 
 

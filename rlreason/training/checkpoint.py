@@ -1,7 +1,8 @@
 """Write a run's state at the end of a step, and restore it: moments and weights as tensors, the rest as JSON."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlreason.config.training import CheckpointConfig
+from rlreason.config.training import CheckpointConfig, TrainingConfig
 from rlreason.evaluation.evaluator import Validation
 from rlreason.model.policy import Policy
 from rlreason.records.files import (
@@ -26,9 +27,9 @@ from rlreason.records.files import (
     remove,
     write_checkpoint,
 )
-from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import explained
 from rlreason.runtime.machine import random_states, set_random_states
+from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.learner import Learner
 
@@ -60,78 +61,91 @@ def checkpoint_due(
 
 
 @dataclass
-class Checkpoints:
-    """The checkpoints of one run. `parts`: what has a `state_dict`, by name."""
+class Resumable:
+    """The parts of a training run, and the checkpoints from which it can resume."""
 
-    settings: CheckpointConfig
-    components: Components
+    run: TrainingConfig
+    components: Components  # policy, engine, rollouts, graders, problems
+    batches: Batches  # of the algorithm
     learner: Learner
     validation: Validation
-    parts: Mapping[str, Any]
-    records: RunWriter
+    steps_done: int = 0
     cost: dict[str, float] = field(default_factory=lambda: {"count": 0, "seconds": 0.0, "bytes": 0})  # of this process
 
     def __post_init__(self) -> None:
-        size = sum(p.numel() * p.element_size() for p in self.components.policy.model.parameters())
+        validation, self.policy, self.engine = self.validation, self.components.policy, self.components.engine
+        self.records, self.console = validation.records, validation.console
+        self.counters, self.monitors, self.clock = validation.counters, validation.monitors, self.records.clock
+        self.parts: dict[str, Any] = {"counters": self.counters, "validation": validation}
+        self.parts |= {"batches": self.batches, "monitors": self.monitors}
+        size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
         self.next_one = size / BYTES_PER_S  # seconds
         self.began = self.newest = time.monotonic()
 
-    def due(self, step: int) -> bool:
-        """Return whether the settings ask for a checkpoint after this step."""
-        now = time.monotonic()
-        spent = self.cost["seconds"]
-        return checkpoint_due(step, self.settings, now - self.began, now - self.newest, spent, self.next_one)
+    @contextmanager
+    def waiting(self, what: str, phase: str, more: Callable[[], str] = str) -> Iterator[None]:
+        """Show `what` on the console, and time this block as `phase`."""
+        with self.console.wait(what, more), self.clock.phase(phase):
+            yield
 
-    def write(self, step: int) -> None:
+    def checkpoint_due(self) -> bool:
+        """Return whether the settings ask for a checkpoint after this step."""
+        now, spent = time.monotonic(), self.cost["seconds"]
+        times = now - self.began, now - self.newest, spent, self.next_one
+        return checkpoint_due(self.steps_done, self.run.checkpoint, *times)
+
+    def write_checkpoint(self) -> None:
         """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.
 
         It has its name when it is complete. `UnwritableError` if the system refuses: earlier checkpoints stay.
         """
-        if self.settings.every == 0:
+        if self.run.checkpoint.every == 0:
             return
-        began, evaluated, policy = time.monotonic(), self.validation.history[-1], self.components.policy
-        generators, tensors = random_states()
-        tensors |= moments(self.learner) | adapters(policy)
+        began, evaluated, step = time.monotonic(), self.validation.history[-1], self.steps_done
+        generators, states = random_states()
+        tensors = {TENSORS: states | adapters(self.policy), MOMENTS: moments(self.learner)}
         state = {
             "config": self.records.config,
             "step": step,
             "accuracy": evaluated.metrics["eval/accuracy"] if evaluated.step == step else None,
             "lines": self.records.lines(),
-            "weight_version": self.components.engine.weight_version,
+            "weight_version": self.engine.weight_version,
             "generators": generators,
             "graders": [grader.remembered() for grader in self.components.graders.all()],
             "parts": {key: part.state_dict() for key, part in self.parts.items()},
         }
-        path = self.path(step)
-        write_checkpoint(self.records.folder, path.name, state, lambda folder: write_tensors(folder, policy, tensors))
-        self.prune(self.settings.keep)
+        path = self.checkpoint_path()
+        write_checkpoint(
+            self.records.folder, path.name, state, lambda folder: write_tensors(folder, self.policy, tensors)
+        )
+        self.prune(self.run.checkpoint.keep)
         self.newest = time.monotonic()
         self.next_one = self.newest - began
         self.cost["count"] += 1
         self.cost["seconds"] = round(self.cost["seconds"] + self.next_one, 2)
         self.cost["bytes"] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
-    def restore(self) -> int:
-        """Load the checkpoint from which the run resumes into every part; return the number of finished steps."""
-        path, policy, engine = self.records.checkpoint, self.components.policy, self.components.engine
+    def restore(self) -> None:
+        """Load the checkpoint from which the run resumes into every part."""
+        path = self.records.checkpoint
         assert path is not None
         state, tensors = read_state(path), read_tensors(path)
-        set_weights(policy, path, tensors)
+        set_weights(self.policy, path, tensors)
         set_moments(self.learner, tensors)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
         for grader, remembered in zip(self.components.graders.all(), state["graders"], strict=True):
             grader.load_remembered(remembered)
-        engine.load_weights(policy)
-        engine.weight_version = state["weight_version"]
+        self.engine.load_weights(self.policy)
+        self.engine.weight_version = state["weight_version"]
         set_random_states(state["generators"], tensors)  # last, because building and loading may draw
-        return int(state["step"])
+        self.steps_done = state["step"]
 
-    def path(self, step: int) -> Path:
-        """Return where the checkpoint of the current state belongs, after this step."""
-        counters = self.validation.counters
-        return self.records.folder / CHECKPOINTS / name_of(step, counters.train_step, counters.eval_step)
+    def checkpoint_path(self) -> Path:
+        """Return where the checkpoint of the current state belongs."""
+        name = name_of(self.steps_done, self.counters.train_step, self.counters.eval_step)
+        return self.records.folder / CHECKPOINTS / name
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
@@ -141,12 +155,14 @@ class Checkpoints:
         for old in pruned(list(paths), evaluated, keep):
             remove(paths[old])
 
-    def save_model(self, step: int) -> None:
-        """Save the model after this step into `model/`, as hard links if the newest checkpoint is of the same step."""
-        if (path := self.path(step)).is_dir():
-            linked(path / MODEL, self.records.model)
-        else:
-            self.components.policy.save(self.records.model)
+    def save_model(self) -> None:
+        """Save the model into `model/`, if that is wanted: as hard links if the newest checkpoint is of this step."""
+        if self.run.save_model:
+            with self.waiting("saving the model", "checkpoint"):
+                if (path := self.checkpoint_path()).is_dir():
+                    linked(path / MODEL, self.records.model)
+                else:
+                    self.policy.save(self.records.model)
 
 
 OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
@@ -177,20 +193,18 @@ def adapters(policy: Policy) -> dict[str, Tensor]:
     return {f"{OF_WEIGHT}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
 
 
-def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> None:
-    """Write `model/` and the tensors into a checkpoint's folder."""
+def write_tensors(folder: Path, policy: Policy, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write `model/` and the files of tensors into a checkpoint's folder, but for an empty one."""
     policy.save(folder / MODEL)
-    stored: set[int] = set()
-    files: dict[str, dict[str, Tensor]] = {TENSORS: {}, MOMENTS: {}}
-    for name, tensor in tensors.items():  # safetensors rejects tensors that share memory
-        tensor = tensor.detach().cpu().contiguous()
-        apart = files[MOMENTS if name.startswith(OF_OPTIMIZER) else TENSORS]
-        apart[name] = tensor.clone() if tensor.data_ptr() in stored else tensor
-        stored.add(tensor.data_ptr())
-    for file, apart in files.items():
-        if apart or file == TENSORS:
+    for file, tensors in files.items():
+        stored, known = dict[str, Tensor](), set[int]()
+        for name, tensor in tensors.items():  # safetensors rejects tensors that share memory
+            tensor = tensor.detach().cpu().contiguous()
+            stored[name] = tensor.clone() if tensor.data_ptr() in known else tensor
+            known.add(tensor.data_ptr())
+        if stored:
             with explained(folder / file):
-                save_file(apart, folder / file)
+                save_file(stored, folder / file)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ class Learner:
         can_restart: bool = False,
     ) -> None:
         """`temperature`: of the distribution that is learned; `micro_batch_tokens`: most tokens in one forward pass."""
-        self.policy, self.objective = policy, objective
+        self.policy, self.objective, self.settings = policy, objective, optimization
         self.temperature, self.max_grad_norm = temperature, optimization.max_grad_norm
         self.micro_batch_tokens = micro_batch_tokens
         self.micro_batch_size = optimization.sequences_per_micro_batch()
@@ -115,22 +115,23 @@ class Learner:
         self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
-    def updates(
-        self, collected: Collected, step: int, schedule: Callable[..., float], sampling: Sampling
-    ) -> Iterator[Update]:
-        """Take the updates of a training step, one whenever the next is asked for, and yield each.
+    def updates(self, collected: Collected, step: int, n_steps: int, sampling: Sampling) -> Iterator[Update]:
+        """Take the updates of a training step of `n_steps`, one whenever the next is asked for, and yield each.
 
-        `schedule`: `learning_rate_at` of the run. A step that restarts from the initial weights is a run of its own.
-        The train-inference mismatch is measured in the first update, where the weights are still those that sampled.
+        A step that restarts from the initial weights is a run of its own. The train-inference mismatch is measured in
+        the first update, where the weights are still those that sampled.
         """
-        done, count = step - 1, len(collected.batches)
+        done, total, count, settings = step - 1, n_steps, len(collected.batches), self.settings
         if collected.restart:
             self.restart()
-            done, schedule = 0, partial(schedule, total=1)
+            done, total = 0, 1
+        schedule = settings.learning_rate, settings.lr_schedule, settings.warmup_steps
         for place, batch in enumerate(collected.batches):
             comparable = place == 0 and self._as_sampled(collected, sampling)
             mismatch_from = sampling.min_tokens if comparable else None
-            yield self.take_step(batch, schedule(done + place / count, 1 / count), mismatch_from)
+            yield self.take_step(
+                batch, learning_rate_at(done + place / count, 1 / count, total, *schedule), mismatch_from
+            )
 
     def will_score(self, collected: Collected, sampling: Sampling) -> bool:
         """Return whether `updates` will measure all entropies itself: in one update, under the weights that sampled."""

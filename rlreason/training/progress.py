@@ -1,10 +1,9 @@
-"""One step of a run with its rows; when a run evaluates and when its budget ends it; its profile; what it prints."""
+"""A step's metrics; when a run evaluates and when its budget ends it; its profile; what it prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch.profiler import profile, record_function
 
 from rlreason.config.groups import WEIGHTS
 from rlreason.config.training import BudgetConfig
-from rlreason.engines.rollouts import rollout_metrics, with_missing_scores
+from rlreason.engines.rollouts import rollout_metrics
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
-from rlreason.evaluation.cases import case_text, failure_metrics, reasons
+from rlreason.evaluation.cases import case_text, reasons
 from rlreason.evaluation.protocol import Protocol, format_accuracy
 from rlreason.grading import Grader
 from rlreason.grading.grader import grading_metrics
@@ -28,8 +27,7 @@ from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.training.build import Components
-from rlreason.training.learner import Learner
-from rlreason.types import Collected, Problem, Sample, Update
+from rlreason.types import Problem, Sample, Update
 
 LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are not finite
 SHOWN_CHARS = 400  # of a response in the terminal
@@ -125,61 +123,19 @@ def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     return out
 
 
-def with_scores(parts: Components, learner: Learner, collected: Collected) -> Collected:
-    """Add signs of silent failures, and the log-probabilities and entropies that the first update will not measure."""
-    truths = {problem.id: problem.answer for problem in parts.train_problems}
-    signs = failure_metrics(collected.samples, truths, parts.graders.training, parts.policy.tokenizer)
-    scored = with_missing_scores(collected, parts.scorer, learner.will_score(collected, parts.sampling))
-    return replace(scored, metrics=scored.metrics | signs)
+def with_entropies(samples: Sequence[Sample], batch: Sequence[Sample], update: Update) -> list[Sample]:
+    """Return the samples with the entropies that the first update, on this batch, has measured where they lack one."""
+    measured = {id(sample): entropy for sample, entropy in zip(batch, update.entropies, strict=True)}
+    return [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in samples]
 
 
-@dataclass
-class Step:
-    """One training step: what it has collected and learned so far, and the metrics recorded for it."""
-
-    number: int  # 1, 2, ...
-    collected: Collected
-    weight_version: int  # of the engine once everything was sampled
-    updates: list[Update] = field(default_factory=list)
-    sync_metrics: dict[str, float] = field(default_factory=dict)  # of handing the weights to the engine
-    finite: bool = True  # whether the weights are, after the updates
-
-    @property
-    def count(self) -> int:
-        """Number of optimizer updates in the step."""
-        return len(self.collected.batches)
-
-    @cached_property
-    def samples(self) -> list[Sample]:
-        """The collected samples with the entropies that the first update has measured; read after the step."""
-        if not self.updates:
-            return self.collected.samples
-        learned = zip(self.collected.batches[0], self.updates[0].entropies, strict=True)
-        measured = {id(sample): entropy for sample, entropy in learned}
-        return [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in self.collected.samples]
-
-    @cached_property
-    def sampled(self) -> dict[str, float]:
-        """Metrics of sampling and grading."""
-        if not (samples := self.samples):
-            return self.collected.metrics
-        staleness = self.weight_version - sum(s.response.weight_version for s in samples) / len(samples)
-        graded = grading_metrics([s.grade for s in samples])
-        return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
-
-    def row(self) -> dict[str, float]:
-        """Return the newest update's row; a step's first row has the metrics of sampling too, its last the sync's."""
-        row = dict(self.updates[-1].metrics) if self.updates else {}
-        if len(self.updates) < 2:
-            row |= self.sampled
-        if len(self.updates) == self.count:
-            row |= self.sync_metrics
-        return row
-
-    @cached_property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the whole step; read after the step."""
-        return averaged([u.metrics for u in self.updates]) | self.sampled | self.sync_metrics
+def sampling_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
+    """Return metrics of sampling and grading; `weight_version`: of the engine once everything was sampled."""
+    if not samples:
+        return {}
+    staleness = weight_version - sum(s.response.weight_version for s in samples) / len(samples)
+    graded = grading_metrics([s.grade for s in samples])
+    return rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
 
 
 def print_responses(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], grader: Grader) -> None:

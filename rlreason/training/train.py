@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, world_of
 from rlreason.runtime.text import shorten
 from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_records
-from rlreason.training.checkpoint import Checkpoints
-from rlreason.training.learner import Learner, learning_rate_at
+from rlreason.training.learner import Learner
 from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies, print_loggers, short_path
 from rlreason.training.trainer import Trainer
 
@@ -57,7 +55,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
             done = trainer.steps_done
-            where = f"after step {done} of {trainer.n_steps}" if done else "before the first step"
+            where = f"after step {done} of {trainer.batches.n_steps}" if done else "before the first step"
             console.say(f"it goes on with: python -m rlreason resume={records.folder}")
             raise type(stop)(f"{stop} {where}".strip()) from None
 
@@ -96,18 +94,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
             monitors.warn(0, name, warning)
         problems = components.eval_problems, components.final_problems
         validation = Validation(components.evaluator, *problems, records, monitors, counters, console)
-        parts = {"counters": counters, "validation": validation, "batches": batches, "monitors": monitors}
-        checkpoints = Checkpoints(run.checkpoint, components, learner, validation, parts, records)
-        schedule = partial(
-            learning_rate_at,
-            total=algorithm.n_steps,
-            peak=run.learning_rate,
-            kind=run.lr_schedule,
-            warmup=run.warmup_steps,
-        )
-        yield Trainer(
-            run, components, batches, learner, schedule, records, counters, monitors, validation, checkpoints, console
-        )
+        yield Trainer(run, components, batches, learner, validation)
 
 
 def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
@@ -146,15 +133,15 @@ def print_header(console: Console, run: TrainingConfig, components: Components, 
 def close_records(trainer: Trainer, status: str, reason: str) -> float:
     """Draw the curves, write the summary and print the closing table of a run that has ended; return the accuracy."""
     run, console, records, history = trainer.run, trainer.console, trainer.records, trainer.validation.history
-    folder, checkpoints = records.folder, trainer.checkpoints
+    folder = records.folder
     if status != "finished":
         console.say(f"! {status}: {reason}; resume={short_path(folder)} with a larger budget, or this monitor at warn")
     with trainer.waiting("drawing the curves", "record"):
         draw_curves(RunFolder(folder))
-    checkpoints.prune(keep=1)  # one is enough to train for more steps
+    trainer.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
     removed = sum(sum(moments_in(path).values()) for path in done)
-    summary = run_summary(trainer, status, reason) | {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
+    summary = run_summary(trainer, status, reason) | {"checkpoints": trainer.cost | {"moments_removed": removed}}
     with console.wait("closing the records"):
         write_card(run.eval.card, folder, summary)
         records.summary(summary)

@@ -1,50 +1,33 @@
 """The training loop: sample, learn, hand over the weights, record, evaluate, write a checkpoint.
 
 A run can be left at the end of a step, and nowhere else. A resumed run computes the steps after its newest checkpoint
-again, with the same numbers: every seed follows from the number of the step.
-"""
+again, with the same numbers: every seed follows from the number of the step."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
-from rlreason.config.training import TrainingConfig
-from rlreason.engines.rollouts import training_work
-from rlreason.evaluation.evaluator import Validation
-from rlreason.health.watch import Monitors
-from rlreason.records.console import Console
+from rlreason.engines.rollouts import training_work, with_missing_scores
+from rlreason.evaluation.cases import failure_metrics
 from rlreason.records.files import ROLLOUTS
-from rlreason.records.rows import Counters
-from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
-from rlreason.training.algorithms import Batches
-from rlreason.training.build import Components
-from rlreason.training.checkpoint import Checkpoints
-from rlreason.training.learner import Learner
-from rlreason.training.progress import LOST, Step, budget_spent, interim_due, print_responses, profiled, with_scores
+from rlreason.training.checkpoint import Resumable
+from rlreason.training.progress import (
+    LOST,
+    averaged,
+    budget_spent,
+    interim_due,
+    print_responses,
+    profiled,
+    sampling_metrics,
+    with_entropies,
+)
 
 
 @dataclass
-class Trainer:
-    """A training run: its parts, and the loop over its steps."""
+class Trainer(Resumable):
+    """A training run: the loop over its steps."""
 
-    run: TrainingConfig
-    components: Components  # policy, engine, rollouts, graders, problems
-    batches: Batches  # of the algorithm
-    learner: Learner
-    schedule: Callable[..., float]  # the rate of an update, from its place in the run
-    records: RunWriter
-    counters: Counters
-    monitors: Monitors
-    validation: Validation
-    checkpoints: Checkpoints
-    console: Console
-    steps_done: int = 0
-    step: Step | None = None  # the newest of this process
-
-    def __post_init__(self) -> None:
-        self.n_steps, self.clock = self.batches.n_steps, self.counters.clock
-        self.policy, self.engine = self.components.policy, self.components.engine
+    metrics: dict[str, float] = field(default_factory=dict)  # of the newest step of this process
 
     def train(self) -> tuple[str, str]:
         """Run every step that is left, save the model, evaluate on the whole split; return (status, reason)."""
@@ -58,8 +41,8 @@ class Trainer:
         self.save_model()
         if ending[0] != LOST:  # weights that are not finite answer nothing
             self.evaluate(last=True)  # which may trip a monitor
-        if self.step is not None:
-            self.show(self.step, keep=True)
+        if self.metrics:
+            self.show(keep=True)
         return (self.monitors.reason_to_stop() or ending) if ending[0] == "finished" else ending
 
     def start(self) -> None:
@@ -69,16 +52,16 @@ class Trainer:
         (before,) = self.validation.history
         shown = before.samples[: self.run.log_generations]
         print_responses(self.console, shown, self.components.eval_problems, self.components.graders.evaluation)
-        self.console.start(self.n_steps)
+        self.console.start(self.batches.n_steps)
         self.console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
 
     def resume(self) -> None:
         """Restore the newest checkpoint."""
         with self.console.wait("going on from the checkpoint"):
-            self.steps_done = self.checkpoints.restore()
+            self.restore()
         self.clock.begin()
         if self.reason_to_stop() is None:
-            self.console.start(self.n_steps, self.steps_done)
+            self.console.start(self.batches.n_steps, self.steps_done)
             if self.evaluation_due():  # this was the last step, which has no interim evaluation, and n_steps was raised
                 self.evaluate()
 
@@ -88,79 +71,81 @@ class Trainer:
         A signal waits for the end of the step and for its checkpoint: `KeyboardInterrupt` leaves the `held` block.
         """
         with signals.held("stopping at the end of this step (a second signal ends the run at once)"):
-            second = number == min(2, self.n_steps)  # the first includes lazy loading
+            second = number == min(2, self.batches.n_steps)  # the first includes lazy loading
             with profiled(number, self.records, self.console) if self.run.profile and second else nullcontext():
-                self.step = step = self.sample(number)
-                self.learn(step)
-                self.hand_over_weights(step)
-                self.record(step)
+                self.metrics = self.take_step(number)
             self.steps_done = number
             ending = self.reason_to_stop()
             if ending is None and self.evaluation_due():
                 self.evaluate()
                 ending = self.reason_to_stop()
             if ending is None:
-                self.show(step)
-            if ending is not None or signals.stop_requested() or self.checkpoints.due(number):
+                self.show()
+            if ending is not None or signals.stop_requested() or self.checkpoint_due():
                 with self.waiting("writing a checkpoint", "checkpoint"):
-                    self.checkpoints.write(number)
+                    self.write_checkpoint()
             if signals.stop_requested():
                 self.save_model()
         return ending
 
-    def sample(self, number: int) -> Step:
-        """Sample, grade, score, compute advantages; with rollout.async_level=1, most of it was done ahead."""
-        with self.waiting(f"step {number}", "rollout", self.components.rollouts.progress_text):
-            collected = self.batches.collect(number)
-            with self.clock.phase("score"):
-                collected = with_scores(self.components, self.learner, collected)
-        self.counters.sampled(collected.samples)
-        return Step(number, collected, self.engine.weight_version)  # each response has that which sampled it
-
-    def learn(self, step: Step) -> None:
-        """Take the step's optimizer updates. Write the row of each but the last, which `record` writes."""
-        self.batches.sample_ahead(step.number)  # with these weights, while they are trained
-        spent = self.clock.spent("train")
-        updates = self.learner.updates(step.collected, step.number, self.schedule, self.components.sampling)
-        with self.clock.phase("train"):
+    def take_step(self, number: int) -> dict[str, float]:
+        """Sample, learn, give the engine the new weights, record; return the step's metrics."""
+        parts, learner, clock, counters = self.components, self.learner, self.clock, self.counters
+        with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
+            collected = self.batches.collect(number)  # with rollout.async_level=1, most of it was done ahead
+            with clock.phase("score"):
+                truths = {problem.id: problem.answer for problem in parts.train_problems}
+                signs = failure_metrics(collected.samples, truths, parts.graders.training, self.policy.tokenizer)
+                by_learning = learner.will_score(collected, parts.sampling)
+                collected = with_missing_scores(collected, parts.scorer, by_learning)
+        samples, batches, sampled_by = collected.samples, collected.batches, self.engine.weight_version
+        counters.sampled(samples)
+        self.batches.sample_ahead(number)  # with these weights, while they are trained
+        updates: list[dict[str, float]] = []
+        common = collected.metrics | signs
+        sampled = row = common | sampling_metrics(samples, sampled_by)
+        spent = clock.spent("train")
+        learning = learner.updates(collected, number, self.batches.n_steps, parts.sampling)
+        with clock.phase("train"):
             # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
-            for update in self.console.each(f"step {step.number}: update", updates, step.count):
-                before, spent = spent, self.clock.spent("train")
-                batch = step.collected.batches[len(step.updates)]
-                self.clock.worked("train", training_work(batch, spent - before, self.learner.all_learn))
-                self.counters.learned(update.metrics)
-                step.updates.append(update)
-                if len(step.updates) < step.count:
-                    self.records.metrics(self.counters.row() | step.row())
-            step.finite = not step.updates or self.learner.weights_are_finite()  # a GPU may still be at work
-
-    def hand_over_weights(self, step: Step) -> None:
-        """Give the engine the new weights, if they are finite; samples drawn ahead keep those they began with."""
-        with self.clock.phase("rollout"):
-            self.batches.finish_ahead()
-        if step.updates and step.finite:
-            with self.waiting(f"step {step.number}: handing the weights to the engine", "weight_sync"):
-                metrics = self.engine.load_weights(self.policy)
-            step.sync_metrics = self.clock.parts_of("weight_sync", metrics)
-        step.sync_metrics["train/moments_not_finite"] = len(self.learner.broken_moments())
-
-    def record(self, step: Step) -> None:
-        """Write the step's last row and its responses, and run the monitors."""
-        number, samples, monitors = step.number, step.samples, self.monitors
-        self.records.metrics(self.counters.row() | step.row())
+            each = self.console.each(f"step {number}: update", learning, len(batches))
+            for batch, update in zip(batches, each, strict=True):
+                before, spent = spent, clock.spent("train")
+                clock.worked("train", training_work(batch, spent - before, learner.all_learn))
+                counters.learned(update.metrics)
+                row = update.metrics
+                if not updates:  # which has measured entropies
+                    samples = with_entropies(samples, batch, update)
+                    sampled = common | sampling_metrics(samples, sampled_by)
+                    row = row | sampled
+                updates.append(update.metrics)
+                if len(updates) < len(batches):
+                    self.records.metrics(counters.row() | row)
+            finite = not updates or learner.weights_are_finite()  # a GPU may still be at work
+        with clock.phase("rollout"):
+            self.batches.finish_ahead()  # samples drawn ahead keep the weights that they began with
+        handing: dict[str, float] = {}
+        if updates and finite:
+            with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
+                handing = self.engine.load_weights(self.policy)
+            handing = clock.parts_of("weight_sync", handing)
+        handing["train/moments_not_finite"] = len(learner.broken_moments())
+        self.records.metrics(counters.row() | row | handing)
         if samples and (every := self.run.save_rollouts_every) and number % every == 0:
-            self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
-        monitors.check(number, step.metrics, [u.metrics for u in step.updates], finite_weights=step.finite)
-        for name, notice in step.collected.notices.items():
-            monitors.warn(number, name, notice)
-        monitors.check_grades(number, self.components.graders.training.warnings([s.grade for s in samples]))
-        self.counters.step_ended(sum(s.length for s in samples))
+            self.records.responses(ROLLOUTS, number, samples, parts.train_problems)
+        metrics = averaged(updates) | sampled | handing
+        self.monitors.check(number, metrics, updates, finite_weights=finite)
+        for name, notice in collected.notices.items():
+            self.monitors.warn(number, name, notice)
+        self.monitors.check_grades(number, parts.graders.training.warnings([s.grade for s in samples]))
+        counters.step_ended(sum(s.length for s in samples))
+        return metrics
 
     def reason_to_stop(self) -> tuple[str, str] | None:
         """Return (status, reason) if the run ends here: by a monitor, after its last step, by its budget."""
         if (stopped := self.monitors.reason_to_stop()) is not None:
             return stopped
-        if self.steps_done >= self.n_steps:
+        if self.steps_done >= self.batches.n_steps:
             return "finished", ""
         parts, counters = self.components, self.counters
         problems = len(parts.final_problems) + (len(parts.eval_problems) if self.evaluation_due() else 0)
@@ -169,29 +154,19 @@ class Trainer:
 
     def evaluation_due(self) -> bool:
         """Return whether an interim evaluation is due, and not done; after the last step comes the last one."""
-        if self.steps_done >= self.n_steps or self.validation.history[-1].step == self.steps_done:
+        if self.steps_done >= self.batches.n_steps or self.validation.history[-1].step == self.steps_done:
             return False
-        return interim_due(self.steps_done, self.n_steps, self.run.eval_every, self.run.longest_without_evaluation)
+        return interim_due(
+            self.steps_done, self.batches.n_steps, self.run.eval_every, self.run.longest_without_evaluation
+        )
 
     def evaluate(self, last: bool = False) -> None:
         """Evaluate the current weights on the interim problems, or the `last` time on the whole split."""
         self.validation.evaluate(self.steps_done, last)
         self.monitors.check(self.steps_done, {}, evaluations=[e.metrics for e in self.validation.history])
 
-    def show(self, step: Step, keep: bool = False) -> None:
-        """Show the step's row on the console, where it stays if the step was evaluated."""
+    def show(self, keep: bool = False) -> None:
+        """Show the newest step's row on the console, where it stays if the step was evaluated."""
         newest = self.validation.history[-1]
-        keep = keep or newest.step == step.number
-        self.console.step(step.number, newest.metrics["eval/accuracy"], step.metrics, keep)
-
-    def save_model(self) -> None:
-        """Save the model, if that is wanted."""
-        if self.run.save_model:
-            with self.waiting("saving the model", "checkpoint"):
-                self.checkpoints.save_model(self.steps_done)
-
-    @contextmanager
-    def waiting(self, what: str, phase: str, more: Callable[[], str] = str) -> Iterator[None]:
-        """Show `what` on the console, and time this block as `phase`."""
-        with self.console.wait(what, more), self.clock.phase(phase):
-            yield
+        keep = keep or newest.step == self.steps_done
+        self.console.step(self.steps_done, newest.metrics["eval/accuracy"], self.metrics, keep)
