@@ -2,12 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from random import Random
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -26,27 +25,6 @@ from rlreason.runtime.text import question_keys
 from rlreason.types import Collected, Grade, Response, Sample
 
 
-class Algorithm(Protocol):
-    """Chooses the sequences a step learns from, and their advantages."""
-
-    @property
-    def n_steps(self) -> int:
-        """Number of training steps: `collect` is called once for each."""
-        ...
-
-    def collect(self, step: int) -> Collected:
-        """Return the samples of a step (1 to `n_steps`), cut into optimizer updates."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return which problems come next, in plain values."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from this state."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Online:
     """What algorithms that learn from their own samples have in common."""
@@ -60,90 +38,19 @@ class Online:
     epochs: int
     batch_size: int
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return which problems come next."""
-        return self.questions.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from this state."""
-        self.questions.state = state
-
     def batches(self, step: int, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """Cut the samples into the optimizer steps of a step's epochs."""
-        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
-        return cut_into_batches(samples, self.batch_size, orders)
+        """Cut the samples into optimizer steps, once for each epoch, shuffled if there is more than one step.
 
-
-def cut_into_batches(samples: Sequence[Sample], size: int, orders: Iterable[str]) -> list[list[Sample]]:
-    """Cut the samples into optimizer steps, once for each seed in `orders`, shuffled if there is more than one step.
-
-    The last step of a pass takes what is left; its divisor is its own.
-    """
-    if len(samples) <= size:
-        return [list(samples) for _ in orders] if samples else []
-    batches = []
-    for seed in orders:
-        order = list(samples)
-        Random(seed).shuffle(order)
-        batches += [order[i : i + size] for i in range(0, len(order), size)]
-    return batches
-
-
-CLOSING_S = 10.0  # for the last decoding step and the last score
-
-
-class Batches:
-    """The batches of an algorithm, step by step; with `ahead`, a thread samples the next one while this one learns.
-
-    What is sampled ahead comes from weights that are one update older: call `finish_ahead` before the engine gets new
-    ones. After that the next batch is complete, and part of `state_dict`.
-    """
-
-    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
-        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
-        self.n_steps = algorithm.n_steps
-        self._next: Future[Collected] | None = None
-        self._executor = ThreadPoolExecutor(1, "sampling ahead")
-
-    def collect(self, step: int) -> Collected:
-        """Return the samples of this step and its batches, waiting for them if they are being sampled ahead."""
-        return self.algorithm.collect(step) if self._next is None else self._next.result()
-
-    def sample_ahead(self, step: int) -> None:
-        """With `ahead`, begin to sample the step after this one."""
-        self._next = None
-        if self.ahead and step < self.n_steps:
-            threads = torch.get_num_threads()  # which torch sets for each thread by itself
-
-            def collect() -> Collected:
-                torch.set_num_threads(threads)
-                with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
-                    return self.algorithm.collect(step + 1)
-
-            self._next = self._executor.submit(collect)
-
-    def finish_ahead(self) -> None:
-        """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
-        if self._next is not None:
-            self._next.result()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return which problems come next, and the batch that was sampled ahead."""
-        ready = None if self._next is None else plain_collected(self._next.result())
-        return {"algorithm": self.algorithm.state_dict(), "next": ready}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from this state."""
-        self.algorithm.load_state_dict(state["algorithm"])
-        if state["next"] is not None:
-            self._next = Future()
-            self._next.set_result(collected_from(state["next"]))
-
-    def close(self) -> None:
-        """Wait for sampling ahead to end; close its engine and grader before."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._next is not None:
-            wait([self._next], CLOSING_S)
+        The last step of a pass takes what is left; its divisor is its own.
+        """
+        if len(samples) <= self.batch_size:
+            return [list(samples) for _ in range(self.epochs)] if samples else []
+        batches = []
+        for epoch in range(self.epochs):
+            order = list(samples)
+            Random(f"{self.rollouts.seed}/batches/{step}/{epoch}").shuffle(order)
+            batches += [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        return batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +91,8 @@ class GRPO(Online):
         Groups of equal rewards are replaced by groups of further questions, as far as these have unequal ones; with
         max_resampling_rounds=0 all samples stay.
         """
-        drawn, rounds = {s.group for s in samples}, 0
-        while (missing := self.per_step - len(mixed_groups(samples))) > 0:
-            if rounds == self.objective.max_resampling_rounds:
-                break
+        drawn, rounds, most = {s.group for s in samples}, 0, self.objective.max_resampling_rounds
+        while rounds < most and (missing := self.per_step - len(mixed_groups(samples))) > 0:
             problems = self.questions.next_batch(missing, excluded=drawn)
             if not problems:
                 break
@@ -208,12 +113,10 @@ class GRPO(Online):
                 samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
             if self.behaviour is not None:
                 samples = score_samples(samples, self.behaviour)
-        match self.old_log_probs:
-            case "engine":
-                return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
-            case "measured":
-                return [replace(s, old_log_probs=s.log_probs) for s in samples]
-        return samples
+        if self.old_log_probs == "none":
+            return samples
+        measured = self.old_log_probs == "measured"
+        return [replace(s, old_log_probs=s.log_probs if measured else s.response.log_probs) for s in samples]
 
 
 def few_questions(drawn: int, wanted: int) -> dict[str, str]:
@@ -223,10 +126,8 @@ def few_questions(drawn: int, wanted: int) -> dict[str, str]:
 
 def mixed_groups(samples: Sequence[Sample]) -> set[str]:
     """Return the ids of groups with unequal rewards."""
-    rewards: dict[str, set[float]] = {}
-    for s in samples:
-        rewards.setdefault(s.group, set()).add(s.grade.reward)
-    return {group for group, values in rewards.items() if len(values) > 1}
+    rewards = Counter(group for group, _ in {(s.group, s.grade.reward) for s in samples})
+    return {group for group, count in rewards.items() if count > 1}
 
 
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[list[Sample], set[str]]:
@@ -272,14 +173,6 @@ def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, proble
     return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
 
 
-@lru_cache(maxsize=1)  # passes come one after the other
-def shuffled(count: int, seed: str) -> list[int]:
-    """Return the numbers below `count` in a random order."""
-    order = list(range(count))
-    Random(seed).shuffle(order)
-    return order
-
-
 @dataclass(frozen=True)
 class SFT:
     """Supervised fine-tuning: `collect(step)` returns the next traces, in passes over all, each in its own order."""
@@ -288,25 +181,22 @@ class SFT:
     batch_size: int
     seed: int
     total: int  # traces to learn from, repetitions included
+    questions: ClassVar[None] = None
 
     @property
     def n_steps(self) -> int:
         """Number of optimizer steps, the last of which may be smaller."""
         return math.ceil(self.total / self.batch_size)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: a step's traces follow from its number."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
-
     def collect(self, step: int) -> Collected:
         """Return the step's traces as one batch; nothing is sampled."""
-        first, count = (step - 1) * self.batch_size, len(self.traces)
+        first, count, order = (step - 1) * self.batch_size, len(self.traces), list[Sample]()
         last = min(first + self.batch_size, self.total)
-        places = [divmod(position, count) for position in range(first, last)]
-        batch = [self.traces[shuffled(count, f"{self.seed}/epoch/{epoch}")[place]] for epoch, place in places]
+        for epoch in range(first // count, math.ceil(last / count)):  # in which the step is
+            one = list(self.traces)
+            Random(f"{self.seed}/epoch/{epoch}").shuffle(one)
+            order += one
+        batch = order[first % count :][: last - first]
         tokens = sum(s.length for s in batch)
         metrics = {"sft/epoch": last / count, "sft/sequences": len(batch), "sft/response_tokens": tokens}
         return Collected([], [batch], metrics)
@@ -354,12 +244,71 @@ def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: b
     seen: set[tuple[str, str]] = set()
     chosen = set()
     for place, s in enumerate(samples):
-        text = " ".join(s.response.text.split())
-        repeated = deduplicate and (s.group, text) in seen
+        text = s.group, " ".join(s.response.text.split())
         full = most is not None and per_question[s.group] >= most
-        if s.grade.outcome != "correct" or s.response.truncated or repeated or full:
-            continue
-        seen.add((s.group, text))
-        per_question[s.group] += 1
-        chosen.add(place)
+        good = s.grade.outcome == "correct" and not s.response.truncated
+        if good and not full and not (deduplicate and text in seen):
+            seen.add(text)
+            per_question[s.group] += 1
+            chosen.add(place)
     return chosen
+
+
+Algorithm = GRPO | ExpertIteration | SFT  # chooses the sequences that a step learns from, and their advantages
+CLOSING_S = 10.0  # for the last decoding step and the last score
+
+
+class Batches:
+    """The batches of an algorithm, step by step; with `ahead`, a thread samples the next one while this one learns.
+
+    What is sampled ahead comes from weights that are one update older: call `finish_ahead` before the engine gets new
+    ones. After that the next batch is complete, and part of `state_dict`.
+    """
+
+    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
+        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
+        self.n_steps = algorithm.n_steps
+        self._next: Future[Collected] | None = None
+        self._executor = ThreadPoolExecutor(1, "sampling ahead")
+
+    def collect(self, step: int) -> Collected:
+        """Return the samples of this step and its batches, waiting for them if they are being sampled ahead."""
+        return self.algorithm.collect(step) if self._next is None else self._next.result()
+
+    def sample_ahead(self, step: int) -> None:
+        """With `ahead`, begin to sample the step after this one."""
+        self._next = None
+        if self.ahead and step < self.n_steps:
+            threads = torch.get_num_threads()  # which torch sets for each thread by itself
+
+            def collect() -> Collected:
+                torch.set_num_threads(threads)
+                with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
+                    return self.algorithm.collect(step + 1)
+
+            self._next = self._executor.submit(collect)
+
+    def finish_ahead(self) -> None:
+        """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
+        if self._next is not None:
+            self._next.result()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which problems come next, and the batch that was sampled ahead."""
+        questions = self.algorithm.questions
+        ready = None if self._next is None else plain_collected(self._next.result())
+        return {"algorithm": questions.state if questions else {}, "next": ready}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from this state."""
+        if self.algorithm.questions:
+            self.algorithm.questions.state = state["algorithm"]
+        if state["next"] is not None:
+            self._next = Future()
+            self._next.set_result(collected_from(state["next"]))
+
+    def close(self) -> None:
+        """Wait for sampling ahead to end; close its engine and grader before."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._next is not None:
+            wait([self._next], CLOSING_S)

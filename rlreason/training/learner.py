@@ -107,9 +107,7 @@ class Learner:
     ) -> None:
         """`temperature`: of the distribution that is learned; `micro_batch_tokens`: most tokens in one forward pass."""
         self.policy, self.objective, self.settings = policy, objective, optimization
-        self.temperature, self.max_grad_norm = temperature, optimization.max_grad_norm
-        self.micro_batch_tokens = micro_batch_tokens
-        self.micro_batch_size = optimization.sequences_per_micro_batch()
+        self.temperature, self.micro_batch_tokens = temperature, micro_batch_tokens
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(optimization, self.parameters)
         self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
@@ -189,13 +187,14 @@ class Learner:
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
+        divisors = {"n_sequences": n_sequences, "n_tokens": n_tokens}
         done = StepSums()
         for with_gradient, places in self.step_micro_batches(samples):
             chosen = [samples[i] for i in places]
             batch = self.policy.pack(token_ids(chosen))
             with torch.set_grad_enabled(with_gradient):
                 flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
-                loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
+                loss, per_token = self._loss(chosen, batch, flat, flat_entropy, divisors)
             if with_gradient:
                 flat.retain_grad()
                 loss.backward()
@@ -226,7 +225,9 @@ class Learner:
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Group sample indices so that each forward pass stays within the limits on tokens and sequences."""
-        return self.policy.divide(token_ids(samples), self.micro_batch_tokens, self.micro_batch_size)
+        return self.policy.divide(
+            token_ids(samples), self.micro_batch_tokens, self.settings.sequences_per_micro_batch()
+        )
 
     def _loss(
         self,
@@ -234,8 +235,7 @@ class Learner:
         batch: PackedBatch,
         flat: Tensor,
         flat_entropy: Tensor,
-        n_sequences: int,
-        n_tokens: int,
+        divisors: dict[str, int],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's share of the step's loss, and measurements per token (batch, seq).
 
@@ -258,8 +258,7 @@ class Learner:
             per_token, stats = per_token + o.kl_coef_of_loss * kl, stats | {"kl_reference": kl.detach()}
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
-        counts = {"n_sequences": n_sequences, "n_tokens": n_tokens}
-        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=o.length_constant)
+        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **divisors, constant=o.length_constant)
         return loss, measured_per_token(stats, log_probs.detach(), entropy.detach(), None if on_policy else old)
 
     def _flat(self, values: list[list[float]]) -> Tensor:
@@ -297,7 +296,7 @@ class Learner:
 
     def clip(self) -> Tensor:
         """Clip the gradient to `max_grad_norm`; return its norm before."""
-        return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        return torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
 
     def weights_are_finite(self) -> bool:
         """Return whether all trained weights are finite."""
