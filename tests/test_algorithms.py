@@ -161,7 +161,9 @@ def test_star_starts_each_step_from_the_first_weights(policy):
 def grpo(rollouts, problems, max_resampling_rounds=0, **changes) -> GRPO:
     objective = Objective(max_resampling_rounds=max_resampling_rounds)
     settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 1, "batch_size": 24} | changes
-    return GRPO(rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), objective=objective, **settings)
+    return GRPO(
+        rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), objective=objective, scorer=None, **settings
+    )
 
 
 def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):

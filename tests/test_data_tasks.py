@@ -32,8 +32,8 @@ from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier
 from rlreason.grading.verifiers import gym as gym_verifier
 from rlreason.model.policy import Policy
-from rlreason.training.build import lessons_of, make_policy
-from rlreason.training.warm_start import SHARED, Lessons, format_of
+from rlreason.training.build import make_policy
+from rlreason.training.warm_start import SHARED, Lessons, format_of, lessons_of
 from rlreason.types import Problem
 from tests.run_settings import settings
 from tests.some import some
@@ -318,9 +318,9 @@ def test_habits_have_their_shares():
 def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
     run = settings("data=stories_rambling")
     train = read_splits(run.data, print)[0]
-    assert lessons_of(run, run.model, train).effective_habits == run.data.habits
+    assert lessons_of(run, run.model, train).habits == run.data.habits
     own = settings("data=stories_rambling", "model.warm_start.hasty_share=0.9", "model.warm_start.slip_share=0")
-    habits = lessons_of(own, own.model, train).effective_habits
+    habits = lessons_of(own, own.model, train).habits
     assert (habits.hasty_share, habits.slip_share, habits.ramble_share) == (0.9, 0.0, run.data.habits.ramble_share)
     run = settings("data=stories_long", *FEW)
     train = read_splits(run.data, print)[0]

@@ -18,7 +18,7 @@ from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.training import warm_start as starts
-from rlreason.training.build import lessons_of, make_policy, teach_habits
+from rlreason.training.build import make_policy
 from rlreason.training.warm_start import (
     SHARED,
     SHIPPED,
@@ -29,9 +29,11 @@ from rlreason.training.warm_start import (
     format_of,
     formats_of,
     hashed,
+    lessons_of,
     maker_of,
     recipe_of,
     shipped,
+    teach_habits,
 )
 from tests.run_settings import settings
 from tests.waiting import patient

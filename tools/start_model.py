@@ -22,7 +22,7 @@ from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.runtime.files import write_whole
-from rlreason.training.build import lessons_of, make_policy, set_threads, teach_habits
+from rlreason.training.build import make_policy, set_threads
 from rlreason.training.warm_start import (
     SHIPPED,
     SUFFIX,
@@ -31,8 +31,10 @@ from rlreason.training.warm_start import (
     checksum,
     copy_weights,
     formats_of,
+    lessons_of,
     maker_of,
     recipe_of,
+    teach_habits,
     write_weights,
 )
 

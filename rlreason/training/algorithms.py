@@ -58,9 +58,9 @@ class GRPO(Online):
     """GRPO: `collect(step)` returns graded samples with advantages, cut into optimizer steps."""
 
     objective: Objective
+    scorer: LogProbScorer  # of the sampling policy, where it must be scored before it learns
     reference: LogProbScorer | None = None  # set if a KL term needs it
-    behaviour: LogProbScorer | None = None  # set if the sampling policy must be scored before it learns
-    old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by behaviour) | engine
+    old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by scorer) | engine
 
     def collect(self, step: int) -> Collected:
         """Sample groups, score what the objective compares, compute advantages."""
@@ -107,15 +107,15 @@ class GRPO(Online):
 
     def _score(self, samples: list[Sample]) -> list[Sample]:
         """Add the log-probabilities that the objective needs, before any weight moves."""
+        measured = self.old_log_probs == "measured"
         with self.rollouts.clock.phase("score"):
             if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
                 scores = self.reference.log_probs(token_ids(samples))
                 samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
-            if self.behaviour is not None:
-                samples = score_samples(samples, self.behaviour)
+            if measured or self.objective.kl_placement == "reward":
+                samples = score_samples(samples, self.scorer)
         if self.old_log_probs == "none":
             return samples
-        measured = self.old_log_probs == "measured"
         return [replace(s, old_log_probs=s.log_probs if measured else s.response.log_probs) for s in samples]
 
 

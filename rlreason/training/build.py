@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.conflicts import of_schedule, sampling_key
-from rlreason.config.data import StoriesConfig
 from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, EvalProtocolConfig, RunConfig
@@ -20,7 +18,7 @@ from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import ProblemSampler, trace_text
 from rlreason.data.sources import fingerprint
-from rlreason.data.tasks import taught, texts_in
+from rlreason.data.tasks import texts_in
 from rlreason.engines.base import Engine, Sampling, Stops, tags_in
 from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
@@ -29,7 +27,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
-from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, prompt_facts, remarks
+from rlreason.model.chat import check_prompts, encoder, end_of_turn, prompt_facts, remarks
 from rlreason.model.memory import ModelShape, shape_of
 from rlreason.model.parameters import (
     DTYPES,
@@ -57,28 +55,14 @@ from rlreason.runtime.machine import Device, place_of, processor, usable_process
 from rlreason.runtime.text import redacted
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
-from rlreason.training.preflight import own_functions, refusal
+from rlreason.training.preflight import own_functions
 from rlreason.training.warm_start import (
-    Lessons,
     StartWeights,
-    checksum,
-    copy_weights,
-    find_or_make,
     formats_of,
     hashed,
+    teach_habits,
 )
 from rlreason.types import Problem, Sample
-
-
-def is_spread(run: RunConfig) -> bool:
-    """Return whether a model from a folder will be sharded over ranks: then it is never whole on a GPU.
-
-    A built-in model is small, and is trained whole first.
-    """
-    if not isinstance(run, TrainingConfig) or run.model.made_on_the_spot:
-        return False
-    world = world_of(run.gpus, place_of(), torch.cuda.device_count())
-    return world > 1 and mode_of(run, shape_of(run.model)[0], pick_device(), world)[0] == "shard"
 
 
 def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> tuple[str, str]:
@@ -133,30 +117,14 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
     if not isinstance(model, TinyModelConfig):
-        return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, is_spread(run))
+        spread = False  # over ranks: then the model is never whole on a GPU
+        if isinstance(run, TrainingConfig):
+            world = world_of(run.gpus, place_of(), torch.cuda.device_count())
+            spread = world > 1 and mode_of(run, shape_of(model)[0], pick_device(), world)[0] == "shard"
+        return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, spread)
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
     tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
     return Policy(tiny, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head)
-
-
-def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> StartWeights | None:
-    """Load a built-in model's habits, shipped or cached, or teach them by a warm start; None for any other model."""
-    tiny = run.model
-    if not isinstance(tiny, TinyModelConfig):
-        return None
-    if tiny.warm_start.steps == 0:
-        start = StartWeights("random", checksum(copy_weights(policy.named_weights())))
-    else:
-        start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
-    console.say(f"start      the tiny model, its weights: {start.source}")
-    return start
-
-
-def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
-    """Return what the run's warm start teaches."""
-    assert isinstance(run.data, StoriesConfig)  # checked by the run's rules
-    habits = run.data.habits
-    return Lessons(taught(train, habits, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
 def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
@@ -213,43 +181,48 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
-    with ExitStack() as on_error:
-        graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
-        on_error.callback(graders.close)
+    evaluation, asked = run.evaluation, run.asking
+    graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
+    try:
         with console.wait("reading the data"):
             loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
             try_own_rewards(run, graders, loaded)
             stories = read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
-        train, validation, evaluation = loaded.train, loaded.validation, run.evaluation
-        for remark in [*remarks(run.asking.prompt, train), *remarks(evaluation.prompt, validation)]:
+        train, validation = loaded.train, loaded.validation
+        for remark in [*remarks(asked.prompt, train), *remarks(evaluation.prompt, validation)]:
             console.say(remark)
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
         set_threads(run, policy)
-        prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, evaluation.prompt)
+        prompt_ids, eval_prompt_ids = encoder(policy, asked.prompt), encoder(policy, evaluation.prompt)
         with console.wait("measuring the prompts"):
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
-                train = fitting(run, policy, "train", train, prompt_ids, console)
-            validation = fitting(run, policy, "validation", validation, eval_prompt_ids, console)
+                prompt_ids.check(train)
+                train = fitting(run, policy, "train", train, [len(prompt_ids(p)) for p in train], console)
+            eval_prompt_ids.check(validation)
+            sizes = [len(eval_prompt_ids(p)) for p in validation]
+            validation = fitting(run, policy, "validation", validation, sizes, console)
         start = teach_habits(run, policy, stories, console)
         if run.trains:
             set_trained(run.model, policy, run.seed)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, train, validation)
         with console.wait("starting the engine"):
             engine = make_engine(run, policy, folder, console.say, demand)
-        on_error.pop_all()
+    except BaseException:
+        graders.close()
+        raise
+    common = run.seed, console.part
+    asking = Rollouts(engine, graders.evaluation, eval_prompt_ids, *common, graders.second, clock, "eval")
     return Components(
         policy=policy,
         engine=engine,
         graders=graders,
-        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
-        sampling=make_sampling(run.asking, policy),
-        scorer=make_scorer(run, run.asking, policy),
+        rollouts=Rollouts(engine, graders.training, prompt_ids, *common, clock=clock),
+        sampling=make_sampling(asked, policy),
+        scorer=make_scorer(run, asked, policy),
         evaluator=Evaluator(
             evaluation,
-            Rollouts(
-                engine, graders.evaluation, eval_prompt_ids, run.seed, console.part, graders.second, clock, "eval"
-            ),
+            asking,
             make_sampling(evaluation, policy),
             make_scorer(run, evaluation, policy),
             graders.evaluation,
@@ -281,14 +254,19 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
+    settings = {name: key for key, name in own_functions(run)}
     for grader in graders.all():
         if grader.plugin:
-            settings = {name: key for key, name in own_functions(run)}
             judges_validation = grader is graders.evaluation or not loaded.train
-            problem = (loaded.validation if judges_validation else loaded.train)[0]
+            answer = (loaded.validation if judges_validation else loaded.train)[0].answer
+            (grade,) = grader.grade_batch(["probe"], [answer])
             setting = settings.get(grader.plugin, grader.plugin)
-            if why := refusal(setting, grader, problem.answer, run.grading.timeout_s):
-                raise ConfigError(why)
+            if grade.outcome == "timeout":
+                limit = f"grading.timeout_s={run.grading.timeout_s:g} s"
+                raise ConfigError(f"{setting} needs more than {limit} for one response: make it faster, or raise it")
+            if grade.outcome == "error":
+                found = f"the response 'probe' and the reference answer {answer[:40]!r}: {grader.why_not(grade)}"
+                raise ConfigError(f"{setting} fails on {found}: fix it")
 
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
@@ -310,19 +288,32 @@ def make_scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer
 
 
 def fitting(
-    run: RunConfig, policy: Policy, part: str, problems: list[Problem], prompt_ids: PromptEncoder, console: Console
-) -> list[Problem]:
-    """Return the problems of `train` or `validation` that fit; one that does not is refused, or left out (bad_rows)."""
-    prompt_ids.check(problems)
-    key, asking, length = "data", run.asking, "sampling.max_tokens"
-    if part == "validation":
-        key, asking = "data" if run.eval.data is None else "eval.data", run.evaluation
-    if part == "validation" or not run.trains:
-        length = sampling_key(run, "max_tokens")
-    most = asking.sampling.max_tokens
-    sizes = [len(prompt_ids(problem)) + most for problem in problems]
-    what = f"{part} prompts with {length}={most}"
-    return those_that_fit(run, policy, problems, sizes, what, f"lower {length}, ", key, console)
+    run: RunConfig, policy: Policy, part: str, items: Sequence[T], sizes: Sequence[int], console: Console
+) -> list[T]:
+    """Return the items that fit into a pass and the model's context; others are refused, or left out (bad_rows).
+
+    `part`: `train` or `validation`, of problems, whose prompts have these sizes, or `traces`, with their prompts.
+    """
+    key, what, cure, most = "data", "traces with their prompts", "", 0
+    if part == "validation" and run.eval.data is not None:
+        key = "eval.data"
+    if part != "traces":
+        asking, length = run.asking, "sampling.max_tokens"
+        if part == "validation":
+            asking = run.evaluation
+        if part == "validation" or not run.trains:
+            length = sampling_key(run, "max_tokens")
+        most = asking.sampling.max_tokens
+        what, cure = f"{part} prompts with {length}={most}", f"lower {length}, "
+    room, limit = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
+    kept = [item for item, size in zip(items, sizes, strict=True) if size + most <= room]
+    if left_out := len(items) - len(kept):
+        found = f"{left_out} of {len(items)} {what} are over {limit}={room} tokens"
+        if not kept or run.data_read()[key].bad_rows != "skip":
+            cure += f"raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
+            raise ConfigError(f"{found}: {cure}")
+        console.say(f"! left out: {found}")
+    return kept
 
 
 def make_traces(
@@ -338,22 +329,7 @@ def make_traces(
         text = trace_text(problem, run.prompt.trace)
         traces.append(sft_sample(prompt_ids(problem), policy.encode_response(text, end), text, problem.id))
     sizes = [len(trace.response.prompt_ids) + trace.length for trace in traces]
-    return those_that_fit(run, policy, traces, sizes, "traces with their prompts", "", "data", console)
-
-
-def those_that_fit(
-    run: RunConfig, policy: Policy, items: list[T], sizes: list[int], what: str, cure: str, key: str, console: Console
-) -> list[T]:
-    """Return the items whose tokens fit into a pass and the model's context; see `fitting`."""
-    room, limit = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
-    kept = [item for item, size in zip(items, sizes, strict=True) if size <= room]
-    if left_out := len(items) - len(kept):
-        found = f"{left_out} of {len(items)} {what} are over {limit}={room} tokens"
-        if not kept or run.data_read()[key].bad_rows != "skip":
-            cure += f"raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
-            raise ConfigError(f"{found}: {cure}")
-        console.say(f"! left out: {found}")
-    return kept
+    return fitting(run, policy, "traces", traces, sizes, console)
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
@@ -363,12 +339,11 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     if isinstance(run, SFTConfig):
         prompt_ids = components.rollouts.prompt_ids
         traces = make_traces(run, components.policy, components.train_problems, prompt_ids, console)
-        steps, epochs = run.n_steps, run.epochs  # one of the two is given
-        if steps is not None:
-            total = steps * run.train_batch_size
+        if run.n_steps is not None:
+            total = run.n_steps * run.train_batch_size
         else:
-            assert epochs is not None
-            total = max(1, round(epochs * len(traces)))
+            assert run.epochs is not None  # one of the two is given
+            total = max(1, round(run.epochs * len(traces)))
         sft = SFT(traces, run.train_batch_size, run.seed, total)
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
@@ -387,6 +362,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         online |= {"epochs": run.sft_epochs, "max_per_question": run.max_per_question}
         return ExpertIteration(**online, deduplicate=run.deduplicate, restart=run.restart)
     assert isinstance(run, GRPOConfig)
+    # The sampling policy is not scored for samples drawn ahead, because the weights are moving by then.
     source = "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
     if run.old_from_engine:  # samples drawn ahead come from weights one update older, whose numbers only it has
         source = "engine"
@@ -395,8 +371,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         epochs=run.epochs_per_rollout,
         objective=run.objective(),
         reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
-        # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
-        behaviour=components.scorer if run.kl_placement == "reward" or source == "measured" else None,
+        scorer=components.scorer,
         old_log_probs=source,
     )
 

@@ -27,7 +27,8 @@ from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
 from rlreason.training import algorithms as grpo
-from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads, teach_habits
+from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads
+from rlreason.training.warm_start import teach_habits
 from rlreason.types import Sample
 
 OWN = "this run"

@@ -149,20 +149,6 @@ def unusable(setting: str, name: str, grading: GradingConfig) -> str:
         return f"{setting}: {why}" if why else ""
 
 
-def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> str:
-    """Say why the user's own reward cannot judge a test response; "" if it can."""
-    (grade,) = grader.grade_batch(["probe"], [reference])
-    if grade.outcome == "timeout":
-        limit = f"grading.timeout_s={timeout_s:g} s"
-        return f"{setting} needs more than {limit} for one response: make it faster, or raise it"
-    if grade.outcome != "error":
-        return ""
-    return (
-        f"{setting} fails on the response 'probe' and the reference answer {reference[:40]!r}: "
-        f"{grader.why_not(grade)}: fix it"
-    )
-
-
 def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield (package, the setting that needs it) of packages that only some runs need."""
     if run.trains and run.model.lora.rank > 0:

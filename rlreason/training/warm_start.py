@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
@@ -17,14 +17,14 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, uint8
 
-from rlreason.config.data import HabitsConfig
+from rlreason.config.data import HabitsConfig, StoriesConfig
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import prompt_renderer, resource_dir, template_of
 from rlreason.config.model import SHARED_WARM_START, TinyModelConfig, WarmStartConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.training import OptimizationConfig
 from rlreason.data.sources import fingerprint
-from rlreason.data.tasks import R1_ZERO_TRACE, PromptFormat, habit_trace
+from rlreason.data.tasks import R1_ZERO_TRACE, PromptFormat, habit_trace, taught
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
@@ -51,24 +51,11 @@ class Lessons:
     formats: Sequence[PromptFormat]
     settings: WarmStartConfig
     seed: int
-    habits: HabitsConfig = field(default_factory=HabitsConfig)  # of the task
-
-    @property
-    def effective_habits(self) -> HabitsConfig:
-        """The task's habits, with the shares that the model's own settings override."""
-        own = {name: getattr(self.settings, name) for name in SHARES}
-        return replace(self.habits, **{name: share for name, share in own.items() if share is not None})
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all settings in plain values, with both shares, and the habits that differ from the default ones."""
-        habits, default = asdict(self.effective_habits), asdict(HabitsConfig())
-        shares = {name: habits.pop(name) for name in SHARES}
-        own = {name: value for name, value in habits.items() if value != default[name]}
-        return {**asdict(self.settings), **shares, **own}
+    habits: HabitsConfig  # of the task, with the shares that the model's own settings override
 
     def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
         """Yield `count` batches of (prompt, trace)."""
-        rng, turns, habits = random.Random(f"warm-up/{self.seed}"), cycle(self.formats), self.effective_habits
+        rng, turns, habits = random.Random(f"warm-up/{self.seed}"), cycle(self.formats), self.habits
         for _ in range(count):
             batch = []
             for problem in rng.choices(self.problems, k=self.settings.batch_size):
@@ -143,8 +130,8 @@ class StartWeights:
 
     source: str  # shipped | cache | made | random
     weights: str  # checksum of all of them
-    key: str = ""  # of the recipe and its maker
-    seconds: float = 0.0  # to make or load them
+    key: str  # of the recipe and its maker; "" if they are random
+    seconds: float  # to make or load them
 
 
 def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe:
@@ -153,7 +140,9 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
     The tokenizer, the data, the formats and the first batch of lessons enter by their content.
     """
     settings = {f.name: getattr(tiny, f.name) for f in fields(tiny) if f.name not in (*ROUNDING, *AFTERWARDS)}
-    settings["warm_start"] = lessons.as_dict()
+    default, habits = asdict(HabitsConfig()), asdict(lessons.habits)
+    habits = {name: value for name, value in habits.items() if name in SHARES or value != default[name]}
+    settings["warm_start"] = asdict(tiny.warm_start) | habits
     if tiny.dtype == "bfloat16":  # requested; auto takes what the device supports
         settings["dtype"] = tiny.dtype
     vocabulary = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]
@@ -180,31 +169,49 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
     }
 
 
-def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
-    """Load the policy's start weights, or teach them if there are none, and keep them in the cache."""
-    began, recipe = time.monotonic(), recipe_of(tiny, policy, lessons)
-    key, weights, source = hashed(recipe, maker_of(tiny, policy)), None, "made"
-    kept = None if tiny.cache is None else cache_folder(tiny.cache) / f"{key}{SUFFIX}"
-    if kept is not None:
-        if (weights := find_shipped(recipe)) is not None:
-            source, key = "shipped", hashed(recipe)
-        elif kept.exists():
-            weights, source = load_file(kept), "cache"
-    if weights is None:
-        console.say(f"teaching a new tiny model its habits (data.habits), formats: {len(set(lessons.formats))} ...")
-        with console.wait("warm start"):
-            warm_up(policy, lessons, console.progress)
-        weights = copy_weights(policy.named_weights())
+def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
+    """Return what the run's warm start teaches."""
+    assert isinstance(run.data, StoriesConfig)  # checked by the run's rules
+    given, own = run.data.habits, {name: getattr(tiny.warm_start, name) for name in SHARES}
+    habits = replace(given, **{name: share for name, share in own.items() if share is not None})
+    return Lessons(taught(train, given, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
+
+
+def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> StartWeights | None:
+    """Load a built-in model's start weights, or teach them if there are none, and keep them in the cache.
+
+    None for any other model.
+    """
+    if not isinstance(tiny := run.model, TinyModelConfig):
+        return None
+    began, key, source = time.monotonic(), "", "random"
+    if tiny.warm_start.steps:
+        lessons = lessons_of(run, tiny, train)
+        recipe, weights = recipe_of(tiny, policy, lessons), None
+        key, source = hashed(recipe, maker_of(tiny, policy)), "made"
+        kept = None if tiny.cache is None else cache_folder(tiny.cache) / f"{key}{SUFFIX}"
         if kept is not None:
-            try:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_weights(kept, weights)
-            except OSError as error:
-                console.say(f"! model.cache={tiny.cache}: this model is not kept ({error})")
-    with torch.no_grad():
-        for name, live in policy.named_weights():
-            live.copy_(weights[name])
-    return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
+            if (weights := find_shipped(recipe)) is not None:
+                source, key = "shipped", hashed(recipe)
+            elif kept.exists():
+                weights, source = load_file(kept), "cache"
+        if weights is not None:
+            with torch.no_grad():
+                for name, live in policy.named_weights():
+                    live.copy_(weights[name])
+        else:
+            console.say(f"teaching a new tiny model its habits (data.habits), formats: {len(set(lessons.formats))} ...")
+            with console.wait("warm start"):
+                warm_up(policy, lessons, console.progress)
+            if kept is not None:
+                try:
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    write_weights(kept, copy_weights(policy.named_weights()))
+                except OSError as error:
+                    console.say(f"! model.cache={tiny.cache}: this model is not kept ({error})")
+    console.say(f"start      the tiny model, its weights: {source}")
+    seconds = round(time.monotonic() - began, 1)
+    return StartWeights(source, checksum(copy_weights(policy.named_weights())), key, seconds)
 
 
 def find_shipped(recipe: Recipe, folder: Path = SHIPPED) -> Weights | None:
