@@ -9,7 +9,7 @@ with a real one some responses take another turn, in bfloat16 many, all drawn wi
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,76 +71,65 @@ class Job:
         if run.split == "train":
             self.problems = components.train_problems[: self.asks.final_problems]
         self.samples: list[SampleFigures] = []  # problem by problem
-        self.mismatches = array("d")  # of every token
         self.examples: list[Sample] = []  # the first response to each of the first problems, to print
-        self.tokens, self.seconds = 0, 0.0  # sampled by this process, and how long that took
+        self.seconds = 0.0  # of sampling
 
     def respond(self) -> None:
-        """Sample and record the responses to all problems, and compute their metrics; call `conclude` after it."""
-        run, records, problems = self.run, self.records, self.problems
-        key = "data" if run.eval.data is None else "eval.data"
+        """Sample, score and record the responses to all problems, and compute their metrics; then call `conclude`.
+
+        That is done block by block, each as large as its tokens may be at once in memory; most evaluations are one.
+        """
+        run, records, problems, evaluator, n = self.run, self.records, self.problems, self.evaluator, self.n
+        rollouts, sampling, key = (
+            evaluator.rollouts,
+            evaluator.sampling,
+            "data" if run.eval.data is None else "eval.data",
+        )
         check_askable(problems, f"split={run.split} of {key}={self.asks.data.name}", key)
         self.protocol = protocol_of(self.asks, problems, self.components.policy.tokenizer)
         self.weights = weights_hash(self.components.policy.named_weights())
-        identity = f"protocol {self.protocol['hash']}, weights {self.weights}"
-        log = ResponseLog(records.folder, identity, problems, self.n)
-        self.finished_before = len(log.samples)
-        records.clock.begin()
-        self._sample_all(log)
-        self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
-        self.metrics = self.evaluator.figures(self.samples, self.mismatches, problems, None, self.monitors)
-        self.metrics["eval/tokens_per_second"] = self.tokens / max(self.seconds, 1e-9)
-        pass_rates: list[Row] = []  # for curricula (data.pass_rates)
-        for i, p in enumerate(problems):
-            correct = sum(map(is_correct, self.samples[i * self.n : (i + 1) * self.n]))
-            row = {"problem_id": p.id, "question_hash": question_hash(p.question)}
-            pass_rates.append(row | {"samples": self.n, "correct": correct})
-        records.rows(PASS_RATES, pass_rates)
-
-    def _sample_all(self, log: ResponseLog) -> None:
-        """Sample, score and record the responses to all problems, block by block.
-
-        A block is as large as its tokens may be at once in memory; most evaluations are a single block.
-        """
-        most = min(BLOCK_TOKENS // self.evaluator.sampling.max_tokens, BLOCK)
-        progress = SamplingProgress(self.console, len(self.problems) * self.n, log)
-        size = max(1, max(most, 4 * self.run.rollout.max_rows) // self.n)
-        with self.records.growing(RESPONSES) as write:
-            for first in range(0, len(self.problems), size):
-                block = self.problems[first : first + size]
-                with self.records.clock.phase("eval"):
-                    samples = self._sample_block(block, log, progress)
-                    with self.console.wait(f"measuring entropies of {len(samples)} responses"):
-                        scored = score_samples(samples, self.evaluator.scorer)
-                write(self._rows(scored, block))
-                self.samples += map(figures_of, scored)
-                self.mismatches += mismatches_of(scored, self.evaluator.sampling)
-                self.examples += scored[:: self.n][: self.run.log_generations - len(self.examples)]
-
-    def _sample_block(self, problems: Sequence[Problem], log: ResponseLog, progress: SamplingProgress) -> list[Sample]:
-        """Return the samples, problem by problem; those not yet in the log are sampled, and counted."""
-        left = [p for p in problems if p.id not in log.samples]
+        log = ResponseLog(records.folder, f"protocol {self.protocol['hash']}, weights {self.weights}", problems, n)
+        self.finished_before, mismatches, tokens = len(log.samples), array("d"), 0
+        progress = SamplingProgress(self.console, len(problems) * n, log)
 
         def finished(number: int, sample: Sample) -> None:
             log.add(number, sample)
             progress.add(sample)
 
-        began, rollouts = time.monotonic(), self.evaluator.rollouts
-        with self.console.wait("sampling", more=rollouts.progress_text):
-            fresh = rollouts.sample(left, self.evaluator.sampling, self.n, PURPOSE, finished) if left else []
-        self.seconds += time.monotonic() - began
-        self.tokens += sum(s.length for s in fresh)
-        log.samples |= {p.id: fresh[i * self.n : (i + 1) * self.n] for i, p in enumerate(left)}
-        return [s for p in problems for s in log.samples.pop(p.id)]
-
-    def _rows(self, samples: Sequence[Sample], problems: Sequence[Problem]) -> Iterator[Row]:
-        """Yield rows of `responses.jsonl`; log-probabilities are the model's own, at the sampling temperature."""
-        prompts = self.evaluator.prompts(samples[:: self.n])
-        for place, sample in enumerate(samples):
-            number, nth = divmod(place, self.n)
-            measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
-            row = numbered_row(sample, problems[number], nth)
-            yield row | {"prompt": prompts[number], "log_probs": measured}
+        records.clock.begin()
+        at_once = max(min(BLOCK_TOKENS // sampling.max_tokens, BLOCK), 4 * run.rollout.max_rows)
+        size = max(1, at_once // n)
+        with records.growing(RESPONSES) as write:
+            for first in range(0, len(problems), size):
+                block = problems[first : first + size]
+                left, began = [p for p in block if p.id not in log.samples], time.monotonic()
+                with records.clock.phase("eval"):
+                    with self.console.wait("sampling", more=rollouts.progress_text):
+                        fresh = rollouts.sample(left, sampling, n, PURPOSE, finished) if left else []
+                    self.seconds += time.monotonic() - began
+                    tokens += sum(s.length for s in fresh)
+                    log.samples |= {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
+                    samples = [s for p in block for s in log.samples.pop(p.id)]
+                    with self.console.wait(f"measuring entropies of {len(samples)} responses"):
+                        scored = score_samples(samples, evaluator.scorer)
+                prompts, rows = evaluator.prompts(scored[::n]), list[Row]()
+                for place, sample in enumerate(scored):
+                    number, nth = divmod(place, n)
+                    row = numbered_row(sample, block[number], nth) | {"prompt": prompts[number]}
+                    rows.append(row | {"log_probs": [round(log_prob, 4) for log_prob in sample.log_probs or []]})
+                write(rows)
+                self.samples += map(figures_of, scored)
+                mismatches += mismatches_of(scored, sampling)
+                self.examples += scored[::n][: run.log_generations - len(self.examples)]
+        self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
+        self.metrics = evaluator.figures(self.samples, mismatches, problems, None, self.monitors)
+        self.metrics["eval/tokens_per_second"] = tokens / max(self.seconds, 1e-9)
+        pass_rates: list[Row] = []  # for curricula (data.pass_rates)
+        for i, p in enumerate(problems):
+            correct = sum(map(is_correct, self.samples[i * n : (i + 1) * n]))
+            row = {"problem_id": p.id, "question_hash": question_hash(p.question)}
+            pass_rates.append(row | {"samples": n, "correct": correct})
+        records.rows(PASS_RATES, pass_rates)
 
     def conclude(self, more: dict[str, Any], tables: Sequence[str]) -> None:
         """Write the metrics row and then the summary, which marks the job as complete.
@@ -200,10 +189,13 @@ Scorer = Callable[[str, str], float]  # (question, response) -> a number, the hi
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
 
 
-def best_of_n(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> None:
-    """Select among the responses in every way; record, draw and print how often that succeeds."""
-    records, console, picture = job.records, job.console, job.records.folder / BEST_OF_N_PICTURE
-    with console.wait("choosing among the responses"):
+def best_of_n(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> tuple[dict[str, Any], list[str]]:
+    """Select among the responses in every way; record and draw how often that succeeds.
+
+    Return what the summary has of it, and the tables to print.
+    """
+    records, picture = job.records, job.records.folder / BEST_OF_N_PICTURE
+    with job.console.wait("choosing among the responses"):
         values = estimates(run, job, scorer)
         curves = with_intervals(values, run.seed, list(questions_of(job.problems).values()))
     lines = ["N,method,value,low,high"]
@@ -213,12 +205,11 @@ def best_of_n(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> None:
     records.document(BEST_OF_N_NUMBERS, "\n".join(lines) + "\n")
     title = f"{run.model.name}, {job.asks.data.name}, {len(job.problems)} problems x {job.n} samples"
     sampled = f"prompt={job.asks.prompt.name}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
-    with console.wait("drawing the curves"):
+    with job.console.wait("drawing the curves"):
         draw_best_of_n(picture, run.n_list, curves, title, f"{sampled}; bands: 95%, over problems")
     first = first_alone(job.samples, job.n, job.problems)
     more = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
-    job.conclude(more, [curves_table(run.n_list, curves)])
-    console.say(f"curves: {short_path(picture)}")
+    return more, [curves_table(run.n_list, curves), f"curves: {short_path(picture)}"]
 
 
 def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
@@ -306,12 +297,13 @@ def start(run: RunConfig, records: RunWriter, console: Console) -> float:
         job.print_start()
         job.respond()
         if isinstance(run, BestOfNConfig):
-            best_of_n(run, job, scorer)
+            more, tables = best_of_n(run, job, scorer)
         else:
             rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
             of_categories = share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()})
             lengths = figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed)
-            job.conclude({"categories": rows, "ungraded": failed}, [of_categories, lengths])
+            more, tables = {"categories": rows, "ungraded": failed}, [of_categories, lengths]
+        job.conclude(more, tables)
     except KeyboardInterrupt:
         records.loggers.finish({"status": "interrupted"})
         raise
