@@ -54,62 +54,47 @@ def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sam
 
     The copies keep reference log-probabilities only if the objective has a KL term.
     """
-    has_kl = objective.kl_placement != "none"
-    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else None) for s in samples]
-    return grpo.with_advantages(copies, objective)[0]
+    if objective.kl_placement == "none":
+        samples = [replace(s, reference_log_probs=None) for s in samples]
+    return grpo.with_advantages(samples, objective)[0]
 
 
 def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console: Console) -> list[Score]:
-    """Score each objective on the samples under the policy, the run's own first."""
+    """Score each objective on the samples under the policy, the run's own first.
+
+    cosine: of the angle to the run's own gradient, None if one of them is 0; clipped: share of all response tokens;
+    zero_advantage: share of samples; short_to_long: a token's weight in the shortest quarter of the responses over that
+    in the longest.
+    """
     own: list[Tensor] = []
-    scores = []
+    scores: list[Score] = []
     for name, other in variants(run).items():
         console.progress(f"{name} ...")
-        score, gradient = score_objective(name, other, policy, samples, own)
+        compared = with_advantages(samples, other)
+        gradient = make_learner(other, policy).gradient(compared)
+        own = own or gradient.parameters
+        square = dot(gradient.parameters, gradient.parameters)
+        lengths = math.sqrt(square * dot(own, own))
+        advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
+        weights = length_weights(gradient.tokens, advantages)
+        score = {
+            "name": name,
+            "axes": f"{other.loss.loss_type}, {other.length_norm.kind}, {other.baseline}/{other.std_norm}",
+            "loss": gradient.loss,
+            "grad_norm": math.sqrt(square),
+            "cosine": dot(gradient.parameters, own) / lengths if lengths else None,
+            "clipped": gradient.clipped / max(sum(s.length for s in compared), 1),
+            "zero_advantage": (advantages == 0).double().mean().item(),
+            "short_to_long": weights[0] / weights[-1] if weights and weights[-1] else None,
+        }
         scores.append(score)
-        own = own or gradient
         del gradient  # as large as the model: free it before the next one
     return scores
-
-
-def score_objective(
-    name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
-) -> tuple[Score, list[Tensor]]:
-    """Return an objective's score and its gradient by parameter, compared with `own` (itself if empty).
-
-    clipped: share of all response tokens; zero_advantage: share of samples; short_to_long: a token's weight in the
-    shortest quarter of the responses over that in the longest.
-    """
-    compared = with_advantages(samples, run)
-    gradient = make_learner(run, policy).gradient(compared)
-    advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
-    weights = length_weights(gradient.tokens, advantages)
-    score = {
-        "name": name,
-        "axes": f"{run.loss.loss_type}, {run.length_norm.kind}, {run.baseline}/{run.std_norm}",
-        "loss": gradient.loss,
-        "grad_norm": math.sqrt(dot(gradient.parameters, gradient.parameters)),
-        "cosine": cosine(gradient.parameters, own or gradient.parameters),
-        "clipped": gradient.clipped / max(sum(s.length for s in compared), 1),
-        "zero_advantage": (advantages == 0).double().mean().item(),
-        "short_to_long": weights[0] / weights[-1] if weights and weights[-1] else None,
-    }
-    return score, gradient.parameters
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the inner product of two gradients, summed in double precision, parameter by parameter."""
     return sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True))
-
-
-def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
-    """Return the cosine of the angle between two gradients; None if one of them is 0.
-
-    >>> cosine([torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-4.0])])
-    -0.28
-    """
-    lengths = math.sqrt(dot(a, a) * dot(b, b))
-    return dot(a, b) / lengths if lengths else None
 
 
 def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = 4) -> list[float]:
