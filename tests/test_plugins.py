@@ -35,7 +35,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.runtime.plugins import as_settings, find_modules_here, label_of, no_reward
 from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
-from rlreason.training.preflight import broken_loss
+from rlreason.training.preflight import mistakes_of
 from rlreason.types import Problem
 from tests.waiting import patient
 
@@ -93,7 +93,7 @@ def settings(*words: str):
 def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
     run = settings(f"loss={mine}:asymmetric", "loss.tau=0.25", "loss.shift=1")
     assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
-    assert broken_loss(run) == ""
+    assert mistakes_of(run) == []
     with composing(read([])):
         assert repr(changed_run(plain(run), []).run) == repr(run)
     card = objective_card(run)

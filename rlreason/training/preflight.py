@@ -6,20 +6,18 @@ import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.conflicts import as_eval
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM, GradingConfig
 from rlreason.config.leaves import needs, template_of
-from rlreason.config.run import RunConfig, judges
+from rlreason.config.run import RunConfig, judges, naming_eval_settings
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.grader import reward_name_of
-from rlreason.model.memory import PROMPT, moment_bytes, shape_of, trained_numbers, weight_bytes, workload_of
+from rlreason.model.memory import PROMPT, moment_bytes, shape_of, trained_numbers, weight_bytes
 from rlreason.model.plan import conclusion, planned
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
@@ -102,18 +100,14 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
     on_gpu = device.kind == "cuda"
     if on_gpu and len(runs) > 1:
         device = replace(device, free=device.total, second_free=None)
-    different: dict[object, RunConfig] = {}  # most runs of a sweep need the same
-    for run in runs:
-        shape, source = shape_of(run.model)
-        key = source if shape is None else workload_of(run, shape, device)
-        different.setdefault((key, run.model.check_memory), run)
     tight: dict[float, str] = {}  # peak -> what to say
-    for run in different.values():
+    for run in runs:
         plan = planned(run, device, assumed_prompt(run))
+        text = f"memory: {conclusion(plan)}"
         if on_gpu and run.model.check_memory and plan.verdict == "too large":
-            raise ConfigError(f"memory: {conclusion(plan)}; {GO_ON}")
+            raise ConfigError(f"{text}; {GO_ON}")
         if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown"):
-            tight[plan.plan.peak if plan.plan else 0] = f"memory: {conclusion(plan)}"
+            tight[plan.plan.peak if plan.plan else 0] = text
     return [tight[max(tight)]] if tight else []
 
 
@@ -150,18 +144,26 @@ def unusable(setting: str, name: str, grading: GradingConfig) -> str:
 
 
 def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (package, the setting that needs it) of packages that only some runs need."""
+    """Yield (package, the message if it is missing) of packages that only some runs need."""
+    if run.rollout.engine == "vllm":
+        yield "vllm", WITHOUT_VLLM
     if run.trains and run.model.lora.rank > 0:
-        yield "peft", f"model.lora.rank={run.model.lora.rank}"
+        yield "peft", needs(f"model.lora.rank={run.model.lora.rank}", "peft")
     if run.optimizes_by == "adamw_8bit":
-        yield "bitsandbytes", "optimizer=adamw_8bit"
+        yield "bitsandbytes", needs("optimizer=adamw_8bit", "bitsandbytes")
     for key, data in run.data_read().items():
         if data.on_hub:
-            yield "datasets", f"{key}.path={getattr(data, 'path', '')} is no folder here, and reading it from the hub"
+            setting = f"{key}.path={getattr(data, 'path', '')} is no folder here, and reading it from the hub"
+            yield "datasets", needs(setting, "datasets")
         if isinstance(data, GymConfig):
-            yield "reasoning_gym", f"{key}={data.name}"
+            yield "reasoning_gym", needs(f"{key}={data.name}", "reasoning_gym")
     for name in run.logger.chosen:
-        yield name, f"logger={name}"
+        yield name, needs(f"logger={name}", name)
+
+
+def missing_packages(run: RunConfig) -> list[str]:
+    """Return a message for each required package that is not installed. Nothing is imported."""
+    return [message for package, message in needed_by(run) if importlib.util.find_spec(package) is None]
 
 
 def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
@@ -183,40 +185,26 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
 def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
     warnings = [line for run in runs for line in mistakes_of(run)]
-    for check in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device())):
-        try:
-            warnings += check()
-        except ConfigError as error:
-            warnings.append(str(error))
-    return warnings
+    try:
+        return warnings + room_for(runs, folder) + memory_for(runs, believed_device())
+    except ConfigError as error:
+        return [*warnings, str(error)]
 
 
 def mistakes_of(run: RunConfig) -> list[str]:
     """Return errors in the prompts' templates, packages that are missing, what is wrong with the user's own loss."""
-    errors = []
-    for prompt in filter(None, (run.prompt, run.eval.prompt)):
-        try:
-            template_of(prompt.file)
-        except ConfigError as error:
-            errors.append(str(error) if prompt is run.prompt else as_eval("prompt", str(error), prompt))
-    errors += missing_packages(run)
-    if why := broken_loss(run):
+    errors = missing_packages(run)
+    try:
+        template_of(run.prompt.file)
+        if run.eval.prompt is not None:
+            with naming_eval_settings(run, "prompt"):
+                template_of(run.eval.prompt.file)
+    except ConfigError as error:
+        errors.insert(0, str(error))
+    loss: ChosenLoss | None = getattr(run, "loss", None)
+    if loss and run.own_loss and (why := broken_contract(loss.loss_type, loss.numbers())):
         errors.append(why)
     return errors
-
-
-def broken_loss(run: RunConfig) -> str:
-    """Say why the user's own loss cannot be trained with."""
-    loss: ChosenLoss | None = getattr(run, "loss", None)
-    return broken_contract(loss.loss_type, loss.numbers()) if loss and run.own_loss else ""
-
-
-def missing_packages(run: RunConfig) -> list[str]:
-    """Return the required packages that are not installed. Nothing is imported."""
-    missing = [needs(setting, name) for name, setting in needed_by(run) if importlib.util.find_spec(name) is None]
-    if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        missing.insert(0, WITHOUT_VLLM)
-    return missing
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
