@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,12 +19,12 @@ from rlreason.training.algorithms import (
     SFT,
     ExpertIteration,
     chosen_responses,
-    cut_into_batches,
     mixed_groups,
     sft_sample,
 )
 from rlreason.training.learner import Learner
 from rlreason.types import Collected, Grade, Problem, Response, Sample
+from tests.run_settings import settings
 
 
 def numbered(count: int) -> list[Problem]:
@@ -77,7 +78,7 @@ def test_solved_questions_are_left_out_until_nothing_is_left():
 
 def test_batches_cover_every_sample_once_a_pass():
     samples = [answer(str(i), True) for i in range(10)]
-    batches = cut_into_batches(samples, 4, ["a", "b"])
+    batches = expert(SimpleNamespace(seed=0), [], "train_batch_size=4").batches(1, samples, epochs=2)
     assert [len(b) for b in batches] == [4, 4, 2] * 2
     assert Counter(id(s) for b in batches for s in b) == {id(s): 2 for s in samples}
     assert [s.group for s in batches[0]] != [s.group for s in batches[3]]
@@ -126,10 +127,10 @@ def test_what_expert_iteration_keeps():
     assert chosen_responses(samples, 2, deduplicate=True) == {0, 2, 4}
 
 
-def expert(rollouts, problems, **changes) -> ExpertIteration:
-    settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 2, "batch_size": 5} | changes
+def expert(rollouts, problems, *words: str) -> ExpertIteration:
+    sizes = ("question_batch_size=6", "group_size=4", "sft_epochs=2", "train_batch_size=5")
     often = Sampling(1.0, 2, 24, stop=tuple("aeiouns"))  # a model with random weights rarely ends by itself
-    return ExpertIteration(rollouts, ProblemSampler(problems, 0), often, **settings)
+    return ExpertIteration(settings("algorithm=ei", *sizes, *words), rollouts, ProblemSampler(problems, 0), often)
 
 
 def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, problems):
@@ -141,7 +142,7 @@ def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, proble
     assert all(s.advantage == 0.0 for s in collected.samples if not s.has_loss)
     assert collected.metrics["ei/kept"] == len(kept)
     assert sum(map(len, collected.batches)) == 2 * len(kept)
-    nothing = expert(rollouts_of(0.0), problems, restart=True).collect(1)
+    nothing = expert(rollouts_of(0.0), problems, "restart=true").collect(1)
     assert (nothing.batches, nothing.restart) == ([], False)
     assert "nothing_to_imitate" in nothing.notices
 
@@ -158,12 +159,9 @@ def test_star_starts_each_step_from_the_first_weights(policy):
     assert losses[0] == losses[1]  # the optimizer forgot too
 
 
-def grpo(rollouts, problems, max_resampling_rounds=0, **changes) -> GRPO:
-    objective = Objective(max_resampling_rounds=max_resampling_rounds)
-    settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 1, "batch_size": 24} | changes
-    return GRPO(
-        rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), objective=objective, scorer=None, **settings
-    )
+def grpo(rollouts, problems, rounds=0) -> GRPO:
+    run = settings("rollout_batch_size=24", "group_size=4", "train_batch_size=24", f"max_resampling_rounds={rounds}")
+    return GRPO(run, rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), scorer=None, reference=None)
 
 
 def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):
@@ -171,7 +169,7 @@ def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, 
     dead = 6 - len(mixed_groups(plain.samples))
     assert dead > 0
     assert "repeated_questions" not in plain.notices
-    refilled = grpo(rollouts_of(0.12), problems, max_resampling_rounds=20).collect(1)
+    refilled = grpo(rollouts_of(0.12), problems, rounds=20).collect(1)
     (batch,) = refilled.batches
     assert len(batch) == 24
     assert len(mixed_groups(batch)) == 6
@@ -183,10 +181,10 @@ def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, 
 
 
 def test_refilling_stops_at_its_bound_and_when_the_questions_end(rollouts_of, problems):
-    collected = grpo(rollouts_of(0.0), problems, max_resampling_rounds=3).collect(1)
+    collected = grpo(rollouts_of(0.0), problems, rounds=3).collect(1)
     assert collected.metrics["rollout/refill_rounds"] == 3
     assert len(collected.samples) == 4 * len(collected.batches[0]) == 4 * 24  # the batch keeps its size
-    ended = grpo(rollouts_of(0.0), [replace(p, question="1 + 1?") for p in problems[:8]], max_resampling_rounds=50)
+    ended = grpo(rollouts_of(0.0), [replace(p, question="1 + 1?") for p in problems[:8]], rounds=50)
     step = ended.collect(1)
     assert step.metrics["rollout/refill_rounds"] == 1
     assert len({s.group for s in step.samples}) == 8

@@ -150,7 +150,7 @@ def learn(learner: Learner, algorithm: Algorithm) -> None:
         for reward in (0.0, 1.0)
     ]
     if isinstance(algorithm, GRPO):
-        samples, _ = with_advantages(samples, algorithm.objective)
+        samples, _ = with_advantages(samples, algorithm.settings)
     learner.gradient(samples)
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from rlreason.config.algorithms import EIConfig, GRPOConfig
 from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples, token_ids
@@ -29,27 +30,29 @@ from rlreason.types import Collected, Grade, Response, Sample
 class Online:
     """What algorithms that learn from their own samples have in common."""
 
+    settings: EIConfig | GRPOConfig
     rollouts: Rollouts
     questions: ProblemSampler
     sampling: Sampling
-    n_steps: int
-    per_step: int  # questions
-    group_size: int
-    epochs: int
-    batch_size: int
 
-    def batches(self, step: int, samples: Sequence[Sample]) -> list[list[Sample]]:
+    @property
+    def n_steps(self) -> int:
+        """Number of training steps: `collect` is called once for each."""
+        return self.settings.n_steps
+
+    def batches(self, step: int, samples: Sequence[Sample], epochs: int) -> list[list[Sample]]:
         """Cut the samples into optimizer steps, once for each epoch, shuffled if there is more than one step.
 
         The last step of a pass takes what is left; its divisor is its own.
         """
-        if len(samples) <= self.batch_size:
-            return [list(samples) for _ in range(self.epochs)] if samples else []
+        size = self.settings.train_batch_size
+        if len(samples) <= size:
+            return [list(samples) for _ in range(epochs)] if samples else []
         batches = []
-        for epoch in range(self.epochs):
+        for epoch in range(epochs):
             order = list(samples)
             Random(f"{self.rollouts.seed}/batches/{step}/{epoch}").shuffle(order)
-            batches += [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+            batches += [order[i : i + size] for i in range(0, len(order), size)]
         return batches
 
 
@@ -57,33 +60,32 @@ class Online:
 class GRPO(Online):
     """GRPO: `collect(step)` returns graded samples with advantages, cut into optimizer steps."""
 
-    objective: Objective
+    settings: GRPOConfig
     scorer: LogProbScorer  # of the sampling policy, where it must be scored before it learns
-    reference: LogProbScorer | None = None  # set if a KL term needs it
-    old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by scorer) | engine
+    reference: LogProbScorer | None  # set if a KL term needs it
 
     def collect(self, step: int) -> Collected:
         """Sample groups, score what the objective compares, compute advantages."""
-        problems = self.questions.next_batch(self.per_step)
-        samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        problems = self.questions.next_batch(self.settings.questions)
+        samples = self.rollouts.sample(problems, self.sampling, self.settings.group_size, purpose=f"train/{step}")
         chosen, discarded, rounds = self._refill(step, samples)
         self.questions.update([*chosen, *discarded])
-        chosen, signalling = with_advantages(self._score(chosen), self.objective)
+        chosen, signalling = with_advantages(self._score(chosen), self.settings)
         everything = [*chosen, *(replace(s, has_loss=False) for s in discarded)]
         metrics: dict[str, float] = {"rollout/kept": sum(s.has_loss for s in everything) / max(len(everything), 1)}
         if groups := {s.group for s in everything}:
             metrics["reward/frac_reward_zero_std"] = (len(groups) - len(signalling)) / len(groups)
-        if self.objective.max_resampling_rounds:
+        if self.settings.max_resampling_rounds:
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
             metrics["rollout/solved_questions"] = self.questions.n_solved
-        notices = few_questions(len(problems), self.per_step)
+        notices = few_questions(len(problems), self.settings.questions)
         if repeated := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
             notices["repeated_questions"] = (
                 f"{repeated} of {len(problems)} groups answer a question that another group of the step answers too: "
                 "its responses are compared within each group, and it weighs more"
             )
-        return Collected(everything, self.batches(step, chosen), metrics, notices)
+        return Collected(everything, self.batches(step, chosen, self.settings.epochs_per_rollout), metrics, notices)
 
     def _refill(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
         """Apply DAPO's dynamic sampling, with a bound: return (samples to learn from, those discarded, rounds).
@@ -91,32 +93,34 @@ class GRPO(Online):
         Groups of equal rewards are replaced by groups of further questions, as far as these have unequal ones; with
         max_resampling_rounds=0 all samples stay.
         """
-        drawn, rounds, most = {s.group for s in samples}, 0, self.objective.max_resampling_rounds
-        while rounds < most and (missing := self.per_step - len(mixed_groups(samples))) > 0:
+        drawn, rounds, most = {s.group for s in samples}, 0, self.settings.max_resampling_rounds
+        while rounds < most and (missing := self.settings.questions - len(mixed_groups(samples))) > 0:
             problems = self.questions.next_batch(missing, excluded=drawn)
             if not problems:
                 break
             rounds += 1
             drawn |= {p.id for p in problems}
             purpose = f"train/{step}/refill/{rounds}"
-            samples = samples + self.rollouts.sample(problems, self.sampling, self.group_size, purpose)
+            samples = samples + self.rollouts.sample(problems, self.sampling, self.settings.group_size, purpose)
         mixed = mixed_groups(samples)
         groups = list(dict.fromkeys(s.group for s in samples))
-        chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.per_step])  # a stable sort
+        chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.settings.questions])  # a stable sort
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
     def _score(self, samples: list[Sample]) -> list[Sample]:
         """Add the log-probabilities that the objective needs, before any weight moves."""
-        measured = self.old_log_probs == "measured"
+        settings = self.settings
+        # Samples drawn ahead are not scored, because the weights are moving by then: only the engine has their numbers.
+        measured = settings.updates_per_rollout > 1 and not (settings.rollout.async_level or settings.old_from_engine)
         with self.rollouts.clock.phase("score"):
             if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
                 scores = self.reference.log_probs(token_ids(samples))
                 samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
-            if measured or self.objective.kl_placement == "reward":
+            if measured or settings.kl_placement == "reward":
                 samples = score_samples(samples, self.scorer)
-        if self.old_log_probs == "none":
-            return samples
-        return [replace(s, old_log_probs=s.log_probs if measured else s.response.log_probs) for s in samples]
+        if settings.old_from_engine:
+            return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
+        return [replace(s, old_log_probs=s.log_probs) for s in samples] if measured else samples
 
 
 def few_questions(drawn: int, wanted: int) -> dict[str, str]:
@@ -206,16 +210,14 @@ class SFT:
 class ExpertIteration(Online):
     """Expert iteration: `collect(step)` returns graded samples, the correct ones as SFT batches with advantage 1."""
 
-    max_per_question: int | None = None
-    deduplicate: bool = False
-    restart: bool = False
+    settings: EIConfig
 
     def collect(self, step: int) -> Collected:
         """Sample, and keep the correct responses."""
-        problems = self.questions.next_batch(self.per_step)
-        sampled = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        problems = self.questions.next_batch(self.settings.questions)
+        sampled = self.rollouts.sample(problems, self.sampling, self.settings.group_size, purpose=f"train/{step}")
         self.questions.update(sampled)
-        chosen = chosen_responses(sampled, self.max_per_question, self.deduplicate)
+        chosen = chosen_responses(sampled, self.settings.max_per_question, self.settings.deduplicate)
         samples = [replace(s, has_loss=i in chosen, advantage=float(i in chosen)) for i, s in enumerate(sampled)]
         to_learn = [s for s in samples if s.has_loss]
         correct = sum(s.grade.outcome == "correct" for s in samples)
@@ -225,13 +227,16 @@ class ExpertIteration(Online):
             "ei/questions_with_kept": len({s.group for s in to_learn}) / max(len(problems), 1),
             "ei/solved_questions": self.questions.n_solved,
         }
-        notices = few_questions(len(problems), self.per_step)
+        notices = few_questions(len(problems), self.settings.questions)
         if not (notices or to_learn):
             notices["nothing_to_imitate"] = (
                 f"{correct} of {len(sampled)} responses were correct, none that ended before sampling.max_tokens: this "
                 "step does not train; use easier questions, a larger group_size, or SFT first"
             )
-        batches, restart = self.batches(step, to_learn), self.restart and bool(to_learn)
+        batches, restart = (
+            self.batches(step, to_learn, self.settings.sft_epochs),
+            self.settings.restart and bool(to_learn),
+        )
         return Collected(samples, batches, metrics, notices, restart)
 
 

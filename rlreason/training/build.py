@@ -14,7 +14,7 @@ from rlreason.config.conflicts import of_schedule, sampling_key
 from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, EvalProtocolConfig, RunConfig
-from rlreason.config.training import OnlineConfig, TrainingConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import ProblemSampler, trace_text
 from rlreason.data.sources import fingerprint
@@ -348,32 +348,13 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
         return sft
-    assert isinstance(run, OnlineConfig)
-    online: dict[str, Any] = {
-        "rollouts": components.rollouts,
-        "questions": ProblemSampler(components.train_problems, run.seed, run.skip_solved),
-        "sampling": components.sampling,
-        "n_steps": run.n_steps,
-        "per_step": run.questions,
-        "group_size": run.group_size,
-        "batch_size": run.train_batch_size,
-    }
+    assert isinstance(run, EIConfig | GRPOConfig)
+    questions = ProblemSampler(components.train_problems, run.seed, run.skip_solved)
+    parts = components.rollouts, questions, components.sampling
     if isinstance(run, EIConfig):
-        online |= {"epochs": run.sft_epochs, "max_per_question": run.max_per_question}
-        return ExpertIteration(**online, deduplicate=run.deduplicate, restart=run.restart)
-    assert isinstance(run, GRPOConfig)
-    # The sampling policy is not scored for samples drawn ahead, because the weights are moving by then.
-    source = "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
-    if run.old_from_engine:  # samples drawn ahead come from weights one update older, whose numbers only it has
-        source = "engine"
-    return GRPO(
-        **online,
-        epochs=run.epochs_per_rollout,
-        objective=run.objective(),
-        reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
-        scorer=components.scorer,
-        old_log_probs=source,
-    )
+        return ExpertIteration(run, *parts)
+    reference = None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy))
+    return GRPO(run, *parts, components.scorer, reference)
 
 
 def frozen_copy(policy: Policy) -> Policy:
@@ -409,11 +390,10 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     Call it before training changes a weight, and before a checkpoint is read.
     """
     policy, tokenizer, evaluator = components.policy, components.policy.tokenizer, components.evaluator
-    prompts = {"prompt": run.asking.prompt, "eval.prompt": run.evaluation.prompt}
-    if run.evaluation.prompt is run.asking.prompt:
-        del prompts["eval.prompt"]
-    config, revision = policy.model.config, getattr(policy.model.config, "_commit_hash", None)  # of one from the hub
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    prompts = {"prompt": run.asking.prompt}
+    if run.evaluation.prompt is not run.asking.prompt:
+        prompts["eval.prompt"] = run.evaluation.prompt
+    config, backend = policy.model.config, getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
     if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
@@ -424,7 +404,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     model = {
         "name": run.model.name,
         "path": run.model.folder and str(run.model.folder),
-        "revision": revision,
+        "revision": getattr(config, "_commit_hash", None),  # of one from the hub
         "config": hashed({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
         "parameters": model_size(policy.model),
         "start_weights": weights_hash(policy.named_weights()),
