@@ -18,7 +18,8 @@ from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, one_by_one, select_kernel
 from rlreason.model.packing import attention_by_layout, divide, pack
 from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
-from rlreason.training.build import check_hardware
+from rlreason.records.console import Console
+from rlreason.training.build import build_components
 from rlreason.training.learner import Learner
 from rlreason.types import Response, Sample
 from tests.run_settings import settings
@@ -73,9 +74,9 @@ def test_which_kernel_is_taken_depends_on_hardware_and_number_type(asked, capabi
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can run")
-def test_the_kernel_is_checked_before_anything_slow():
+def test_the_kernel_is_checked_before_anything_slow(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.attention=varlen .*no GPU"):
-        check_hardware(settings("model.attention=varlen"))
+        build_components(settings("model.attention=varlen"), tmp_path, Console())
 
 
 @pytest.mark.parametrize(("kv_heads", "scale"), [(1, 8**-0.5), (2, 0.3), (4, 8**-0.5)])

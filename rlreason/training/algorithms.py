@@ -214,10 +214,11 @@ class ExpertIteration(Online):
 
     def collect(self, step: int) -> Collected:
         """Sample, and keep the correct responses."""
-        problems = self.questions.next_batch(self.settings.questions)
-        sampled = self.rollouts.sample(problems, self.sampling, self.settings.group_size, purpose=f"train/{step}")
+        settings = self.settings
+        problems = self.questions.next_batch(settings.questions)
+        sampled = self.rollouts.sample(problems, self.sampling, settings.group_size, purpose=f"train/{step}")
         self.questions.update(sampled)
-        chosen = chosen_responses(sampled, self.settings.max_per_question, self.settings.deduplicate)
+        chosen = chosen_responses(sampled, settings.max_per_question, settings.deduplicate)
         samples = [replace(s, has_loss=i in chosen, advantage=float(i in chosen)) for i, s in enumerate(sampled)]
         to_learn = [s for s in samples if s.has_loss]
         correct = sum(s.grade.outcome == "correct" for s in samples)
@@ -227,17 +228,14 @@ class ExpertIteration(Online):
             "ei/questions_with_kept": len({s.group for s in to_learn}) / max(len(problems), 1),
             "ei/solved_questions": self.questions.n_solved,
         }
-        notices = few_questions(len(problems), self.settings.questions)
+        notices = few_questions(len(problems), settings.questions)
         if not (notices or to_learn):
             notices["nothing_to_imitate"] = (
                 f"{correct} of {len(sampled)} responses were correct, none that ended before sampling.max_tokens: this "
                 "step does not train; use easier questions, a larger group_size, or SFT first"
             )
-        batches, restart = (
-            self.batches(step, to_learn, self.settings.sft_epochs),
-            self.settings.restart and bool(to_learn),
-        )
-        return Collected(samples, batches, metrics, notices, restart)
+        batches = self.batches(step, to_learn, settings.sft_epochs)
+        return Collected(samples, batches, metrics, notices, settings.restart and bool(to_learn))
 
 
 def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: bool) -> set[int]:

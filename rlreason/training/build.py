@@ -102,17 +102,6 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
         torch.set_num_threads(min(torch.get_num_threads(), usable_processors()))
 
 
-def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
-    """Raise `ConfigError`, before anything slow, if the requested number types or kernel are unavailable here.
-
-    Print a line if the GPU is not used, or lacks what makes it fast.
-    """
-    hardware = hardware_here()
-    select_kernel(run.model.attention, pick_device(), choose_types(run.model, run.rollout.engine, hardware)[0])
-    for line in machine_remarks(run.model, hardware):
-        say(line)
-
-
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
@@ -177,7 +166,10 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     """
     clock = clock or Clock()
     check_engine(run)
-    check_hardware(run, console.say)
+    hardware = hardware_here()
+    select_kernel(run.model.attention, pick_device(), choose_types(run.model, run.rollout.engine, hardware)[0])
+    for line in machine_remarks(run.model, hardware):
+        console.say(line)
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)

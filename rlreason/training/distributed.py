@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
@@ -313,34 +313,6 @@ class RankedLearner(Learner):
         return [by_place[i] for i in range(len(pairs))]
 
 
-def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
-    """Shard this policy's model over ranks, in place, which from then on run the same number of passes together.
-
-    A model without weights gets memory for this rank's part, to be filled.
-    """
-    model, part = policy.model, copy.copy(policy)
-    part.keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(
-            f"parallel=shard: {type(model).__name__} does not mark its layers, by which weights are spread: set "
-            "parallel=replicate"
-        )
-    for module in (*layers, model):
-        materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
-        use_fast_products(module)
-        # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
-        fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-    model.log_probs = partial(Policy.log_probs, part)
-    register_fsdp_forward_method(model, "log_probs")  # its hooks gather the weights that are in no layer
-    part.log_probs = model.log_probs  # type: ignore[method-assign]
-    return part
-
-
 class ShardedLearner(RankedLearner):
     """One rank's learner, with its part of the model (`parallel=shard`)."""
 
@@ -349,9 +321,34 @@ class ShardedLearner(RankedLearner):
     def __init__(
         self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
     ) -> None:
-        """Divide the policies' models, in place."""
-        mesh = init_device_mesh(ranks.device.type, (ranks.world,))
-        super().__init__(run, ranks, {name: sharded(policy, mesh) for name, policy in policies.items()}, whole)
+        """Shard the policies' models over ranks, in place, which from then on run the same number of passes together.
+
+        A model without weights gets memory for this rank's part, to be filled.
+        """
+        mesh, parts = init_device_mesh(ranks.device.type, (ranks.world,)), dict[str, Policy]()
+        for name, policy in policies.items():
+            model = policy.model
+            parts[name] = part = copy.copy(policy)
+            part.keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
+            layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+            if not layers:
+                raise ConfigError(
+                    f"parallel=shard: {type(model).__name__} does not mark its layers, by which weights are spread: "
+                    "set parallel=replicate"
+                )
+            for module in (*layers, model):
+                materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
+                use_fast_products(module)
+                # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
+                fully_shard(module, mesh=mesh, reshard_after_forward=True)
+            for module in model.modules():
+                if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
+                    module.set_gradient_divide_factor(1.0)
+                    module.set_force_sum_reduction_for_comms(True)
+            model.log_probs = partial(Policy.log_probs, part)
+            register_fsdp_forward_method(model, "log_probs")  # its hooks gather the weights that are in no layer
+            part.log_probs = model.log_probs  # type: ignore[method-assign]
+        super().__init__(run, ranks, parts, whole)
 
     def clip(self) -> Tensor:
         """Clip only: gradients are already summed over all ranks; the norm is one over all parts."""

@@ -80,11 +80,8 @@ class Job:
         That is done block by block, each as large as its tokens may be at once in memory; most evaluations are one.
         """
         run, records, problems, evaluator, n = self.run, self.records, self.problems, self.evaluator, self.n
-        rollouts, sampling, key = (
-            evaluator.rollouts,
-            evaluator.sampling,
-            "data" if run.eval.data is None else "eval.data",
-        )
+        rollouts, sampling = evaluator.rollouts, evaluator.sampling
+        key = "data" if run.eval.data is None else "eval.data"
         check_askable(problems, f"split={run.split} of {key}={self.asks.data.name}", key)
         self.protocol = protocol_of(self.asks, problems, self.components.policy.tokenizer)
         self.weights = weights_hash(self.components.policy.named_weights())
@@ -248,16 +245,18 @@ def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, 
     n, at, grader = run.answers, run.n_list, job.evaluator.grader
     groups = [job.samples[i : i + n] for i in range(0, len(job.samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
-    scores: dict[str, list[list[float]]] = {
-        "best mean log-prob": [[s.mean_log_prob for s in group] for group in groups],
-        "best summed log-prob": [[s.log_prob for s in group] for group in groups],
+    ways: dict[str, Callable[[Problem, SampleFigures], float]] = {
+        "best mean log-prob": lambda _, s: s.mean_log_prob,
+        "best summed log-prob": lambda _, s: s.log_prob,
     }
     if scorer:
-        by_problem = zip(job.problems, groups, strict=True)
-        scores["best by scorer"] = [[scorer(p.question, s.text) for s in group] for p, group in by_problem]
+        ways["best by scorer"] = lambda p, s: scorer(p.question, s.text)
     out = {"pass@N": [[pass_at(n, sum(r), k) for k in at] for r in right]}
-    for name, of_groups in scores.items():
-        out[name] = [[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)]
+    for name, score in ways.items():
+        out[name] = []
+        for problem, group, r in zip(job.problems, groups, right, strict=True):
+            scores = [score(problem, s) for s in group]
+            out[name].append([best_at(scores, r, k) for k in at])
     if not grader.plugin:
         subsets = [subsets_of(n, k, run.seed) for k in at]
         classes = [answer_classes([s.text for s in group], grader) for group in groups]

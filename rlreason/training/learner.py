@@ -123,21 +123,17 @@ class Learner:
         if collected.restart:
             self.restart()
             done, total = 0, 1
+        as_sampled = self.temperature == sampling.temperature and not collected.restart
         schedule = settings.learning_rate, settings.lr_schedule, settings.warmup_steps
         for place, batch in enumerate(collected.batches):
-            comparable = place == 0 and self._as_sampled(collected, sampling)
-            mismatch_from = sampling.min_tokens if comparable else None
+            mismatch_from = sampling.min_tokens if place == 0 and as_sampled else None
             yield self.take_step(
                 batch, learning_rate_at(done + place / count, 1 / count, total, *schedule), mismatch_from
             )
 
     def will_score(self, collected: Collected, sampling: Sampling) -> bool:
         """Return whether `updates` will measure all entropies itself: in one update, under the weights that sampled."""
-        return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
-
-    def _as_sampled(self, collected: Collected, sampling: Sampling) -> bool:
-        """Return whether the first update scores the sampling distribution: same weights, same temperature."""
-        return self.temperature == sampling.temperature and not collected.restart
+        return len(collected.batches) == 1 and self.temperature == sampling.temperature and not collected.restart
 
     def update(
         self, samples: Sequence[Sample], learning_rate: float | None = None, mismatch_from: int | None = 0

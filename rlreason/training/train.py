@@ -12,7 +12,7 @@ import torch
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.evaluator import Evaluated, Validation, protocol_of
+from rlreason.evaluation.evaluator import Validation, protocol_of
 from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
@@ -147,8 +147,15 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
-    print_example(console, history[0], history[-1])
-    console.table("\n" + closing_table(history[0].metrics, history[-1].metrics))
+    first, last = history[0], history[-1]
+    pairs = list(zip(first.samples, last.samples, strict=True))
+    improved = [pair for pair in pairs if [s.grade.outcome == "correct" for s in pair] == [False, True]]
+    examples = (improved or pairs)[0]  # solved only now, if there is one
+    problem = next(p for p in first.problems if p.id == examples[0].group)
+    console.say(f"\n  {problem.question}   (answer: {problem.answer})")
+    for label, sample in zip(("before", "after"), examples, strict=True):
+        console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
+    console.table("\n" + closing_table(first.metrics, last.metrics))
     print_accuracies(console, summary)
     console.say(time_line(summary))
     if notices := summary["notices"]:
@@ -160,17 +167,6 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(NEXT.format(folder=short_path(folder)))
     return float(summary["accuracy"])
-
-
-def print_example(console: Console, first: Evaluated, last: Evaluated) -> None:
-    """Print the responses before and after training to a problem that is solved only now, or else to the first one."""
-    pairs = list(zip(first.samples, last.samples, strict=True))
-    improved = [pair for pair in pairs if [s.grade.outcome == "correct" for s in pair] == [False, True]]
-    before, after = (improved or pairs)[0]
-    problem = next(p for p in first.problems if p.id == before.group)
-    console.say(f"\n  {problem.question}   (answer: {problem.answer})")
-    for label, sample in (("before", before), ("after", after)):
-        console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
 
 
 def run_summary(trainer: Trainer, status: str, reason: str) -> dict[str, Any]:
