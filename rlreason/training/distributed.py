@@ -392,10 +392,11 @@ def whole_of(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
     """Give every rank its part of rank 0's weights and buffers; `whole` is None on the others."""
-    own = [] if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
+    source = (whole or policy).model
+    own = [*source.parameters(), *source.buffers()]
     for place, part in enumerate([*policy.model.parameters(), *policy.model.buffers()]):
         full = torch.empty(part.shape, dtype=part.dtype, device=ranks.device)
-        if own:
+        if whole:
             full.copy_(own[place])
         dist.broadcast(full, src=0)
         local(part).copy_(local(sharded_like(part, full)))

@@ -153,7 +153,8 @@ def read_step(folder: RunFolder, step: int | None = None) -> tuple[int, list[Sam
     return chosen, samples
 
 
-ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
+HEADING = """\
+objective                      loss |gradient|  cosine  clipped zero adv. short:long  loss, length norm, advantage"""
 LOOK_FOR = """
 What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own, - that a
 gradient is 0. short:long says how many times more one token of the shortest quarter of responses weighs than one of the
@@ -163,13 +164,12 @@ each response's own length (masked_mean)."""
 
 def table(scores: Sequence[Score]) -> str:
     """Format one line per objective for a terminal, and what to look for."""
-    heading = "objective", "loss", "|gradient|", "cosine", "clipped", "zero adv.", "short:long"
-    lines = [ROW.format(*heading, "loss, length norm, advantage")]
+    lines = [HEADING]
     for m in scores:
         cosine, ratio = ("-" if m[key] is None else f"{m[key]:.3f}" for key in ("cosine", "short_to_long"))
-        sizes = f"{m['loss']:.3g}", f"{m['grad_norm']:.3g}"
-        shares = f"{m['clipped']:.1%}", f"{m['zero_advantage']:.0%}"
-        lines.append(ROW.format(m["name"], *sizes, cosine, *shares, ratio, m["axes"]))
+        sizes = f"{m['loss']:>9.3g} {m['grad_norm']:>10.3g} {cosine:>7}"
+        shares = f"{m['clipped']:>8.1%} {m['zero_advantage']:>9.0%} {ratio:>10}"
+        lines.append(f"{m['name']:<25} {sizes} {shares}  {m['axes']}")
     return "\n".join([*lines, LOOK_FOR])
 
 

@@ -45,16 +45,15 @@ def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -
     2 bytes a parameter where `adamw` takes 8. Tensors of fewer than 4096 numbers keep float32 moments.
     """
     # Fused into one pass over memory: on a processor, where it is a tenth of a step, five times faster.
-    kind: Callable[..., Any] = partial(torch.optim.AdamW, fused=True)
+    kind: Callable[..., Optimizer] = partial(torch.optim.AdamW, fused=True)
     if settings.optimizer == "adamw_8bit":  # bitsandbytes runs on processors from version 0.50 on
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that optimizers do not use
         with required("optimizer=adamw_8bit", "bitsandbytes"):
             from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
         kind = AdamW8bit
-    optimizer: Optimizer = kind(
+    return kind(
         parameters, lr=settings.learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay
     )
-    return optimizer
 
 
 def learning_rate_at(done: float, width: float, total: float, peak: float, kind: str, warmup: float) -> float:

@@ -114,15 +114,15 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
     """Return (the setting that names it, `module:function`) of every function of the user's own."""
     rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
-    rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
+    rewards["eval.prompt.reward"] = getattr(run.eval.prompt, "reward", None)
     functions = []
     for reward, data in judges(run):
         if ":" in reward:  # it also grades data with a verifier
             key = next(key for key, name in rewards.items() if name == reward)
             functions.append((f"{key}={reward}", reward))
         elif data.verifier is not None:
-            key = "data.verifier" if data is run.data else "eval.data.verifier"
-            functions.append((f"{key}={data.verifier}", reward_name_of(reward, data)))
+            key = "data" if data is run.data else "eval.data"
+            functions.append((f"{key}.verifier={data.verifier}", reward_name_of(reward, data)))
     if scorer := getattr(run, "scorer", None):
         functions.append((f"scorer={scorer}", scorer))
     return list(dict.fromkeys(functions))

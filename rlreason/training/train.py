@@ -99,15 +99,9 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
 
 def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
     """Make the clock count this model's FLOPs and, on a GPU, its memory; `ranks` processes train it."""
-    config, device = policy.model.config, torch.device(policy.device)
-    on_gpu = device.type == "cuda"
-    peak = peak_tflops(torch.cuda.get_device_name(device)) if on_gpu else None
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    looked_up = 0 if config.tie_word_embeddings else policy.model.get_input_embeddings().weight.numel()
-    parameters = sum(p.numel() for p in policy.model.parameters()) - looked_up
-    clock.model = ModelSize(parameters, config.num_hidden_layers, heads * width, peak, ranks)
-    if on_gpu:
+    config, device, peak = policy.model.config, policy.device, None
+    if device.type == "cuda":
+        peak = peak_tflops(torch.cuda.get_device_name(device))
 
         def gauge() -> float:
             peak_bytes = float(torch.cuda.max_memory_allocated(device))
@@ -115,6 +109,11 @@ def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
             return peak_bytes
 
         clock.gauge = gauge
+    heads, parameters = config.num_attention_heads, sum(p.numel() for p in policy.model.parameters())
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    if not config.tie_word_embeddings:
+        parameters -= policy.model.get_input_embeddings().weight.numel()  # which are looked up
+    clock.model = ModelSize(parameters, config.num_hidden_layers, width, peak, ranks)
 
 
 def print_header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
