@@ -17,7 +17,6 @@ from rlreason.records.files import (
     moments_in,
     name_of,
     newest_good,
-    pruned,
     remove,
     remove_moments,
     write_checkpoint,
@@ -87,14 +86,6 @@ def test_checkpoints_are_in_the_order_in_which_they_were_written_however_many_st
     for place in reversed(places):
         (tmp_path / "checkpoints" / name_of(*place)).mkdir(parents=True)
     assert [path.name for path in checkpoints_in(tmp_path)] == [name_of(*place) for place in places]
-
-
-def test_the_newest_and_the_best_stay():
-    names = list("abcdef")
-    assert pruned(names, {}, 2) == list("abcd")
-    assert pruned(names, {"b": 0.5, "d": 0.5}, 1) == list("abce")  # of equal ones the newest
-    assert pruned(names, {"f": 0.1}, 1) == list("abcde")
-    assert pruned(["a"], {"a": 0.0}, 1) == []
 
 
 def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_as_they_were(tmp_path):

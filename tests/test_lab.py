@@ -23,7 +23,6 @@ from rlreason.training.laboratory import (
     length_weights,
     read_run,
     read_step,
-    score_objective,
     variants,
     with_advantages,
     with_reference,
@@ -92,40 +91,12 @@ def test_every_named_objective_is_what_the_command_line_makes_of_it_and_the_own_
     assert 0 < own["clipped"] < 0.9
 
 
-def test_dr_grpo_equals_a_hand_computation(policy):
-    samples = rewarded(policy)
-    run = typed(composed("objective=dr_grpo"))
-    measured, gradient = score_objective("one", run, policy, samples, [])
-    loss = torch.zeros(())
-    clipped = 0
-    for s in samples:
-        group = [t.grade.reward for t in samples if t.group == s.group]
-        advantage = s.grade.reward - sum(group) / len(group)
-        ids = torch.tensor([s.response.prompt_ids + s.response.token_ids])
-        logits = policy.model(input_ids=ids).logits[0, len(s.response.prompt_ids) - 1 : -1]
-        log_probs = logits.log_softmax(-1)[range(len(s.response.token_ids)), s.response.token_ids]
-        ratio = (log_probs - torch.tensor(s.old_log_probs)).exp()
-        bounded = ratio.clamp(0.8, 1.2)
-        loss = loss - torch.minimum(ratio * advantage, bounded * advantage).sum() / (20 * len(samples))
-        clipped += int((bounded * advantage < ratio * advantage).sum())
-    expected = torch.autograd.grad(loss, [p for p in policy.model.parameters() if p.requires_grad])
-    assert measured["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert measured["clipped"] == clipped / sum(len(s.response.token_ids) for s in samples)
-    for ours, theirs in zip(gradient, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-3)
-
-
 def test_a_constant_weighs_every_length_alike_and_masked_mean_favours_short_responses(policy):
     samples = rewarded(policy)
     for norm, low, high in (("constant", 0.9999, 1.0001), ("token", 0.9999, 1.0001), ("masked_mean", 2.0, 30.0)):
-        measured, _ = score_objective("one", typed(composed(f"length_norm={norm}")), policy, samples, [])
-        assert low < measured["short_to_long"] < high
+        assert low < compare(typed(composed(f"length_norm={norm}")), policy, samples, QUIET)[0]["short_to_long"] < high
     assert length_weights([torch.zeros(3), torch.zeros(1)], torch.zeros(2)) == []
     assert length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0])) == [1.5 / 4]
-
-
-def laboratory(folder, *words):
-    return subcommand("inspect", folder, "--gradients", *words)
 
 
 def test_the_command_leaves_a_table_and_numbers_of_the_recorded_advantages(folder, capsys):
@@ -135,7 +106,8 @@ def test_the_command_leaves_a_table_and_numbers_of_the_recorded_advantages(folde
     found = [s.advantage for s in with_advantages(samples, read_run(RunFolder(folder)))]
     assert found == pytest.approx([r["advantage"] for r in rows], abs=1e-6)
     assert [s.old_log_probs for s in samples] == [r["log_probs"] for r in rows]
-    assert laboratory(folder, "--step", "1", "--json", folder / "figures.json") == 0
+    words = ("--gradients", "--step", "1", "--json", folder / "figures.json")
+    assert subcommand("inspect", folder, *words) == 0
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert {OWN, *NAMED, "length_norm=token"} <= lines.keys()
     assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
@@ -171,7 +143,6 @@ def test_the_reference_is_made_again_as_the_run_had_it_and_another_one_is_said(t
 def test_a_mistake_names_its_cure(folder, missing, words, says, capsys):
     if missing:
         shutil.rmtree(folder / missing)
-    assert laboratory(folder, *words) == 2
-    said = capsys.readouterr().err
+    assert subcommand("inspect", folder, "--gradients", *words) == 2
+    (said,) = capsys.readouterr().err.splitlines()
     assert says in said
-    assert len(said.splitlines()) == 1

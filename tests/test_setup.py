@@ -22,6 +22,7 @@ def prompt_ids(policy):
 
 
 def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):
+    """Bug: SFT imitates another text than the data's, or never its end."""
     given = Problem("g", "1+1?", "2", prompt="Say: ", response="two of them")  # taken word for word
     samples = make_traces(settings("algorithm=sft"), policy, [*problems[:5], given], prompt_ids, Console())
     for sample, problem in zip(samples, [*problems[:5], given], strict=True):
@@ -34,21 +35,25 @@ def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt
 
 
 def test_what_is_too_long_is_refused_or_left_out_and_counted(policy, prompt_ids, problems):
+    """Bug: a sequence without room is cut, or left out without a word."""
     console = Console(out=io.StringIO())
     traces = [*problems[:3], Problem("long", "q", "1", solution="1+1=2 " * 400)]
     prompts = [*problems[:2], Problem("long", "word " * 800, "1")]
+
+    def fitted(part, problems, *words):
+        return fitting(settings(*words), policy, part, problems, [len(prompt_ids(p)) for p in problems], console)
+
     with pytest.raises(ConfigError, match=r"^1 of 4 traces .*bad_rows=skip"):
         make_traces(settings("algorithm=sft"), policy, traces, prompt_ids, console)
     with pytest.raises(ConfigError, match=r"^1 of 3 train prompts.*data.bad_rows=skip"):
-        fitting(settings(), policy, "train", prompts, prompt_ids, console)
-    skips = settings("algorithm=sft", "data.bad_rows=skip")
-    kept = make_traces(skips, policy, traces, prompt_ids, console)
+        fitted("train", prompts)
+    kept = make_traces(settings("algorithm=sft", "data.bad_rows=skip"), policy, traces, prompt_ids, console)
     assert [s.group for s in kept] == [p.id for p in problems[:3]]
-    assert fitting(settings("data.bad_rows=skip"), policy, "train", prompts, prompt_ids, console) == problems[:2]
+    assert fitted("train", prompts, "data.bad_rows=skip") == problems[:2]
     assert console.out.getvalue().count("left out: 1 of ") == 2
     for key in ("sampling.max_tokens", "eval.sampling.max_tokens"):
         with pytest.raises(ConfigError, match=rf"^2 of 2 validation prompts with {key}=510 .*lower {key}"):
-            fitting(settings(f"{key}=510"), policy, "validation", problems[2:4], prompt_ids, console)
+            fitted("validation", problems[2:4], f"{key}=510")
 
 
 @pytest.mark.parametrize(
@@ -70,14 +75,11 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     assert demand.rows == rows
 
 
-def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():
+def test_data_with_a_verifier_brings_its_reward_and_a_runs_folder_stands_for_the_model_it_left(tmp_path):
     countdown = settings("data=countdown", "model=smollm2_135m")
     assert reward_name(countdown.prompt.reward, countdown.data) == "rlreason.grading.verifiers.countdown:r1_zero"
-    assert reward_name("mine:reward", countdown.data) == "mine:reward"
+    assert reward_name("mine:reward", countdown.data) == "mine:reward"  # unless the user has one
     assert reward_name(settings().prompt.reward, settings().data) == "r1_zero"
-
-
-def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
     words = ("model=local", "data=stories")
@@ -98,10 +100,6 @@ def test_what_is_learned_follows_from_the_algorithm_and_no_number_is_taken_for_n
     assert left.overlong_limits == {"max_length": 20, "cache_length": 4}
     imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20").objective()
     assert (imitation.length_constant, imitation.kl_coef, imitation.entropy_coef) == (20, 0, 0)
-
-
-def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
-    words = ("algorithm=sft", "n_steps=null", "epochs=1")
+    words = ("algorithm=sft", "n_steps=null", "epochs=1")  # where passes decide how many steps there are
     assert not list(of_schedule(settings(*words, "warmup_steps=5"), 5))
-    (line,) = of_schedule(settings(*words, "warmup_steps=6"), 5)
-    assert "warmup_steps=6" in line
+    assert "warmup_steps=6" in "".join(of_schedule(settings(*words, "warmup_steps=6"), 5))

@@ -18,7 +18,7 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import build_components
 from rlreason.training.train import train
-from tests.run_records import differences, lines_of
+from tests.run_records import lines_of
 
 SMALL = (
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=12", "data.n_train=128", "data.n_validation=24",
@@ -104,25 +104,10 @@ def test_the_documented_statuses_and_counters_are_the_ones_there_are():
     assert re.findall(r"^\| `(\w+|\w+/\w+)` \| ", text.partition("## Counters")[2], re.M) == list(Counters().row())
 
 
-GRPO = (
-    "rollout_batch_size=16", "group_size=4", "n_steps=3", "eval_problems=8", "eval_every=0", "save_model=true",
-    "checkpoint.every=1",
-)  # fmt: skip
-
-
-@pytest.mark.long
-def test_a_step_is_traced_with_its_phases_and_nothing_of_the_run_changes(tmp_path):
-    trained(tmp_path / "plain", *GRPO)
-    trained(tmp_path / "traced", *GRPO, "profile=true")
-    found = differences(tmp_path / "plain", tmp_path / "traced")
-    assert [said for said in found if not said.startswith("summary: start is")] == []  # made, and then from the cache
-    assert not [path.name for path in (tmp_path / "plain").iterdir() if "profile" in path.name]
-    with gzip.open(tmp_path / "traced/profile.json.gz") as file:
-        events = json.load(file)["traceEvents"]
-    assert {"train", "aten::mm"} <= {event.get("name", "") for event in events}
-    assert (tmp_path / "traced/profile.md").read_text().startswith("Step 2:")
-
-
-def test_the_only_step_of_a_run_is_traced_too(tmp_path):
+def test_the_only_step_of_a_run_is_traced_with_its_phases(tmp_path):
+    """Bug: a short run has no profile, or one without the names of its phases."""
     trained(tmp_path, "algorithm=sft", "train_batch_size=8", "n_steps=1", "eval_problems=4", "profile=true")
     assert (tmp_path / "profile.md").read_text().startswith("Step 1:")
+    with gzip.open(tmp_path / "profile.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert {"train", "aten::mm"} <= {event.get("name", "") for event in events}
