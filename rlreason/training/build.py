@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,7 +172,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
-    evaluation, asked = run.evaluation, run.asking
+    evaluation, asking = run.evaluation, run.asking
     graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
     try:
         with console.wait("reading the data"):
@@ -181,12 +180,12 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
             try_own_rewards(run, graders, loaded)
             stories = read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
         train, validation = loaded.train, loaded.validation
-        for remark in [*remarks(asked.prompt, train), *remarks(evaluation.prompt, validation)]:
+        for remark in [*remarks(asking.prompt, train), *remarks(evaluation.prompt, validation)]:
             console.say(remark)
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
         set_threads(run, policy)
-        prompt_ids, eval_prompt_ids = encoder(policy, asked.prompt), encoder(policy, evaluation.prompt)
+        prompt_ids, eval_prompt_ids = encoder(policy, asking.prompt), encoder(policy, evaluation.prompt)
         with console.wait("measuring the prompts"):
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 prompt_ids.check(train)
@@ -197,24 +196,24 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         start = teach_habits(run, policy, stories, console)
         if run.trains:
             set_trained(run.model, policy, run.seed)
-        demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, train, validation)
         with console.wait("starting the engine"):
-            engine = make_engine(run, policy, folder, console.say, demand)
+            asked = run, prompt_ids, eval_prompt_ids, train, validation
+            engine = make_engine(run, policy, folder, console.say, lambda: demand_of(*asked))
     except BaseException:
         graders.close()
         raise
     common = run.seed, console.part
-    asking = Rollouts(engine, graders.evaluation, eval_prompt_ids, *common, graders.second, clock, "eval")
+    eval_rollouts = Rollouts(engine, graders.evaluation, eval_prompt_ids, *common, graders.second, clock, "eval")
     return Components(
         policy=policy,
         engine=engine,
         graders=graders,
         rollouts=Rollouts(engine, graders.training, prompt_ids, *common, clock=clock),
-        sampling=make_sampling(asked, policy),
-        scorer=make_scorer(run, asked, policy),
+        sampling=make_sampling(asking, policy),
+        scorer=make_scorer(run, asking, policy),
         evaluator=Evaluator(
             evaluation,
-            asking,
+            eval_rollouts,
             make_sampling(evaluation, policy),
             make_scorer(run, evaluation, policy),
             graders.evaluation,
@@ -372,7 +371,6 @@ def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
     return Learner(policy, **learner_settings(run))
 
 
-SEEDS = ("seed", "split_seed")
 OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, but not part of the model
 
 
@@ -407,7 +405,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
         "model": {key: value for key, value in model.items() if value},
         "tokenizer": hashed([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)]),
         "engine": engine,
-        "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
+        "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.endswith("seed")},
         "device": device_facts(policy),
     }
     for key, sampling in (("sampling", components.sampling), ("eval_sampling", evaluator.sampling)):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.training.build import Components
-from rlreason.types import Problem, Sample, Update
+from rlreason.types import Problem, Sample
 
 LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are not finite
 SHOWN_CHARS = 400  # of a response in the terminal
@@ -121,12 +121,6 @@ def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
         values = [update[name] for update in updates if name in update]
         out[name] = sum(values) / (1 if name in COUNTS else len(values))
     return out
-
-
-def with_entropies(samples: Sequence[Sample], batch: Sequence[Sample], update: Update) -> list[Sample]:
-    """Return the samples with the entropies that the first update, on this batch, has measured where they lack one."""
-    measured = {id(sample): entropy for sample, entropy in zip(batch, update.entropies, strict=True)}
-    return [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in samples]
 
 
 def sampling_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ A run can be left at the end of a step, and nowhere else. A resumed run computes
 again, with the same numbers: every seed follows from the number of the step."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlreason.engines.rollouts import training_work, with_missing_scores
 from rlreason.evaluation.cases import failure_metrics
@@ -19,7 +19,6 @@ from rlreason.training.progress import (
     print_responses,
     profiled,
     sampling_metrics,
-    with_entropies,
 )
 
 
@@ -115,7 +114,8 @@ class Trainer(Resumable):
                 counters.learned(update.metrics)
                 row = update.metrics
                 if not updates:  # which has measured entropies
-                    samples = with_entropies(samples, batch, update)
+                    measured = {id(s): entropy for s, entropy in zip(batch, update.entropies, strict=True)}
+                    samples = [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in samples]
                     sampled = common | sampling_metrics(samples, sampled_by)
                     row = row | sampled
                 updates.append(update.metrics)
