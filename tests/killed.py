@@ -1,6 +1,6 @@
 """Send a command a signal at an exact place of its code: at the n-th call of a function, or at its return.
 
-    KILL_AT=rlreason.training.learner:Learner._step:call:3  in the environment of a command that `starts.Started` begins
+    KILL_AT=rlreason.training.learner:Learner.take_step:call:3  in the environment of a command of `starts.Started`
     KILL_BY=SIGINT                                         the signal; SIGKILL by default
 
 The command's code is unchanged: Python calls the function here before every call, as for a debugger.

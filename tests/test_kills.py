@@ -8,7 +8,7 @@ from tests.broken_runs import Runs, checkpoints_of, norms_of, parts_of
 from tests.run_records import differences
 
 EVALUATE = "rlreason.evaluation.evaluator:Evaluator.evaluate:{}:{}"
-STEP = "rlreason.training.learner:Learner._step:{}:{}"
+STEP = "rlreason.training.learner:Learner.take_step:{}:{}"
 SAVE = "rlreason.training.checkpoint:Resumable.save_model:call:1"
 TENSORS = "rlreason.training.checkpoint:write_tensors:{}:{}"
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew). All

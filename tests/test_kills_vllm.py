@@ -21,7 +21,7 @@ pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
 VLLM = ("rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.max_rows=16", "eval_every=0")
 AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip")
-STEP = "rlreason.training.learner:Learner._step:{}:2"
+STEP = "rlreason.training.learner:Learner.take_step:{}:2"
 
 
 def asked_in(folder: Path) -> dict[str, list[str]]:

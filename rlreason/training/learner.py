@@ -146,14 +146,38 @@ class Learner:
         return self.take_step(samples, learning_rate, mismatch_from).metrics
 
     def take_step(self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> Update:
-        """Take one optimizer step."""
+        """Clip, step and zero the gradient; without any loss, or with a non-finite gradient, the weights stay."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-        n_tokens, sums = self._backward(samples, mismatch_from)
-        update = self._step(samples, n_tokens, sums)
+        n_tokens, done = self._backward(samples, mismatch_from)
+        for p in self.parameters:
+            if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
+                p.grad = torch.zeros_like(p)
+        measured = self.read(done, samples, self.clip())
+        (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
+        finite = math.isfinite(norm + loss)
+        before = sampled_elements(self.parameters)
+        gradients = sampled_elements(p.grad for p in self.parameters if p.grad is not None)
+        if finite and n_micro:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.weights_moved()
-        return update
+        metrics: dict[str, float] = {
+            "train/learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train/micro_batches": n_micro,
+            "train/skipped_updates": 0 if finite else 1,
+            "train/empty_updates": 0 if n_micro else 1,
+            "train/tokens": n_tokens if n_micro else 0,
+        }
+        if not n_micro:  # nothing was measured: zeros would be weighed as values
+            return Update(metrics, measured.entropies)
+        metrics |= {"train/loss": loss, "train/grad_norm": norm} | mismatch_metrics(measured.mismatches, "rollout")
+        changed = changed_share(before, sampled_elements(self.parameters), gradients).item()
+        if finite and math.isfinite(changed):  # which it is not where every sampled element has a gradient of 0
+            metrics["train/weights_changed"] = changed
+        metrics |= {f"train/{name}": total / n_tokens for name, total in measured.sums.items()}
+        return Update(metrics, measured.entropies)
 
     def restart(self) -> None:
         """Restore the initial weights and an empty optimizer state."""
@@ -259,35 +283,6 @@ class Learner:
     def _flat(self, values: list[list[float]]) -> Tensor:
         """Concatenate per-token numbers of all samples -> (scored,)."""
         return lists_on_device([list(chain.from_iterable(values))], self.policy.device, torch.float32)[0]
-
-    def _step(self, samples: Sequence[Sample], n_tokens: int, done: StepSums) -> Update:
-        """Clip, step and zero the gradient; without any loss, or with a non-finite gradient, the weights stay."""
-        for p in self.parameters:
-            if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
-                p.grad = torch.zeros_like(p)
-        measured = self.read(done, samples, self.clip())
-        (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
-        finite = math.isfinite(norm + loss)
-        before = sampled_elements(self.parameters)
-        gradients = sampled_elements(p.grad for p in self.parameters if p.grad is not None)
-        if finite and n_micro:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        metrics: dict[str, float] = {
-            "train/learning_rate": self.optimizer.param_groups[0]["lr"],
-            "train/micro_batches": n_micro,
-            "train/skipped_updates": 0 if finite else 1,
-            "train/empty_updates": 0 if n_micro else 1,
-            "train/tokens": n_tokens if n_micro else 0,
-        }
-        if not n_micro:  # nothing was measured: zeros would be weighed as values
-            return Update(metrics, measured.entropies)
-        metrics |= {"train/loss": loss, "train/grad_norm": norm} | mismatch_metrics(measured.mismatches, "rollout")
-        changed = changed_share(before, sampled_elements(self.parameters), gradients).item()
-        if finite and math.isfinite(changed):  # which it is not where every sampled element has a gradient of 0
-            metrics["train/weights_changed"] = changed
-        metrics |= {f"train/{name}": total / n_tokens for name, total in measured.sums.items()}
-        return Update(metrics, measured.entropies)
 
     def clip(self) -> Tensor:
         """Clip the gradient to `max_grad_norm`; return its norm before."""
