@@ -53,6 +53,7 @@ def rollouts_of(engine, policy):
 
 
 def test_a_step_asks_each_question_once_and_a_pass_covers_all():
+    """Bug: a question is asked twice in a step, or never, or in another order after a restart."""
     questions = ProblemSampler(numbered(10), seed=0)
     steps = [questions.next_batch(4) for _ in range(10)]
     assert all(len({p.id for p in step}) == 4 for step in steps)
@@ -61,19 +62,16 @@ def test_a_step_asks_each_question_once_and_a_pass_covers_all():
     assert steps == [again.next_batch(4) for _ in range(10)]
     assert steps[0] != other.next_batch(4)
     assert len(ProblemSampler(numbered(10), seed=0).next_batch(50)) == 10  # more asked for than there are
-
-
-def test_solved_questions_are_left_out_until_nothing_is_left():
-    questions = ProblemSampler(numbered(6), seed=0, skip_solved=2)
+    solving = ProblemSampler(numbered(6), seed=0, skip_solved=2)
     for _ in range(2):
-        questions.update([answer("0", True), answer("0", True), answer("1", True), answer("1", False)])
-    assert questions.n_solved == 1
-    assert {p.id for p in questions.next_batch(6)} == {"1", "2", "3", "4", "5"}
-    questions.update([answer("0", False)])  # a wrong answer ends the streak
-    assert questions.n_solved == 0
+        solving.update([answer("0", True), answer("0", True), answer("1", True), answer("1", False)])
+    assert solving.n_solved == 1
+    assert {p.id for p in solving.next_batch(6)} == {"1", "2", "3", "4", "5"}
+    solving.update([answer("0", False)])  # a wrong answer ends the streak
+    assert solving.n_solved == 0
     for _ in range(2):
-        questions.update([answer(str(i), True) for i in range(6)])
-    assert questions.next_batch(3) == []
+        solving.update([answer(str(i), True) for i in range(6)])
+    assert solving.next_batch(3) == []
 
 
 def test_batches_cover_every_sample_once_a_pass():
@@ -118,13 +116,14 @@ def imitating(policy, can_restart: bool = False, **settings) -> Learner:
     return Learner(policy, learns, optimization, can_restart=can_restart)
 
 
-def test_what_expert_iteration_keeps():
+@pytest.mark.parametrize(
+    ("most", "deduplicate", "kept"),
+    [(None, False, {0, 1, 2, 4}), (None, True, {0, 2, 4}), (1, False, {0, 4}), (2, True, {0, 2, 4})],
+)
+def test_what_expert_iteration_keeps(most, deduplicate, kept):
     of_a = [answer("a", True, text) for text in ("1 + 1 = 2", " 1 + 1  = 2", "2")]
     samples = [*of_a, answer("a", False, "3"), answer("b", True, "2"), answer("b", True, "no end", ended=False)]
-    assert chosen_responses(samples, None, deduplicate=False) == {0, 1, 2, 4}
-    assert chosen_responses(samples, None, deduplicate=True) == {0, 2, 4}
-    assert chosen_responses(samples, 1, deduplicate=False) == {0, 4}
-    assert chosen_responses(samples, 2, deduplicate=True) == {0, 2, 4}
+    assert chosen_responses(samples, most, deduplicate) == kept
 
 
 def expert(rollouts, problems, *words: str) -> ExpertIteration:

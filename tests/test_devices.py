@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -55,26 +56,19 @@ def test_a_driver_that_is_missing_or_fails_and_memory_that_is_shared_with_the_pr
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
     assert query_driver() == Driver((Device("cuda", "H100", 7, 8), Device("cuda", "GB10")), "550.54")
-    for code, fails in (
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, True),
-    ):
-
-        def broken(code=code) -> None:
-            raise pynvml.NVMLError(code)
-
-        monkeypatch.setattr(pynvml, "nvmlInit", broken)
+    missing, broken = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    for code, fails in ((missing, False), (broken, True)):
+        monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError(code)))
         assert (query_driver().gpus, bool(query_driver().failure)) == ((), fails)
 
 
 @pytest.mark.parametrize(
     ("visible", "built_for", "cure"),
     [
-        ("2,0", "13.0", "unset CUDA_VISIBLE_DEVICES"),
-        (None, None, "pip install"),
+        ("2,0", "13.0", "unset CUDA_VISIBLE_DEVICES"), (None, None, "pip install"),
         ("GPU-5e1c", "13.0", "update the driver"),
     ],
-)
+)  # fmt: skip
 def test_a_machine_whose_gpus_are_not_reached_is_told_why(visible, built_for, cure, monkeypatch):
     unseen = why_unseen(["A10", "A10"], visible, "2.13.0", built_for)
     assert cure in unseen.cure
@@ -107,15 +101,16 @@ def test_types_follow_settings_engine_and_card():
     assert line.startswith("model.head=bfloat16 ")
 
 
-def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how():
-    given = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
-    divide_memory_finely(given, ["A100"])
-    assert given == {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
-    alone: dict[str, str] = {}
-    divide_memory_finely(alone, [])
-    assert alone == {}
-    divide_memory_finely(alone, ["A100"])
-    assert alone == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+@pytest.mark.parametrize(
+    ("given", "gpus", "becomes"),
+    [
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, ["A100"], {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
+        ({}, [], {}), ({}, ["A100"], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    ],
+)  # fmt: skip
+def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how(given, gpus, becomes):
+    divide_memory_finely(given, gpus)
+    assert given == becomes
 
 
 # The default number of threads: affinity, and the quota of control groups

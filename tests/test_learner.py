@@ -8,11 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_pairs
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf import HFEngine
 from rlreason.engines.rollouts import score_samples
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import within_budget
@@ -20,7 +17,7 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.training.algorithms import with_advantages
-from rlreason.training.learner import ELEMENTS, Learner
+from rlreason.training.learner import Learner
 from rlreason.training.progress import averaged
 from rlreason.types import Grade, Response, Sample
 
@@ -302,44 +299,6 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
         assert split.clipped == whole.clipped
         close(flat(split.parameters), flat(whole.parameters))
         close(flat(split.tokens), flat(whole.tokens))
-
-
-aten = torch.ops.aten
-COPY = {aten.copy_.default, aten._to_copy.default, aten.clone.default}
-
-
-class Copies(TorchDispatchMode):
-    """Counts copies of the weights, in any dtype, but for the few elements that are looked at behind an update."""
-
-    def __init__(self, policy):
-        super().__init__()
-        self.weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters() if p.dim() == 2}
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        source = args[1] if func is aten.copy_.default else args[0] if args else None
-        if func in COPY and isinstance(source, torch.Tensor) and source.numel() > ELEMENTS:
-            self.count += source.untyped_storage().data_ptr() in self.weights
-        return func(*args, **(kwargs or {}))
-
-
-def test_weights_are_never_copied_in_float32_and_cast_once_a_pass_in_half_precision(policy, tokenizer):
-    samples = make_samples(policy)
-    prompts = [Prompt(str(i), s.response.prompt_ids, seed=i) for i, s in enumerate(samples)]
-    layers = sum(p.dim() == 2 for p in policy.model.parameters()) - 1  # the head's products are never in half precision
-    for dtype in (torch.float32, torch.bfloat16):
-        here = Policy(policy.model, tokenizer, dtype)
-        learner = Learner(here, Objective(), OptimizationConfig(1e-3), micro_batch_tokens=40)
-        engine, casts = HFEngine(here), layers * (dtype == torch.bfloat16)
-        with Copies(here) as sampling:
-            engine.load_weights(here)
-            engine.generate(prompts, Sampling(1.0, 20, 20), n=2)
-        with Copies(here) as training:
-            micro = learner.update(samples)["train/micro_batches"]
-        assert engine.counts.steps == 19
-        assert micro > 3
-        assert sampling.count == casts  # not one for each step
-        assert training.count == micro * (casts + (dtype == torch.bfloat16))  # the head's backward pass casts its own
 
 
 def first_fit(sizes: list[int], budget: int, max_rows: int | None, rows: list[int]) -> list[list[int]]:

@@ -28,8 +28,8 @@ from rlreason.model.parameters import (
     with_one_layer,
 )
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.runtime.machine import Place, own_gpu, place_of, world_of
-from rlreason.training.build import frozen_copy, is_spread, learner_settings, make_policy, set_trained
+from rlreason.runtime.machine import Place, place_of, world_of
+from rlreason.training.build import frozen_copy, learner_settings, make_policy, set_trained
 from rlreason.training.distributed import make_ranked_learner
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
@@ -133,14 +133,13 @@ def assert_close(found, expected, most: float = 1e-5) -> None:
 
 
 def test_a_process_knows_its_place():
+    """Bug: a rank trains on another's GPU, or a run on another number of ranks than was asked for."""
     env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert place_of(env) == Place(3, 4, 3)
     assert place_of(env | {"WORLD_SIZE": "1", "RANK": "0"}) is None  # torchrun with one process
-    assert own_gpu("GPU-a, GPU-b", 1) == "GPU-b"
-    with pytest.raises(ConfigError, match="gpus=3, and torchrun"):
-        world_of("3", Place(0, 2, 0), 2)
-    with pytest.raises(ConfigError, match="gpus=4, and 2 GPUs"):
-        world_of("4", None, 2)
+    for given, message in ((("3", Place(0, 2, 0), 2), "gpus=3, and torchrun"), (("4", None, 2), "gpus=4, and 2 GPUs")):
+        with pytest.raises(ConfigError, match=message):
+            world_of(*given)
     for words in (("gpus=0",), ("gpus=many",), ("parallel=shard", "optimizer=adamw_8bit")):
         with pytest.raises(ConfigError, match=" with ".join(words)):
             run_of(*words)
@@ -181,22 +180,19 @@ def test_a_model_of_one_layer_computes_what_the_whole_one_does_without_its_other
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_skeleton_takes_no_memory_until_it_gets_some_part_by_part(family):
+    """Bug: a model that is to be spread lies whole in memory first, or its parts are not the model's."""
     whole = FAMILIES[family]().eval()
     bones = skeleton_of(whole.config)
-    named = {name: tensor.shape for name, tensor in [*whole.named_parameters(), *whole.named_buffers()]}
-    own = dict([*bones.named_parameters(), *bones.named_buffers()])
-    assert {name: tensor.shape for name, tensor in own.items()} == named
-    assert all(tensor.is_meta for tensor in own.values())
+    assert all(tensor.is_meta for tensor in [*bones.parameters(), *bones.buffers()])
     materialize(bones.model.layers[0], torch.device("cpu"))
     there = {name for name, tensor in bones.named_parameters() if not tensor.is_meta}
-    assert there == {name for name in named if name.startswith("model.layers.0.")}
+    assert there == {name for name, _ in whole.named_parameters() if name.startswith("model.layers.0.")}
     materialize(bones, torch.device("cpu"))
     tied = bones.get_output_embeddings().weight is bones.get_input_embeddings().weight
     assert tied == whole.config.tie_word_embeddings
+    pairs = zip([*bones.parameters(), *bones.buffers()], [*whole.parameters(), *whole.buffers()], strict=True)
     with torch.no_grad():
-        for tensor, source in zip(
-            [*bones.parameters(), *bones.buffers()], [*whole.parameters(), *whole.buffers()], strict=True
-        ):
+        for tensor, source in pairs:
             tensor.copy_(source)
         torch.testing.assert_close(bones(IDS).logits, whole(IDS).logits)
 
@@ -217,6 +213,4 @@ def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer, monkeypatch,
     monkeypatch.undo()
     words = ("model=local", f"model.path={tmp_path / 'model'}", "rollout=hf", "gpus=2")
     for parallel in ("shard", "replicate"):
-        run = settings(*words, f"parallel={parallel}")
-        assert is_spread(run) == make_policy(run, []).in_main_memory == (parallel == "shard")
-    assert not is_spread(settings("gpus=2", "parallel=shard"))  # made on the spot, and taught as a whole
+        assert make_policy(settings(*words, f"parallel={parallel}"), []).in_main_memory == (parallel == "shard")

@@ -34,12 +34,15 @@ def gone_on(folder: Path, *words: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def whole_steps(rows: list[dict]) -> list[dict]:
+    """The rows of optimizer steps: a run that was given more steps has evaluations that one at once has not."""
+    return [{k: v for k, v in row.items() if k.startswith("train/")} for row in rows if "train/loss" in row]
+
+
 def assert_same(rows: list[dict], expected: list[dict]) -> None:
     """The same numbers in each row, but for times."""
-    assert len(rows) == len(expected)
     for row, other in zip(rows, expected, strict=True):
-        keys = [{key for key in one if key != "time/checkpoint"} for one in (row, other)]  # due by the clock
-        assert keys[0] == keys[1]
+        assert row.keys() ^ other.keys() <= {"time/checkpoint"}  # due by the clock
         for name, value in other.items():
             if isinstance(value, float) and not name.startswith(TIMES):
                 looked_at = 0.02 if name == "train/weights_changed" else 1e-4  # a few elements: others, in parts
@@ -53,15 +56,16 @@ def alone(tmp_path_factory):
     return rows
 
 
-def test_a_run_in_parts_has_the_numbers_of_one_process_and_goes_on_in_one(tmp_path, alone):
-    trained(tmp_path / "run", *WORDS, "n_steps=3", "gpus=2", "parallel=shard")
-    assert_same(whole_steps(gone_on(tmp_path / "run")), whole_steps(alone))
-
-
-@pytest.mark.long
-def test_a_run_goes_on_with_any_number_of_ranks_in_any_mode(tmp_path, alone):
-    trained(tmp_path, *WORDS, "n_steps=3", "gpus=2", "parallel=replicate")
-    assert_same(whole_steps(gone_on(tmp_path, "gpus=3", "parallel=shard")), whole_steps(alone))
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("gpus=2", "parallel=shard"), ()),
+        pytest.param(("gpus=2", "parallel=replicate"), ("gpus=3", "parallel=shard"), marks=pytest.mark.long),
+    ],
+)
+def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(tmp_path, alone, first, then):
+    trained(tmp_path, *WORDS, "n_steps=3", *first)
+    assert_same(whole_steps(gone_on(tmp_path, *then)), whole_steps(alone))
 
 
 @pytest.mark.long
@@ -90,11 +94,6 @@ def test_every_algorithm_has_the_numbers_of_one_process(tmp_path, more, parallel
     expected, _ = trained(tmp_path / "one", *more, "n_steps=2")
     rows, _ = trained(tmp_path / "two", *more, "n_steps=2", "gpus=2", f"parallel={parallel}")
     assert_same(rows, expected)
-
-
-def whole_steps(rows: list[dict]) -> list[dict]:
-    """The rows of optimizer steps: a run that was given more steps has evaluations that one at once has not."""
-    return [{k: v for k, v in row.items() if k.startswith("train/")} for row in rows if "train/loss" in row]
 
 
 ENVIRONMENT = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
