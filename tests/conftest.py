@@ -21,6 +21,7 @@ from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
 from rlreason.types import Problem
+from tests.broken_runs import Runs
 from tests.starts import SMALL, rlreason
 
 torch.set_num_threads(1)  # several test processes share the cores
@@ -130,3 +131,9 @@ def random_pairs(vocab: int, count: int, seed: int = 0) -> list[tuple[list[int],
         return torch.randint(2, vocab, (n,), generator=g).tolist()
 
     return [(ids(1, 12), ids(1, 20)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Where interrupted runs are, and those that they must equal."""
+    return Runs(tmp_path_factory)

@@ -14,18 +14,12 @@ from rlreason import load_run
 from rlreason.config.groups import GradingConfig
 from rlreason.runtime.files import holder
 from rlreason.training.preflight import unusable
-from tests.broken_runs import Runs, checkpoints_of
+from tests.broken_runs import checkpoints_of
 from tests.starts import ROOT, SMALL, Started, rlreason
 from tests.test_checkpoints import DAMAGE
 from tests.test_grading_processes import workers_of
 from tests.test_kills import PHASES
 from tests.waiting import wait_for
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Where the runs of these tests are."""
-    return Runs(tmp_path_factory)
 
 
 @pytest.mark.long

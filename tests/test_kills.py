@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.broken_runs import Runs, checkpoints_of, norms_of, parts_of
+from tests.broken_runs import checkpoints_of, norms_of, parts_of
 from tests.run_records import differences
 
 EVALUATE = "rlreason.evaluation.evaluator:Evaluator.evaluate:{}:{}"
@@ -45,12 +45,6 @@ STOPPED = [
     ("grpo", EVALUATE.format("call", 3), "SIGHUP"), ("grpo", SAVE, "SIGINT"),
     ("grpo", TENSORS.format("call", 1), "SIGTERM"), ("off_policy", STEP.format("return", 2), "SIGINT"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Where the runs of these tests are."""
-    return Runs(tmp_path_factory)
 
 
 @pytest.mark.parametrize(("kind", "at", "parts"), KILLED)

@@ -179,16 +179,15 @@ def test_kl_in_the_loss_adds_its_own_gradient_and_nothing_at_the_reference(polic
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(policy, estimator):
+def test_kl_in_the_reward_is_zero_at_the_reference_and_leaves_it_to_rewards_which_groups_are_dead(
+    policy, reference, estimator
+):
     """However the engine rounds: dead groups stay dead, and the others get the advantages they get without KL."""
-    samples = score_samples(grouped_samples(policy, DEAD, policy, noise=0.1), LogProbScorer(policy, 512))
     kl = {"kl_placement": "reward", "kl_estimator": estimator, "kl_coef": 0.5}
+    samples = score_samples(grouped_samples(policy, DEAD, policy, noise=0.1), LogProbScorer(policy, 512))
     plain, shaped = (compared(samples, zero_variance="skip", **terms) for terms in ({}, kl))
     assert [(s.advantage, s.has_loss) for s in shaped] == [(s.advantage, s.has_loss) for s in plain]
     assert 0 < sum(s.has_loss for s in shaped) < COUNT
-
-
-def test_kl_in_the_reward_moves_advantages_and_leaves_it_to_rewards_which_groups_are_dead(policy, reference):
     samples = score_samples(grouped_samples(policy, DEAD, reference), LogProbScorer(policy, 512))
     terms = {"std_norm": "none", "kl_placement": "reward", "kl_estimator": "k1", "kl_coef": 0.1}
     plain, alive = with_advantages(samples, Objective(std_norm="none"))

@@ -33,11 +33,6 @@ from tests.test_learner import make_samples
 from tests.test_trainer import run_of, trained
 
 
-def there_and_back(plain: Any) -> Any:
-    """What a file would give back."""
-    return json.loads(json.dumps(plain))
-
-
 def fresh(tokenizer: Any, rank: int) -> Policy:
     """Always the same model, large enough that 8-bit moments are really of 8 bits."""
     torch.manual_seed(5)
@@ -81,7 +76,7 @@ def test_every_generator_of_the_process_goes_on_where_it_was():
 
     drawn()  # the second half of a pair of gaussians is kept for the next call
     plain, tensors = random_states()
-    plain, expected = there_and_back(plain), drawn()
+    plain, expected = json.loads(json.dumps(plain)), drawn()
     assert drawn() != expected
     set_random_states(plain, tensors)
     assert drawn() == expected
@@ -96,7 +91,7 @@ def test_samples_come_back_to_the_last_digit_and_as_often_as_there_were():
     samples.append(Sample(three, grade, advantage=-math.inf, entropy=1.0))
     batches = [[samples[2], samples[0]], [samples[0], other]]
     collected = Collected(samples, batches, {"a": 0.1 + 0.2, "b": math.nan}, {"few": "only 2"}, restart=True)
-    plain = there_and_back(plain_collected(collected))
+    plain = json.loads(json.dumps(plain_collected(collected)))
     assert len(plain["pool"]) == 4
     found = collected_from(plain)
     assert repr(found) == repr(collected)  # unlike ==, of NaN as well
@@ -129,7 +124,7 @@ def test_every_step_is_handed_over_once_and_in_order_also_after_a_checkpoint(ahe
         batches.sample_ahead(step)
         batches.finish_ahead()
         assert [s for s, _ in first.log] == list(range(1, step + 1 + ahead))  # exactly one ahead
-    other.load_state_dict(there_and_back(batches.state_dict()))
+    other.load_state_dict(json.loads(json.dumps(batches.state_dict())))
     for step in (3, 4):
         assert other.collect(step).metrics["step"] == step
         other.sample_ahead(step)
