@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
@@ -206,10 +206,7 @@ def release_torchrun_ranks() -> None:
             store.set(BEGIN, NOTHING)
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def on_all_ranks(method: Method) -> Method:
+def on_all_ranks(method: Callable[..., Any]) -> Any:
     """Run a method on all ranks at once: when rank 0 calls it, the others do, with the same arguments."""
 
     @wraps(method)
@@ -217,7 +214,7 @@ def on_all_ranks(method: Method) -> Method:
         with self.ranks.together(method.__name__, *arguments):
             return method(self, *arguments)
 
-    return cast(Method, call)
+    return call
 
 
 class RankedLearner(Learner):
@@ -313,42 +310,38 @@ class RankedLearner(Learner):
         return [by_place[i] for i in range(len(pairs))]
 
 
+def sharded(policy: Policy, mesh: DeviceMesh) -> Policy:
+    """Shard this policy's model over ranks, in place, which from then on run the same number of passes together.
+
+    A model without weights gets memory for this rank's part, to be filled.
+    """
+    model, part = policy.model, copy.copy(policy)
+    part.keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"parallel=shard: {type(model).__name__} does not mark its layers, by which weights are spread: set "
+            "parallel=replicate"
+        )
+    for module in (*layers, model):
+        materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
+        use_fast_products(module)
+        # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    model.log_probs = partial(Policy.log_probs, part)
+    register_fsdp_forward_method(model, "log_probs")  # its hooks gather the weights that are in no layer
+    part.log_probs = model.log_probs  # type: ignore[method-assign]
+    return part
+
+
 class ShardedLearner(RankedLearner):
     """One rank's learner, with its part of the model (`parallel=shard`)."""
 
     in_step = True
-
-    def __init__(
-        self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
-    ) -> None:
-        """Shard the policies' models over ranks, in place, which from then on run the same number of passes together.
-
-        A model without weights gets memory for this rank's part, to be filled.
-        """
-        mesh, parts = init_device_mesh(ranks.device.type, (ranks.world,)), dict[str, Policy]()
-        for name, policy in policies.items():
-            model = policy.model
-            parts[name] = part = copy.copy(policy)
-            part.keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
-            layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-            if not layers:
-                raise ConfigError(
-                    f"parallel=shard: {type(model).__name__} does not mark its layers, by which weights are spread: "
-                    "set parallel=replicate"
-                )
-            for module in (*layers, model):
-                materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
-                use_fast_products(module)
-                # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
-                fully_shard(module, mesh=mesh, reshard_after_forward=True)
-            for module in model.modules():
-                if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
-                    module.set_gradient_divide_factor(1.0)
-                    module.set_force_sum_reduction_for_comms(True)
-            model.log_probs = partial(Policy.log_probs, part)
-            register_fsdp_forward_method(model, "log_probs")  # its hooks gather the weights that are in no layer
-            part.log_probs = model.log_probs  # type: ignore[method-assign]
-        super().__init__(run, ranks, parts, whole)
 
     def clip(self) -> Tensor:
         """Clip only: gradients are already summed over all ranks; the norm is one over all parts."""
@@ -496,4 +489,7 @@ def ranked_learner(
             policies["reference"] = frozen_copy(policy)
     if run.threads is None and ranks.device.type == "cpu":  # they divide the processor
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
-    return (RankedLearner if mode == "replicate" else ShardedLearner)(run, ranks, policies, whole)
+    if mode == "replicate":
+        return RankedLearner(run, ranks, policies, whole)
+    mesh = init_device_mesh(ranks.device.type, (ranks.world,))
+    return ShardedLearner(run, ranks, {name: sharded(policy, mesh) for name, policy in policies.items()}, whole)

@@ -97,14 +97,14 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True))
 
 
-def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = 4) -> list[float]:
+def length_weights(tokens: Sequence[Tensor], advantages: Tensor) -> list[float]:
     """Return the weight of a token per unit of advantage, |d loss / d log pi| / |A|, by length, shortest first.
 
-    The responses with an advantage are cut into `bins` of equal number. tokens: gradients (length,) of each response.
+    The responses with an advantage are cut into four bins of equal number; tokens: gradients (length,) of each.
     """
     live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
     weights = []
-    for part in torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), bins):
+    for part in torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), 4):
         if members := part.tolist():
             weight = sum(tokens[i].abs().double().sum().item() for i in members)
             weights.append(weight / sum(len(tokens[i]) * abs(advantages[i].item()) for i in members))

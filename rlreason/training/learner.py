@@ -324,9 +324,9 @@ ELEMENTS = 64  # of each tensor
 
 
 @torch.no_grad()
-def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
-    """Copy up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
-    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in map(local, tensors)]
+def sampled_elements(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copy up to 64 elements of each tensor, spread evenly over it; the same ones in every call."""
+    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // ELEMENTS))].clone() for t in map(local, tensors)]
 
 
 @torch.no_grad()

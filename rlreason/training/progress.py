@@ -48,7 +48,7 @@ def interim_due(step: int, total: int, every: int | None, longest: int | None) -
     """
     if every == 0:
         return False
-    gap = Fraction(every) if every else min(Fraction(total, FEWEST_EVALUATIONS - 1), Fraction(longest or total))
+    gap = Fraction(every or min(Fraction(total, FEWEST_EVALUATIONS - 1), Fraction(longest or total)))
     gap = max(gap, Fraction(1))
     return step // gap > (step - 1) // gap
 
