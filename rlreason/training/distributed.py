@@ -411,9 +411,7 @@ def make_ranked_learner(
     """
     mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
     mode = "shard" if policy.in_main_memory else mode  # as decided before loading
-    processes = "GPUs" if policy.device.type == "cuda" else "processes"
-    share = "a part of the model" if mode == "shard" else "the whole model"
-    policy.remarks.append(f"{world} {processes} train, each has {share} (parallel={mode}: {why})")
+    policy.remarks.append(f"{world} ranks train (parallel={mode}: {why})")
     whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
     place = place_of()
     store = store_of(place) if place else TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)

@@ -240,14 +240,13 @@ SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 def formats_of(run: RunConfig) -> list[PromptFormat]:
     """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
-    trained = formats_with(run.prompt)
-    if run.eval.prompt is None or template_of(run.eval.prompt.file) == template_of(run.prompt.file):
-        return trained
-    more = formats_with(run.eval.prompt)
-    if len(trained) == len(more) > 1:  # both are in the shared warm start
-        return trained
-    turns = max(len(trained), len(more))
-    return [form for _, *pair in zip(range(turns), cycle(trained), cycle(more), strict=False) for form in pair]
+    both, evaluated = [formats_with(run.prompt)], run.eval.prompt
+    if evaluated is not None and template_of(evaluated.file) != template_of(run.prompt.file):
+        both.append(formats_with(evaluated))
+    if all(len(formats) > 1 for formats in both):  # the shared warm start teaches both
+        return both[0]
+    turns = max(map(len, both))
+    return [formats[turn % len(formats)] for turn in range(turns) for formats in both]
 
 
 def formats_with(prompt: PromptConfig) -> list[PromptFormat]:
