@@ -14,14 +14,7 @@ from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples
 from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.training.algorithms import (
-    GRPO,
-    SFT,
-    ExpertIteration,
-    chosen_responses,
-    mixed_groups,
-    sft_sample,
-)
+from rlreason.training.algorithms import GRPO, SFT, ExpertIteration, chosen_responses, mixed_groups, sft_sample
 from rlreason.training.learner import Learner
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 from tests.run_settings import settings

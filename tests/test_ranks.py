@@ -5,17 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
 from conftest import random_pairs
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from rlreason.errors import ConfigError
 from rlreason.model.parameters import (
@@ -59,13 +50,13 @@ def samples_for(policy: Policy) -> list[Sample]:
 def grouped_policy(tokenizer, tied: bool, products: torch.dtype, head: str, spread: bool) -> Policy:
     """Keys with fewer heads than queries, and two layers."""
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = hf.Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.1,
         eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
     heads = torch.bfloat16 if head == "bfloat16" else torch.float32
-    return Policy(Qwen2ForCausalLM(config), tokenizer, products, head_dtype=heads, in_main_memory=spread)
+    return Policy(hf.Qwen2ForCausalLM(config), tokenizer, products, head_dtype=heads, in_main_memory=spread)
 
 
 KL, CHECKPOINTING = ("kl_placement=loss", "kl_coef=0.1"), "model.gradient_checkpointing=true"
@@ -152,9 +143,9 @@ SIZES = {
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([4], [9, 9, 9])]
 FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
-    "qwen3, tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**SIZES)),
+    "qwen3, tied": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
 }
 
 
@@ -163,7 +154,7 @@ def test_a_model_of_one_layer_computes_what_the_whole_one_does_without_its_other
     whole = FAMILIES[family]().eval()
     short = with_one_layer(whole)
     assert (short.config.num_hidden_layers, whole.config.num_hidden_layers) == (1, 3)
-    mixed = Qwen3Config(**SIZES, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    mixed = hf.Qwen3Config(**SIZES, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"])
     assert one_layer_of(mixed).layer_types == ["full_attention"]
     cut = copy.deepcopy(whole)
     cut.model.layers = cut.model.layers[:1]

@@ -55,12 +55,7 @@ from rlreason.runtime.text import redacted
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import own_functions
-from rlreason.training.warm_start import (
-    StartWeights,
-    formats_of,
-    hashed,
-    teach_habits,
-)
+from rlreason.training.warm_start import StartWeights, formats_of, hashed, teach_habits
 from rlreason.types import Problem, Sample
 
 
