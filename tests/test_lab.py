@@ -138,7 +138,7 @@ def test_the_reference_is_made_again_as_the_run_had_it_and_another_one_is_said(t
 
 @pytest.mark.parametrize(
     ("missing", "words", "says"),
-    [(None, ["--step", "2"], "--step 2"), ("rollouts", [], "saved no rollouts"), ("model", [], "save_model=true")],
+    [(None, ["--step", "2"], "--step 2"), ("rollouts", [], "no such responses"), ("model", [], "save_model=true")],
 )
 def test_a_mistake_names_its_cure(folder, missing, words, says, capsys):
     if missing:

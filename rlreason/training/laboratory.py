@@ -139,18 +139,12 @@ def read_step(folder: RunFolder, step: int | None = None) -> tuple[int, list[Sam
     Their old log-probabilities are those of the sampling policy, as the trainer scored it or, if it did not, as the
     engine reported it; so under the final policy the ratios differ from 1.
     """
-    saved = {file.step: file for file in folder.rollouts() if file.step is not None}
-    if not saved:
-        raise ConfigError(f"RUN={folder.path} saved no rollouts: repeat it with save_rollouts_every=1")
-    chosen = max(saved) if step is None else step
-    if chosen not in saved:
-        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(map(str, sorted(saved)))}")
-    samples = []
-    for row in folder.rows(saved[chosen], TO_LEARN).values():
+    file, samples = folder.responses(step, rollouts=True), []
+    for row in folder.rows(file, TO_LEARN).values():
         sample = sample_of(row)
         scores = sample.log_probs or sample.response.log_probs
         samples.append(replace(sample, log_probs=scores, old_log_probs=scores))
-    return chosen, samples
+    return file.step or 0, samples
 
 
 HEADING = """\

@@ -30,10 +30,23 @@ class Trainer(Resumable):
 
     def train(self) -> tuple[str, str]:
         """Run every step that is left, save the model, evaluate on the whole split; return (status, reason)."""
+        console, n_steps = self.console, self.batches.n_steps
         if self.records.checkpoint is None:
-            self.start()
+            self.clock.begin()
+            self.evaluate()
+            (before,) = self.validation.history
+            shown = before.samples[: self.run.log_generations]
+            print_responses(console, shown, self.components.eval_problems, self.components.graders.evaluation)
+            console.start(n_steps)
+            console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
         else:
-            self.resume()
+            with console.wait("going on from the checkpoint"):
+                self.restore()
+            self.clock.begin()
+            if self.reason_to_stop() is None:
+                console.start(n_steps, self.steps_done)
+                if self.evaluation_due():  # the last step has no interim evaluation, and n_steps was raised
+                    self.evaluate()
         ending = self.reason_to_stop()
         while ending is None:
             ending = self.run_step(self.steps_done + 1)
@@ -43,26 +56,6 @@ class Trainer(Resumable):
         if self.metrics:
             self.show(keep=True)
         return (self.monitors.reason_to_stop() or ending) if ending[0] == "finished" else ending
-
-    def start(self) -> None:
-        """Evaluate the start weights."""
-        self.clock.begin()
-        self.evaluate()
-        (before,) = self.validation.history
-        shown = before.samples[: self.run.log_generations]
-        print_responses(self.console, shown, self.components.eval_problems, self.components.graders.evaluation)
-        self.console.start(self.batches.n_steps)
-        self.console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
-
-    def resume(self) -> None:
-        """Restore the newest checkpoint."""
-        with self.console.wait("going on from the checkpoint"):
-            self.restore()
-        self.clock.begin()
-        if self.reason_to_stop() is None:
-            self.console.start(self.batches.n_steps, self.steps_done)
-            if self.evaluation_due():  # this was the last step, which has no interim evaluation, and n_steps was raised
-                self.evaluate()
 
     def run_step(self, number: int) -> tuple[str, str] | None:
         """Run one training step; return (status, reason) if the run ends after it.
