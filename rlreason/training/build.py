@@ -240,9 +240,9 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
-    settings = {name: key for key, name in own_functions(run)}
     for grader in graders.all():
         if grader.plugin:
+            settings = {name: key for key, name in own_functions(run)}
             judges_validation = grader is graders.evaluation or not loaded.train
             answer = (loaded.validation if judges_validation else loaded.train)[0].answer
             (grade,) = grader.grade_batch(["probe"], [answer])
@@ -325,11 +325,9 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     if isinstance(run, SFTConfig):
         prompt_ids = components.rollouts.prompt_ids
         traces = make_traces(run, components.policy, components.train_problems, prompt_ids, console)
-        if run.n_steps is not None:
+        total = max(1, round((run.epochs or 0) * len(traces)))
+        if run.n_steps is not None:  # one of the two is given
             total = run.n_steps * run.train_batch_size
-        else:
-            assert run.epochs is not None  # one of the two is given
-            total = max(1, round(run.epochs * len(traces)))
         sft = SFT(traces, run.train_batch_size, run.seed, total)
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
