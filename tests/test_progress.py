@@ -21,6 +21,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in
 from rlreason.records.rows import collected_from, plain_collected
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import Batches
 from rlreason.training.build import build_components
@@ -118,7 +119,7 @@ class Counting:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_every_step_is_handed_over_once_and_in_order_also_after_a_checkpoint(ahead):
     first, second, dying = Counting(), Counting(), Counting(fails_in=2)
-    batches, other, failing = (Batches(one, ahead) for one in (first, second, dying))
+    batches, other, failing = (Batches(one, ahead, Clock()) for one in (first, second, dying))
     for step in (1, 2):
         assert batches.collect(step).metrics["step"] == step
         batches.sample_ahead(step)

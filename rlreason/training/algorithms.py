@@ -268,8 +268,8 @@ class Batches:
     ones. After that the next batch is complete, and part of `state_dict`.
     """
 
-    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
-        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
+    def __init__(self, algorithm: Algorithm, ahead: bool, clock: Clock) -> None:
+        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock
         self.n_steps = algorithm.n_steps
         self._next: Future[Collected] | None = None
         self._executor = ThreadPoolExecutor(1, "sampling ahead")
