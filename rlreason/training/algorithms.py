@@ -113,7 +113,7 @@ class GRPO(Online):
         # Samples drawn ahead are not scored, because the weights are moving by then: only the engine has their numbers.
         measured = settings.updates_per_rollout > 1 and not (settings.rollout.async_level or settings.old_from_engine)
         with self.rollouts.clock.phase("score"):
-            if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
+            if self.reference:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
                 scores = self.reference.log_probs(token_ids(samples))
                 samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
             if measured or settings.kl_placement == "reward":
@@ -276,7 +276,7 @@ class Batches:
 
     def collect(self, step: int) -> Collected:
         """Return the samples of this step and its batches, waiting for them if they are being sampled ahead."""
-        return self.algorithm.collect(step) if self._next is None else self._next.result()
+        return self._next.result() if self._next else self.algorithm.collect(step)
 
     def sample_ahead(self, step: int) -> None:
         """With `ahead`, begin to sample the step after this one."""
@@ -293,25 +293,25 @@ class Batches:
 
     def finish_ahead(self) -> None:
         """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
-        if self._next is not None:
+        if self._next:
             self._next.result()
 
     def state_dict(self) -> dict[str, Any]:
         """Return which problems come next, and the batch that was sampled ahead."""
         questions = self.algorithm.questions
-        ready = None if self._next is None else plain_collected(self._next.result())
+        ready = plain_collected(self._next.result()) if self._next else None
         return {"algorithm": questions.state if questions else {}, "next": ready}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from this state."""
         if self.algorithm.questions:
             self.algorithm.questions.state = state["algorithm"]
-        if state["next"] is not None:
+        if state["next"]:
             self._next = Future()
             self._next.set_result(collected_from(state["next"]))
 
     def close(self) -> None:
         """Wait for sampling ahead to end; close its engine and grader before."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._next is not None:
+        if self._next:
             wait([self._next], CLOSING_S)

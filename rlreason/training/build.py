@@ -90,7 +90,7 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
     """
     if run.threads:
         torch.set_num_threads(run.threads)
-    elif policy is not None and model_size(policy.model) < TINY:
+    elif policy and model_size(policy.model) < TINY:
         torch.set_num_threads(1)
     else:
         torch.set_num_threads(min(torch.get_num_threads(), usable_processors()))
@@ -281,7 +281,7 @@ def fitting(
     `part`: `train` or `validation`, of problems, whose prompts have these sizes, or `traces`, with their prompts.
     """
     key, what, cure, most = "data", "traces with their prompts", "", 0
-    if part == "validation" and run.eval.data is not None:
+    if part == "validation" and run.eval.data:
         key = "eval.data"
     if part != "traces":
         asking, length = run.asking, "sampling.max_tokens"
@@ -326,7 +326,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         prompt_ids = components.rollouts.prompt_ids
         traces = make_traces(run, components.policy, components.train_problems, prompt_ids, console)
         total = max(1, round((run.epochs or 0) * len(traces)))
-        if run.n_steps is not None:  # one of the two is given
+        if run.n_steps:  # one of the two is given
             total = run.n_steps * run.train_batch_size
         sft = SFT(traces, run.train_batch_size, run.seed, total)
         if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
@@ -377,7 +377,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     if run.evaluation.prompt is not run.asking.prompt:
         prompts["eval.prompt"] = run.evaluation.prompt
     config, backend = policy.model.config, getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    rules = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
     engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
     if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
         asked = components.sampling

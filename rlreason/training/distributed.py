@@ -76,7 +76,7 @@ class Ranks:
         """Start the other ranks, unless torchrun has, with their output in the run's `folder`, and meet them."""
         self.folder = folder
         self.store.set(BEGIN, str(self.limit_s))
-        if place_of() is None:
+        if not place_of():
             if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             with (folder / RANKS_LOG).open("ab") as out:
@@ -133,7 +133,7 @@ class Ranks:
 
     def orders(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Yield what rank 0 comes to next, waiting without a limit; `RuntimeError` if it has gone."""
-        while (order := self.broadcast(None, self._orders)) is not None:
+        while order := self.broadcast(None, self._orders):
             yield order
         dist.destroy_process_group()
 
@@ -200,7 +200,7 @@ def store_of(place: Place) -> Any:
 
 def release_torchrun_ranks() -> None:
     """Tell the processes started by torchrun that this command does not need them, unless a run has begun."""
-    if (place := place_of()) is not None:
+    if place := place_of():
         store = store_of(place)
         if not store.check([BEGIN]):
             store.set(BEGIN, NOTHING)
@@ -354,7 +354,7 @@ class ShardedLearner(RankedLearner):
         for part, copied in zip(self.policy.model.parameters(), copies, strict=True):
             if part.requires_grad:
                 gathered = whole_of(part)
-                if self.whole is not None:
+                if self.whole:
                     copied.copy_(gathered)
 
     @on_all_ranks
@@ -368,7 +368,7 @@ class ShardedLearner(RankedLearner):
 
     def weights_are_finite(self) -> bool:
         """Return whether every trained weight is finite, by rank 0's copy."""
-        assert self.whole is not None
+        assert self.whole
         return all(is_finite(p) for p in self.whole.model.parameters() if p.requires_grad)
 
     @on_all_ranks
@@ -412,7 +412,7 @@ def make_ranked_learner(
     mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
     mode = "shard" if policy.in_main_memory else mode  # as decided before loading
     policy.remarks.append(f"{world} ranks train (parallel={mode}: {why})")
-    whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
+    whole = {"policy": policy} | ({"reference": reference.policy} if reference else {})
     place = place_of()
     store = store_of(place) if place else TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)
     ranks = Ranks(store, 0, world, run.waits.run_s or LIMIT_S)

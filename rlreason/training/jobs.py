@@ -81,7 +81,7 @@ class Job:
         """
         run, records, problems, evaluator, n = self.run, self.records, self.problems, self.evaluator, self.n
         rollouts, sampling = evaluator.rollouts, evaluator.sampling
-        key = "data" if run.eval.data is None else "eval.data"
+        key = "eval.data" if run.eval.data else "data"
         check_askable(problems, f"split={run.split} of {key}={self.asks.data.name}", key)
         self.protocol = protocol_of(self.asks, problems, self.components.policy.tokenizer)
         self.weights = weights_hash(self.components.policy.named_weights())
@@ -221,7 +221,7 @@ def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Pr
 
 def load_scorer(name: str | None) -> Scorer | None:
     """Load the function `module:function` and try it once; None if there is none."""
-    if name is None:
+    if not name:
         return None
 
     def scorer(question: str, response: str) -> float:

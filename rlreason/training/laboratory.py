@@ -172,7 +172,7 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     register()
     run = read_run(folder)
     step, samples = read_step(folder, step)
-    if folder.model is None:
+    if not folder.model:
         raise ConfigError(f"RUN={folder.path} saved no model ({folder.status}): repeat it with save_model=true")
     head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
     with console.wait("comparing the objectives"):

@@ -74,10 +74,10 @@ def space_needed(run: RunConfig) -> Space:
     """Estimate what a run writes besides small files. A model of unknown shape counts as 0."""
     shape, checkpoint = shape_of(run.model)[0], getattr(run, "checkpoint", None)
     model = moments = 0
-    if shape is not None:
+    if shape:
         per_weight, lora = 2 if run.model.weights == "bfloat16" else 4, run.model.lora
         model = weight_bytes(shape, per_weight)
-        if run.optimizes_by is not None:
+        if run.optimizes_by:
             trained = trained_numbers(shape, per_weight, run.model.freeze, lora.rank, lora.targets)
             moments = moment_bytes(*trained, run.optimizes_by)
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
@@ -120,7 +120,7 @@ def own_functions(run: RunConfig) -> list[tuple[str, str]]:
         if ":" in reward:  # it also grades data with a verifier
             key = next(key for key, name in rewards.items() if name == reward)
             functions.append((f"{key}={reward}", reward))
-        elif data.verifier is not None:
+        elif data.verifier:
             key = "data" if data is run.data else "eval.data"
             functions.append((f"{key}.verifier={data.verifier}", reward_name_of(reward, data)))
     if scorer := getattr(run, "scorer", None):
@@ -196,7 +196,7 @@ def mistakes_of(run: RunConfig) -> list[str]:
     errors = missing_packages(run)
     try:
         template_of(run.prompt.file)
-        if run.eval.prompt is not None:
+        if run.eval.prompt:
             with naming_eval_settings(run, "prompt"):
                 template_of(run.eval.prompt.file)
     except ConfigError as error:

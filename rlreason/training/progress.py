@@ -75,14 +75,14 @@ def budget_spent(
     >>> budget_spent(BudgetConfig(tokens=100), 1, used, pace, 0)
     'budget.tokens=100: 40 are left, and the newest step sampled 60'
     """
-    if budget.steps is not None and steps >= budget.steps:
+    if budget.steps and steps >= budget.steps:
         return f"budget.steps={budget.steps} are done"
     tokens, seconds = used["tokens/generated"], used["time/total"]
-    if budget.tokens is not None and tokens + pace.get("tokens", 0.0) > budget.tokens:
+    if budget.tokens and tokens + pace.get("tokens", 0.0) > budget.tokens:
         left = max(budget.tokens - tokens, 0)
         return f"budget.tokens={budget.tokens}: {left:.0f} are left, and the newest step sampled {pace['tokens']:.0f}"
     ahead = MARGIN * (pace.get("step", 0.0) + pace.get("problem", 0.0) * problems)
-    if budget.hours is not None and seconds + ahead > budget.hours * 3600:
+    if budget.hours and seconds + ahead > budget.hours * 3600:
         there = f"{max(budget.hours * 3600 - seconds, 0.0):.0f} s are left"
         needed = f"the next step and the last evaluation would take about {ahead:.0f} s"
         return f"budget.hours={budget.hours:g}: {there}, and {needed}"

@@ -159,7 +159,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     console.say(time_line(summary))
     if notices := summary["notices"]:
         console.say("notices    " + ", ".join(f"{name} x{count}" for name, count in notices.items()))
-    if run.eval.card is not None:
+    if run.eval.card:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
     console.say(f"{status} in {summary['seconds']:.0f} s; curves: {short_path(folder / CURVES)}")
     print_loggers(console, records.loggers)

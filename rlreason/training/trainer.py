@@ -31,7 +31,7 @@ class Trainer(Resumable):
     def train(self) -> tuple[str, str]:
         """Run every step that is left, save the model, evaluate on the whole split; return (status, reason)."""
         console, n_steps = self.console, self.batches.n_steps
-        if self.records.checkpoint is None:
+        if not self.records.checkpoint:
             self.clock.begin()
             self.evaluate()
             (before,) = self.validation.history
@@ -43,12 +43,12 @@ class Trainer(Resumable):
             with console.wait("going on from the checkpoint"):
                 self.restore()
             self.clock.begin()
-            if self.reason_to_stop() is None:
+            if not self.reason_to_stop():
                 console.start(n_steps, self.steps_done)
                 if self.evaluation_due():  # the last step has no interim evaluation, and n_steps was raised
                     self.evaluate()
         ending = self.reason_to_stop()
-        while ending is None:
+        while not ending:
             ending = self.run_step(self.steps_done + 1)
         self.save_model()
         if ending[0] != LOST:  # weights that are not finite answer nothing
@@ -68,12 +68,12 @@ class Trainer(Resumable):
                 self.metrics = self.take_step(number)
             self.steps_done = number
             ending = self.reason_to_stop()
-            if ending is None and self.evaluation_due():
+            if not ending and self.evaluation_due():
                 self.evaluate()
                 ending = self.reason_to_stop()
-            if ending is None:
+            if not ending:
                 self.show()
-            if ending is not None or signals.stop_requested() or self.checkpoint_due():
+            if ending or signals.stop_requested() or self.checkpoint_due():
                 with self.waiting("writing a checkpoint", "checkpoint"):
                     self.write_checkpoint()
             if signals.stop_requested():
@@ -136,7 +136,7 @@ class Trainer(Resumable):
 
     def reason_to_stop(self) -> tuple[str, str] | None:
         """Return (status, reason) if the run ends here: by a monitor, after its last step, by its budget."""
-        if (stopped := self.monitors.reason_to_stop()) is not None:
+        if stopped := self.monitors.reason_to_stop():
             return stopped
         if self.steps_done >= self.batches.n_steps:
             return "finished", ""

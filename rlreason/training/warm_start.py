@@ -189,13 +189,13 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         lessons = lessons_of(run, tiny, train)
         recipe, weights = recipe_of(tiny, policy, lessons), None
         key, source = hashed(recipe, maker_of(tiny, policy)), "made"
-        kept = None if tiny.cache is None else cache_folder(tiny.cache) / f"{key}{SUFFIX}"
-        if kept is not None:
-            if (weights := find_shipped(recipe)) is not None:
+        kept = cache_folder(tiny.cache) / f"{key}{SUFFIX}" if tiny.cache else None
+        if kept:
+            if weights := find_shipped(recipe):
                 source, key = "shipped", hashed(recipe)
             elif kept.exists():
                 weights, source = load_file(kept), "cache"
-        if weights is not None:
+        if weights:
             with torch.no_grad():
                 for name, live in policy.named_weights():
                     live.copy_(weights[name])
@@ -203,7 +203,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
             console.say(f"teaching a new tiny model its habits (data.habits), formats: {len(set(lessons.formats))} ...")
             with console.wait("warm start"):
                 warm_up(policy, lessons, console.progress)
-            if kept is not None:
+            if kept:
                 try:
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     write_weights(kept, copy_weights(policy.named_weights()))
@@ -241,7 +241,7 @@ SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 def formats_of(run: RunConfig) -> list[PromptFormat]:
     """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
     both, evaluated = [formats_with(run.prompt)], run.eval.prompt
-    if evaluated is not None and template_of(evaluated.file) != template_of(run.prompt.file):
+    if evaluated and template_of(evaluated.file) != template_of(run.prompt.file):
         both.append(formats_with(evaluated))
     if all(len(formats) > 1 for formats in both):  # the shared warm start teaches both
         return both[0]
