@@ -18,7 +18,6 @@ from rlreason.grading.answers.values import (
     Collection,
     Equation,
     Inequality,
-    Matrix,
     Quantity,
     Ratio,
     Reals,
@@ -26,8 +25,8 @@ from rlreason.grading.answers.values import (
     Value,
     Words,
     as_reals,
+    equal_reals,
     minus,
-    order,
 )
 from rlreason.types import Outcome
 
@@ -67,9 +66,6 @@ def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
             return equal(only, reference, settings)
         case _, Collection(kind="set", items=(only,)):
             return equal(answer, only, settings)
-        case Matrix(), Matrix():
-            is_one = answer.is_determinant == reference.is_determinant
-            return is_one and equal(answer.rows, reference.rows, settings)
         case Ratio(), _:
             return _ratios(answer, reference)
         case _, Ratio():
@@ -184,10 +180,7 @@ def _named(equation: Equation, other: Value, settings: GradingConfig) -> bool:
 def _sets_of_reals(answer: Value, reference: Value) -> bool:
     first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
-        if not agree(first.name, second.name) or len(first.points) != len(second.points):
-            return False
-        same_points = all(order(a, b) == 0 for a, b in zip(first.points, second.points, strict=True))
-        return same_points and first.inside == second.inside
+        return agree(first.name, second.name) and equal_reals(first, second)
     if not isinstance(answer, Inequality) or not isinstance(reference, Inequality):
         return False
     if len(answer.links) != len(reference.links):

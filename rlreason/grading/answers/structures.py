@@ -28,7 +28,6 @@ from rlreason.grading.answers.values import (
     Collection,
     Equation,
     Inequality,
-    Matrix,
     Quantity,
     Ratio,
     Reals,
@@ -283,7 +282,7 @@ def _grid(tokens: Sequence[Token]) -> Value | None:
     if name not in MATRICES or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
         raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
-    return Matrix(name == "vmatrix", Collection("[]", rows_read))
+    return Collection("vmatrix" if name == "vmatrix" else "matrix", rows_read)
 
 
 def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
