@@ -170,8 +170,12 @@ class Calculator:
                 value = -self._power(-a, exponent) if negative else self._power(a, exponent)
             case "degree", [a]:
                 value = a * self.mp.pi / 180
-            case (("floor" | "ceil"), [a]):
-                value = self._to_whole(op, a)
+            case (("floor" | "ceil"), [Fraction() as a]):
+                value = Fraction(getattr(math, op)(a))
+            case (("floor" | "ceil"), [a]) if self.is_real(a):
+                near = self.mp.nint(a)
+                is_whole = abs(a - near) < self.mp.ldexp(max(1, abs(a)), -self.bits // 2)
+                value = near if is_whole else getattr(self.mp, op)(a)
             case "fact", [Fraction() as a]:
                 value = Fraction(math.factorial(whole(a)))
             case "binom", [Fraction() as a, Fraction() as b]:
@@ -208,16 +212,6 @@ class Calculator:
         if size > MAX_LOG2:
             raise RefusedError  # a power beyond 2^20000
         return self.mp.power(base, exponent)
-
-    def _to_whole(self, op: str, value: Any) -> Any:
-        if isinstance(value, Fraction):
-            return Fraction(math.floor(value) if op == "floor" else math.ceil(value))
-        if not self.is_real(value):
-            raise UndefinedError
-        near = self.mp.nint(value)
-        if abs(value - near) < self.mp.ldexp(max(1, abs(value)), -self.bits // 2):
-            return near
-        return self.mp.floor(value) if op == "floor" else self.mp.ceil(value)
 
     def _call(self, name: str, argument: Any, base: Any = None) -> Any:
         mp = self.mp
@@ -275,7 +269,7 @@ SIGNS = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))  # that numbers may h
 NEEDED = 2  # points at which both sides must have a value
 
 
-def same(first: Node, second: Node, rel_tol: float) -> bool:
+def same(first: Node, second: Node, rel_tol: float = 0.0) -> bool:
     """Whether two expressions are equal, or one is a decimal to which the other, without finite decimals, rounds."""
     names = sorted(symbols(first) | symbols(second))
     if not names:
@@ -354,12 +348,10 @@ def ratio(first: Node, second: Node) -> int:
     return 1 if ratios[0] > 0 else -1
 
 
-def near(first: Node, second: Node, share: float) -> bool:
-    """Whether two constants differ by at most this share of the second."""
-    if symbols(first) or symbols(second):
-        return False
-    _, a, b = evaluated(first, second)
-    return a is not None and b is not None and bool(abs(a - b) <= share * abs(b))
+def near(value: Node, rough: Node) -> bool:
+    """Whether two constants differ by at most 1%."""
+    _, a, b = evaluated(value, rough)
+    return a is not None and b is not None and bool(abs(a - b) <= 0.01 * abs(b))
 
 
 def decimal_of(node: Node) -> tuple[Fraction, int] | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, rewriter, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewriter, step, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
@@ -224,7 +224,7 @@ _SIMPLE = re.compile(
     rf"|\({_LETTER}(?:,{_LETTER})+\)"  # (x,y)
     rf"|frac\{{d\w?\}}\{{d\w\}}|m?angle[A-Z]{{1,3}}"
 )
-_NUMBERED = re.compile(rf"({_LETTER})_(?:\d|\{{\d+\}})")
+NUMBERED = re.compile(rf"\A({_LETTER})_(?:\d|\{{\d+\}})\Z")  # others, such as A_1B_1 and S_{ABC}, are no family
 
 #: Points side by side, as `AB`, `AB'` or `A_1B_1`. Other capitals with an index, such as V_1V_2, are products.
 _POINTS = r"(?:[A-Z]'{0,2}|[A-FM-Q]_\{?\w\}?'?){2,6}"
@@ -266,12 +266,6 @@ def name_of(piece: Sequence[Token]) -> str:
     if fraction := re.fullmatch(r"frac\{(.*)\}\{(.*)\}", text):
         return "/".join(fraction.groups())
     return text.casefold() if re.fullmatch("[A-Z]+", text) else text.replace(":", "/")
-
-
-def family(name: str) -> str:
-    """Return the common name of `x_1` and `x_2`; other names, such as `A_1B_1` and `S_{ABC}`, are their own."""
-    numbered = _NUMBERED.fullmatch(name)
-    return numbered[1] if numbered else name
 
 
 def occurs_in(piece: Sequence[Token], value: Value) -> bool:
@@ -345,7 +339,7 @@ def _is_operator(piece: Sequence[Token]) -> bool:
     for token in (piece[at] for at in outside):
         if token.text in _BETWEEN_FACTORS or token.kind == "number" or _operator(token):
             return False
-    ends = [(opening, at) for opening, at in pairwise(outside) if closes(piece[at]) and at < len(piece) - 1]
+    ends = [(opening, at) for opening, at in pairwise(outside) if step(piece[at]) < 0 and at < len(piece) - 1]
     return all(piece[opening - 1].text == "_" for opening, _ in ends)  # else something follows the operand
 
 

@@ -115,11 +115,12 @@ def order(first: Node, second: Node) -> int:
 def interval(low: Node, high: Node, low_closed: bool, high_closed: bool, name: str = "") -> Reals:
     """Return the numbers between two ends, each of which belongs to them where it is closed."""
 
-    def contains(point: Node) -> bool:
-        above_low, below_high = order(low, point), order(point, high)
-        return (above_low < 0 or (above_low == 0 and low_closed)) and (below_high < 0 or (below_high == 0 and high_closed))
-
     order(low, high)  # raises where one of them is not real
+    excluded = [end for end, closed in ((low, low_closed), (high, high_closed)) if not closed]
+
+    def contains(point: Node) -> bool:
+        return order(low, point) <= 0 <= order(high, point) and all(order(end, point) for end in excluded)
+
     return Reals((low, high), contains, name)
 
 
@@ -145,11 +146,7 @@ def equal_reals(first: Reals, second: Reals) -> bool:
 
 
 union, intersection = partial(combined, keep=operator.or_), partial(combined, keep=operator.and_)
-
-
-def complement(value: Reals) -> Reals:
-    """Return the real numbers that are not in the set."""
-    return combined(EVERYTHING, value, lambda real, inside: real and not inside)._replace(name=value.name)
+difference = partial(combined, keep=operator.gt)  # in the first, and not in the second
 
 
 def as_reals(value: Value) -> Reals | None:
@@ -167,7 +164,7 @@ def as_reals(value: Value) -> Reals | None:
                     return reduce(union, (interval(node, node, True, True) for node in nodes), NOTHING)
             case Inequality(links=((left, "\\ne", right),)):
                 root = _root(left, right)
-                return root and complement(interval(root[1], root[1], True, True, root[0]))
+                return root and difference(EVERYTHING, interval(root[1], root[1], True, True, root[0]))
             case Inequality():
                 return _solution(value)
     except UndefinedError:
