@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
@@ -159,19 +159,29 @@ def is_enclosed(tokens: Sequence[Token]) -> bool:
     return step(tokens[0]) > 0 and outside == [0, len(tokens) - 1]
 
 
-def split(tokens: Sequence[Token], at: Callable[[Token], object]) -> tuple[list[list[Token]], list[Token]]:
-    """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
+def sign_of(token: Token) -> str:
+    """Return the text of a sign, `,` for a semicolon, or the word `and`, `or` or `to`; else nothing."""
+    word = token.text.strip(" ,").casefold()
+    if word in ("and", "or") or (word == "to" and token.kind != "command"):
+        return word
+    if token.kind != "sign":
+        return ""
+    return "," if token.text == ";" else token.text
+
+
+def split(tokens: Sequence[Token], at: Collection[str]) -> tuple[list[list[Token]], list[str]]:
+    """Split at the tokens outside all brackets with one of these signs; return the pieces and the signs found."""
     levels = depths(tokens)
     if levels and (min(levels) < 0 or levels[-1] or step(tokens[-1]) > 0):
         raise UnreadableError  # brackets
-    pieces, marks = [list[Token]()], list[Token]()
+    pieces, signs = [list[Token]()], list[str]()
     for token, level in zip(tokens, levels, strict=True):
-        if level or step(token) or not at(token):
+        if level or step(token) or sign_of(token) not in at:
             pieces[-1].append(token)
         else:
-            marks.append(token)
+            signs.append(sign_of(token))
             pieces.append([])
-    return pieces, marks
+    return pieces, signs
 
 
 MAX_EXPONENT = 100

@@ -16,6 +16,7 @@ from rlreason.grading.answers.lexer import (
     depths,
     is_enclosed,
     plain,
+    sign_of,
     split,
     tokens,
     words,
@@ -79,22 +80,22 @@ def read_tokens(tokens: Sequence[Token]) -> Value:
     if value is not None:
         return value
     joined_by = (
-        (joiner, _separated),
-        (_signs(*RELATIONS), read_relation),
-        (_signs(*SET_ALGEBRA), _set_algebra),
-        (_divides_ratio, _ratio),
+        ((",", "or", "and"), _separated),
+        (RELATIONS, read_relation),
+        (SET_ALGEBRA, _set_algebra),
+        ((":", "to"), _ratio),
     )
-    for accepts, read_pieces in joined_by:
-        pieces, marks = split(tokens, accepts)
-        if marks:
-            return read_pieces(pieces, [joiner(mark) or mark.text for mark in marks])
+    for at, read_pieces in joined_by:
+        pieces, signs = split(tokens, at)
+        if signs:
+            return read_pieces(pieces, signs)
     named = NAMED_SETS.get("".join(token.text for token in tokens))
     return named or _enclosed(tokens) or _grid(tokens) or read_quantity(tokens)
 
 
 def _words(tokens: Sequence[Token]) -> Words | Reals | None:
     """Read only words and single letters, with at least one word that names no quantity."""
-    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in tokens):
+    if any(token.kind not in ("word", "letter", "text") or sign_of(token) == "and" for token in tokens):
         return None
     text = plain(" ".join(token.text for token in tokens)).casefold()
     lone = len(tokens) == 1 and (tokens[0].kind == "letter" or is_constant(text) or re.search(r"\d", text))
@@ -104,14 +105,6 @@ def _words(tokens: Sequence[Token]) -> Words | Reals | None:
         return EVERYTHING
     text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
     return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
-
-
-def joiner(token: Token) -> str:
-    """Return `,` for a separator, `or` or `and` for those words, else nothing."""
-    if token.kind == "sign" and token.text in (",", ";"):
-        return ","
-    word = token.text.strip(" ,").casefold()
-    return word if word in ("or", "and") else ""
 
 
 def _separated(pieces: Pieces, signs: Sequence[str]) -> Value:
@@ -228,7 +221,7 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
     built = builder(content) if is_set else None
     if built is not None:
         return built
-    pieces, marks = split(content, lambda token: joiner(token) == ",")
+    pieces, marks = split(content, (",",))
     if len(pieces) > MAX_ITEMS:
         raise RefusedError  # more than 60 items
     if brackets == "\\{\\}" or (is_set and marks):
@@ -258,10 +251,10 @@ def _grid(tokens: Sequence[Token]) -> Value | None:
     if tokens[0].kind != "begin" or tokens[-1].kind != "end" or tokens[0].text != tokens[-1].text:
         return None
     name = tokens[0].text.rstrip("*")
-    rows, _ = split(tokens[1:-1], lambda token: token.text == "\\\\")
+    rows, _ = split(tokens[1:-1], ("\\\\",))
     if not rows[-1]:
         rows.pop()
-    cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
+    cells = [split(row, ("&",))[0] for row in rows]
     if name not in MATRICES or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
         raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
@@ -274,14 +267,6 @@ def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
     if len(nodes) < len(parts):
         raise UnreadableError
     return Ratio(nodes)
-
-
-def _signs(*texts: str) -> Callable[[Token], bool]:
-    return lambda token: token.kind == "sign" and token.text in texts
-
-
-def _divides_ratio(token: Token) -> bool:
-    return token.text.strip() in (":", "to") and token.kind != "command"
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
