@@ -19,7 +19,7 @@ from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.answers.compare import decide_pair
 from rlreason.grading.formats import FORMATS, boxed
-from rlreason.grading.grader import GRADER_VERSION, grading_metrics, grading_warnings
+from rlreason.grading.grader import GRADER_VERSION, grading_metrics
 from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.types import Grade
 from tests.waiting import patient
@@ -97,8 +97,8 @@ def test_metrics_count_what_happened(grader):
     for name, value in (counted | {"bad_golds": 1, "bad_responses": 1, "path/text": 1 / 6}).items():
         assert metrics[f"grading/{name}"] == pytest.approx(value), name
     assert sum(value for name, value in metrics.items() if "/path/" in name) == pytest.approx(1)
-    assert any("no usable ground truth" in warning for warning in grading_warnings(grades))
-    assert (grading_metrics([]), grading_warnings([])) == ({}, [])
+    assert any("no usable ground truth" in warning for warning in grader.warnings(grades))
+    assert (grading_metrics([]), grader.warnings([])) == ({}, [])
 
 
 def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library(grader):
@@ -157,7 +157,7 @@ def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
     assert sorted(statuses) == ["error"] * 4 + ["killed", "killed", "timeout"]
     with Grader(patient(), "own_reward:no_such_function") as fresh:
         assert fresh.grade_batch(["a"], ["b"])[0].outcome == "error"
-        assert "no_such_function" in fresh.broken
+        assert "no_such_function" in fresh.wait()
 
 
 def test_partial_credit_is_a_reward_and_no_right_answer():
