@@ -263,7 +263,7 @@ def test_a_space_of_stories_that_runs_out_does_not_hang_and_shares_are_held_to_t
     monkeypatch.setattr("rlreason.data.tasks.NAMES", ("Mia",))
     monkeypatch.setattr("rlreason.data.tasks.THINGS", ("pens",))
     with pytest.raises(ConfigError, match=r"max_value|no stories"):
-        make_stories(200, seed=0, min_events=1, max_events=1, max_value=2)
+        make_stories(200, seed=0, sizes=(1, 1, 2))
     with pytest.raises(ConfigError, match=r"data\.habits\.ramble_share=2"):
         settings("data=stories", "data.habits.ramble_share=2")
 

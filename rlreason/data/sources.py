@@ -184,7 +184,7 @@ _HEADING = re.compile(r"\(?\w{1,3}[.):]+\s|[^\W\d]{2}")  # Step 1, 2. Add, (b) D
 _NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
+_FINAL = re.compile(r"[Tt]he final answer is:?[\s$*]*(.+?)[.$*\s]*I hope it is correct")
 
 
 def field_names(fields: FieldsConfig) -> Names:
@@ -269,18 +269,13 @@ def _hash_line(text: str, headings: bool = False) -> str | None:
     return without_thousands_commas(found[-1]) if found else None
 
 
-def _last(text: str, pattern: re.Pattern[str], around: str | None = None) -> str | None:
-    """Return the last match in the text, without the characters `around` it."""
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    """Return the last match in the text."""
     found = pattern.findall(text)
-    return found[-1].strip(around) if found else None
+    return found[-1].strip() if found else None
 
 
-def _closing_sentence(text: str) -> str | None:
-    found = _last(text, _FINAL, "$* ")
-    return None if found is None else found.rstrip(".$* ")
-
-
-_tag = partial(_last, pattern=_TAG)
+_closing_sentence, _tag = partial(_last, _FINAL), partial(_last, _TAG)
 #: data.gold -> how a ground truth is read from a text, in the order of trial.
 READERS: dict[str, tuple[Callable[[str], str | None], ...]] = {
     "hash": (_after_hash, partial(_hash_line, headings=True)),
