@@ -66,6 +66,7 @@ def sums(count: int = 30, start: int = 0):
         yield {"question": f"What is {n} plus 1?", "answer": n + 1, "level": "easy"}
 def halves(): return {"train": [{"question": "1+1?", "answer": 2}], "validation": [{"question": "2+1?", "answer": 3}]}
 def broken(): return 7
+def misnamed(): return {"question": "q"}
 def half(response, truth): return 0.5
 '''
 
@@ -168,8 +169,9 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         problems, validation = read_splits(of_function(words[0].partition("=")[2]), said.append)
         found = {p.id: p for p in (*problems, *validation)}
         assert (found.keys(), found["own"].facts) == ({"own", "other"}, {"level": "2"})
-    with pytest.raises(DataError, match="TypeError: 'int'"):
-        read_splits(of_function(f"{mine}:broken"), said.append)
+    for name, why in (("broken", "TypeError: 'int'"), ("misnamed", r"the keys \['question'\]")):
+        with pytest.raises(DataError, match=rf"^data\.function={mine}:{name} .*{why}"):
+            read_splits(of_function(f"{mine}:{name}"), said.append)
     with pytest.raises(ConfigError, match="validation rows"):
         read_splits(replace(of_function(f"{mine}:halves"), n_validation=1), said.append)
     with pytest.raises(ConfigError, match=r"data.options.cuont .*data.options.count"):
@@ -200,24 +202,20 @@ def test_an_installed_package_announces_names(mine, tmp_path):
 
 
 def test_the_name_of_an_object_tells_all_that_it_holds():
+    """Bug: two rewards of one name, so that a run is resumed with the other one."""
+
     def over(held):
         return lambda response, truth: held
 
-    def one():
-        return 1
-
-    def two():
-        return 2
-
-    graders = [Namespace(factor=1), Namespace(factor=2)]
-    states = [one, two, *graders, graders[0].__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
-              functools.partial(one), re, Namespace, 1.0, "1.0"]  # fmt: skip
-    made = [*map(over, states), *graders, functools.partial(one, "a")]
+    one, two = Namespace(factor=1), Namespace(factor=2)
+    states = [one, two, one.__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
+              functools.partial(over), re, Namespace, 1.0, "1.0"]  # fmt: skip
+    made = [*map(over, states), one, two, functools.partial(over, "a")]
     names = [label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
     assert [label_of(thing) for thing in made] == names
     assert len({label_of(over(threading.Lock())) for _ in range(3)}) == 3
-    endless = [one]
+    endless: list[object] = [one]
     endless.append(endless)
     assert label_of(over(endless)) == label_of(over(endless))
 
