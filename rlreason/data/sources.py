@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.conflicts import nothing_to_evaluate
-from rlreason.config.data import FieldsConfig, FileDataConfig, RowsDataConfig
+from rlreason.config.data import FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import locate, required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
@@ -187,14 +187,6 @@ _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FINAL = re.compile(r"[Tt]he final answer is:?[\s$*]*(.+?)[.$*\s]*I hope it is correct")
 
 
-def field_names(fields: FieldsConfig) -> Names:
-    """Return the fields to read: `KNOWN`, with its names replaced by those in `data.fields`."""
-    names = {key: (name,) if (name := getattr(fields, key)) else known for key, known in KNOWN.items()}
-    if fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
-        names["prompt"] = ()
-    return names
-
-
 def to_problem(
     row: Any, id: str, data: RowsDataConfig, as_solution: bool = False, truth_in_response: bool = True
 ) -> tuple[Problem, str | None]:
@@ -205,7 +197,9 @@ def to_problem(
     """
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
-    names = field_names(data.fields)
+    names = {key: (name,) if (name := getattr(data.fields, key)) else known for key, known in KNOWN.items()}
+    if data.fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
+        names["prompt"] = ()
     question, answer, solution, prompt, response = (
         _text(row, names[key], data.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )

@@ -22,7 +22,7 @@ from rlreason.grading.answers.lexer import (
     words,
 )
 from rlreason.grading.answers.parser import Node, number, parse, symbols
-from rlreason.grading.answers.quantities import NUMBERED, is_constant, is_product, name_of, occurs_in, read_quantity
+from rlreason.grading.answers.quantities import NAMED, NUMBERED, is_product, name_of, occurs_in, read_quantity
 from rlreason.grading.answers.values import (
     EVERYTHING,
     Based,
@@ -98,7 +98,7 @@ def _words(tokens: Sequence[Token]) -> Words | Reals | None:
     if any(token.kind not in ("word", "letter", "text") or sign_of(token) == "and" for token in tokens):
         return None
     text = plain(" ".join(token.text for token in tokens)).casefold()
-    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or is_constant(text) or re.search(r"\d", text))
+    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or text in NAMED or re.search(r"\d", text))
     if lone or is_product(tokens):
         return None
     if text in _ALL_REALS:
