@@ -42,6 +42,7 @@ from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
+Splits = tuple[Problems, Problems]  # train, validation
 
 
 def with_ids(tables: Sequence[Table]) -> list[Problems]:
@@ -51,7 +52,7 @@ def with_ids(tables: Sequence[Table]) -> list[Problems]:
     return [[p if numbered or id is None else replace(p, id=id) for p, id in table] for table in tables]
 
 
-def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+def hold_out(problems: Problems, n: int, seed: int) -> Splits:
     """Return (the rest, n drawn by seed); the draws are nested: 100 are among 200. `ConfigError` if none is left."""
     if n >= len(problems):
         raise ConfigError(f"data.n_validation={n} must be less than the {len(problems)} problems there are: lower it")
@@ -60,7 +61,7 @@ def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem],
     return [p for p in problems if p.id not in ids], held
 
 
-def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Problem]:
+def subset(problems: Problems, limit: int | None, seed: int) -> Problems:
     """Draw `limit` problems by seed; the draws are nested: 128 are among 256. None takes all, in order."""
     if limit is None or limit >= len(problems):
         return problems
@@ -77,10 +78,9 @@ def without_overlap(
     Questions are compared by `question_key`, which ignores case, punctuation, width and a label in front. `fill`
     writes a question into the run's prompt, to recognise rows that give their whole prompt.
     """
-    prompted = any(p.prompt is not None for p in (*train, *validation))
 
     def keys(p: Problem) -> list[str]:
-        texts = [p.question, fill(p.question)] if prompted and p.prompt is None else [p.question]
+        texts = [p.question, fill(p.question)] if p.prompt is None else [p.question]
         return list(map(question_key, texts))
 
     ids = {key: p.id for p in validation for key in keys(p)}
@@ -154,9 +154,7 @@ def by_pass_rate(problems: Problems, path: Path, low: float, high: float, say: S
     return kept
 
 
-def read_splits(
-    data: DataConfig, say: Say, traces: bool = True, validation_only: bool = False
-) -> tuple[Problems, Problems]:
+def read_splits(data: DataConfig, say: Say, traces: bool = True, validation_only: bool = False) -> Splits:
     """Read (train, validation) from the source; a new kind of data is added here.
 
     `traces`: given responses will be imitated or graded, so their form matters. `validation_only`: of files, only the
@@ -182,9 +180,7 @@ def read_splits(
     raise TypeError(f"unknown data {data}")
 
 
-def read_files(
-    data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False
-) -> tuple[Problems, Problems]:
+def read_files(data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False) -> Splits:
     """Read (train, validation) from files or a hub data set."""
 
     def table(split: str, label: str) -> Table:
@@ -205,7 +201,7 @@ def read_files(
     return train, held
 
 
-def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> Splits:
     """Read (train, validation) from a user's function, which returns rows, or rows by train and validation.
 
     `DataError` where it fails or returns something else, `ConfigError` where data.n_validation is set although the
@@ -268,7 +264,7 @@ def check_ground_truths(
 
 def with_ground_truths(
     data: DataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
-) -> tuple[Problems, Problems]:
+) -> Splits:
     """Look up ground truths for rows of files without one, where requested or needed to filter.
 
     They are found by question in data.ground_truth, or else in the usual splits and the validation data. Return
@@ -379,7 +375,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     return Loaded(train, validation, sizes | {"validation": len(validation)})
 
 
-def read_problems(run: RunConfig, say: Say) -> tuple[Problems, Problems]:
+def read_problems(run: RunConfig, say: Say) -> Splits:
     """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
     train: Problems = []
     validation: Problems = []

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -44,15 +45,10 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
     members = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     texts: list[str] = []
     for member in members:
-        if isinstance(member, str):
-            texts.append(member)
-        elif isinstance(member, int | float) and not isinstance(member, bool):
-            if member != member:  # not a number
-                return None
-            try:
+        is_number = isinstance(member, int | float) and not isinstance(member, bool) and member == member
+        if is_number or isinstance(member, str):
+            with suppress(ValueError):  # an integer of more digits than Python prints
                 texts.append(str(member))
-            except ValueError:  # an integer of more digits than Python prints
-                return None
     return texts or None
 
 
@@ -184,10 +180,8 @@ class Grader:
     def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
         """Return the indices of ground truths that are graded wrong when a response states them word for word.
 
-        A plug-in's response format is unknown, so nothing can be checked for one.
+        Not for a plug-in, whose form of a response is unknown.
         """
-        if self.plugin:
-            return []
         written = FORMATS[self.reward].written
         responses = [written.format((reference_answers(truth) or [""])[0]) for truth in ground_truths]
         grades = self.grade_batch(responses, ground_truths)

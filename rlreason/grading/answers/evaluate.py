@@ -265,7 +265,7 @@ def _written_bits(node: Node) -> int:
     return own
 
 
-SIGNS = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))  # that numbers may have at each point
+SIGNS: list[tuple[int, ...]] = [(1,)] * 3 + [(-1,)] * 2 + [(1, -1)] * 2  # that numbers may have at each point
 NEEDED = 2  # points at which both sides must have a value
 
 
