@@ -345,7 +345,7 @@ def ratio(first: Node, second: Node) -> int:
     tolerance = evaluator.mp.ldexp(abs(ratios[0]), -100)
     if any(abs(other - ratios[0]) > tolerance for other in ratios):
         return 0
-    return 1 if ratios[0] > 0 else -1
+    return 1 if evaluator.mp.re(ratios[0]) > 0 else -1  # of a complex number without imaginary part
 
 
 def near(value: Node, rough: Node) -> bool:
