@@ -76,9 +76,8 @@ def read_tokens(tokens: Sequence[Token]) -> Value:
     """Read the value of these tokens: plain language, a structure, or one quantity."""
     if not tokens:
         raise UnreadableError
-    value: Value | None = _words(tokens)
-    if value is not None:
-        return value
+    if spoken := _words(tokens):
+        return spoken
     joined_by = (
         ((",", "or", "and"), _separated),
         (RELATIONS, read_relation),
@@ -218,33 +217,23 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
     if brackets not in BRACKETS or not is_enclosed(tokens):
         return None
     content, is_set = tokens[1:-1], "{" in brackets
-    built = builder(content) if is_set else None
-    if built is not None:
-        return built
-    pieces, marks = split(content, (",",))
+    pieces, signs = split(content, ("|", ":"))
+    name = name_of(content[:1])
+    if is_set and name and len(signs) == 1 and all(pieces) and (len(pieces[0]) == 1 or pieces[0][1].text == "\\in"):
+        numbers = as_reals(read_tokens(pieces[1]))  # as in `x \mid x > 2`
+        if numbers is None or numbers.name != name:
+            raise UnreadableError  # a set by its property
+        return numbers._replace(name="")
+    pieces, signs = split(content, (",",))
     if len(pieces) > MAX_ITEMS:
         raise RefusedError  # more than 60 items
-    if brackets == "\\{\\}" or (is_set and marks):
+    if brackets == "\\{\\}" or (is_set and signs):
         return Collection("set", tuple(map(read_tokens, pieces)) if content else ())
-    if marks:
+    if signs:
         return Collection(brackets, tuple(map(read_tokens, pieces)))
     # more than an expression, as in `(x = 3)` or `(\text{A})`
     structured = any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
     return read_tokens(content) if brackets == "()" and structured else None
-
-
-def builder(content: Sequence[Token]) -> Value | None:
-    r"""Read `x \mid x > 2` inside set braces; None when the braces contain something else."""
-    marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
-    if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
-        return None
-    name = name_of(content[:1])
-    if not name or (marks[0] > 1 and content[1].text != "\\in"):
-        return None
-    value = as_reals(read_tokens(content[marks[0] + 1 :]))
-    if value is None or value.name != name:
-        raise UnreadableError  # a set by its property
-    return value._replace(name="")
 
 
 def _grid(tokens: Sequence[Token]) -> Value | None:
