@@ -242,7 +242,7 @@ def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decisio
         return Decision("wrong", "too_long")
     if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(reference):
         first, second = (Fraction(re.sub(r"[\\$,]|\.\Z", "", text)) for text in (answer, reference))
-        return _verdict(first == second, "number")
+        return decision(first == second, "number")
     try:
         answer, reference = clean(answer), clean(reference)
         if not answer or not reference:
@@ -263,7 +263,7 @@ def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decisio
         path = "text" if in_words else "structure"
         if isinstance(left, Quantity) and isinstance(right, Quantity):
             path = "number" if left.node.op == right.node.op == "number" else "expression"
-        return _verdict(equal(left, right, settings), path)
+        return decision(equal(left, right, settings), path)
     except UndefinedError:
         return Decision("wrong", "undefined")
     except RefusedError:
@@ -272,5 +272,6 @@ def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decisio
         return Decision("error", f"internal_{type(error).__name__}")
 
 
-def _verdict(equal: bool, path: str) -> Decision:
+def decision(equal: bool, path: str) -> Decision:
+    """Return the decision on two values that were compared."""
     return Decision("correct" if equal else "wrong", path)
