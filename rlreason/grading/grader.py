@@ -137,7 +137,7 @@ class Grader:
     def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
         """Return one grade per response, in order. Equal (answer, ground truth) pairs are decided once and cached.
 
-        Raises `WaitError` where no worker starts in time. `grading_metrics` and `grading_warnings`
+        Raises `WaitError` where no worker starts in time. `grading_metrics` and `warnings`
         count the results.
         """
         if len(responses) != len(ground_truths):
