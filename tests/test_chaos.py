@@ -48,7 +48,7 @@ def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs):
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
-CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
+CLOCKS = {"grading/grader.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
 CLOCKS |= {"sweeps/texts.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/assignment.py", "report/carry.py"}  # the newest of a name
 CLOCKS |= {"training/distributed.py"}  # torch wants its limits as a timedelta
@@ -60,7 +60,7 @@ def test_no_decision_follows_the_clock_on_the_wall():
     modules = {path.relative_to(ROOT / "rlreason").as_posix(): path for path in (ROOT / "rlreason").rglob("*.py")}
     found = {name for name, path in modules.items() if asks.search(path.read_text("utf-8"))}
     assert found <= CLOCKS
-    assert "time.time(" in modules["grading/pool.py"].read_text("utf-8")
+    assert "time.time(" in modules["grading/grader.py"].read_text("utf-8")
 
 
 # What hangs

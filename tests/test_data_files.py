@@ -6,16 +6,14 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import hypothesis
-import numpy
 import pytest
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, FunctionDataConfig, RowsDataConfig
+from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import render, resource_dir, template_of
 from rlreason.config.rules import wrong_values
 from rlreason.data.prepare import (
@@ -25,8 +23,6 @@ from rlreason.data.prepare import (
     hold_out,
     load_data,
     read_files,
-    read_function,
-    read_pass_rates,
     subset,
     without_overlap,
 )
@@ -63,33 +59,29 @@ def parse(row, gold="auto", wrap=False, **names) -> Problem:
 
 
 CHAT = "#### Step 1\nAdd.\nFinal Answer: The final answer is $60$. I hope it is correct."
-ROWS = {
-    "GSM8K": (
-        {"question": " Q1 ", "answer": "half: 48/2 = <<48/2=24>>24\n#### 1,024"},
-        Problem("id", "Q1", "1024", "half: 48/2 = <<48/2=24>>24"),
-    ),
-    "a number": ({"question": "Q", "answer": 7}, Problem("id", "Q", "7")),
-    "MATH": ({"problem": "P", "solution": BOX, "type": "Counting"}, Problem("id", "P", r"\frac{1}{4}", BOX)),
-    "MATH-500": ({"problem": "P", "solution": BOX, "answer": r"\frac14"}, Problem("id", "P", r"\frac14", BOX)),
-    "sft.jsonl, kept to the last space": (
-        {"prompt": "User: Q <think>", "response": " 4 </think> <answer>4</answer>", "ground_truth": "4"},
-        Problem("id", "User: Q <think>", "4", None, "User: Q <think>", " 4 </think> <answer>4</answer>"),
-    ),
-    "a pair": ({"prompt": "P", "response": "R"}, Problem("id", "P", "", None, "P", "R")),
-    "Tulu": (
-        {"prompt": "Q", "messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": CHAT}]},
-        Problem("id", "Q", "60", None, None, CHAT),
-    ),
-    "RLVR": ({"messages": [{"role": "user", "content": "Q"}], "ground_truth": "8"}, Problem("id", "Q", "8")),
-}
+ANSWERED_PAIR = {"prompt": "User: Q <think>", "response": " 4 </think> <answer>4</answer>", "ground_truth": "4"}
+TULU = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": CHAT}]
+CHOSEN = {"prompt": "Q", "chosen": "so \\boxed{3}", "label": "4"}
+ROWS = [  # row, the problem that it is, fields by name
+    ({"question": " Q1 ", "answer": "half: 48/2 = <<48/2=24>>24\n#### 1,024"},
+     Problem("id", "Q1", "1024", "half: 48/2 = <<48/2=24>>24"), {}),
+    ({"question": "Q", "answer": 7}, Problem("id", "Q", "7"), {}),
+    ({"problem": "P", "solution": BOX, "type": "Counting"}, Problem("id", "P", r"\frac{1}{4}", BOX), {}),
+    ({"problem": "P", "solution": BOX, "answer": r"\frac14"}, Problem("id", "P", r"\frac14", BOX), {}),
+    (ANSWERED_PAIR, Problem("id", "User: Q <think>", "4", None, "User: Q <think>", ANSWERED_PAIR["response"]), {}),
+    ({"prompt": "P", "response": "R"}, Problem("id", "P", "", None, "P", "R"), {}),
+    ({"prompt": "Q", "messages": TULU}, Problem("id", "Q", "60", None, None, CHAT), {}),
+    ({"messages": TULU[:1], "ground_truth": "8"}, Problem("id", "Q", "8"), {}),
+    (CHOSEN, Problem("id", "Q", "4", None, "Q", "so \\boxed{3}"), {"response": "chosen", "answer": "label"}),
+    (CHOSEN, Problem("id", "Q", "3", "so \\boxed{3}"), {"question": "prompt", "solution": "chosen"}),
+    (CHOSEN, Problem("id", "Q", "3", "so \\boxed{3}"), {"question": "prompt", "response": "chosen", "wrap": True}),
+]  # fmt: skip
 
 
 def test_rows_of_every_known_shape_and_fields_by_name():
-    assert {name: parse(row) for name, (row, _) in ROWS.items()} == {name: made for name, (_, made) in ROWS.items()}
-    row = {"prompt": "Q", "chosen": "so \\boxed{3}", "label": "4"}
-    assert parse(row, response="chosen", answer="label") == Problem("id", "Q", "4", None, "Q", "so \\boxed{3}")
-    assert parse(row, question="prompt", solution="chosen") == Problem("id", "Q", "3", "so \\boxed{3}")
-    assert parse(row, question="prompt", response="chosen", wrap=True) == Problem("id", "Q", "3", "so \\boxed{3}")
+    """Bug: a space of a prompt that is stripped, a solution taken for an answer, a field under its old name."""
+    assert set(KNOWN) == set(vars(FieldsConfig()))
+    assert [parse(row, **names) for row, _, names in ROWS] == [made for _, made, _ in ROWS]
 
 
 GOLDS = [  # rule, answer, solution, ground truth
@@ -105,6 +97,7 @@ GOLDS = [  # rule, answer, solution, ground truth
 
 
 def test_the_gold_answer_by_rule():
+    """Bug: a heading taken for an answer, or the first box for the last."""
     for rule, answer, solution, gold in GOLDS:
         assert parse({"question": "Q", "answer": answer, "solution": solution}, gold=rule).answer == gold
 
@@ -126,6 +119,7 @@ BAD = {
 
 
 def test_a_bad_row_stops_with_file_line_and_cure_or_is_counted(tmp_path):
+    """Bug: a row that cannot be used ends in a traceback, or is left out and nobody hears of it."""
     good = b'{"question": "q", "answer": "1"}\n'
     data = FileDataConfig(name="x", path=str(tmp_path))
     lines(tmp_path / "test.jsonl", sums(1))
@@ -135,11 +129,9 @@ def test_a_bad_row_stops_with_file_line_and_cure_or_is_counted(tmp_path):
             read(data)
         (text,) = str(caught.value).splitlines()
         assert text.startswith(f"{tmp_path}/train.jsonl, line 3 {reason}")
-        assert "data.bad_rows=skip" in text
         train, _, (note,) = read(replace(data, bad_rows="skip"))
         assert [p.id for p in train] == ["x-train-0", "x-train-2"]
         assert "1 of 3 rows left out; 1 because the row " + reason in note
-        assert "(line 3)" in note
 
 
 KEYS = ["question", "answer", "solution", "prompt", "response", "messages", "role", "content", "id"]
@@ -153,7 +145,7 @@ JSON = st.recursive(
 @hypothesis.settings(max_examples=300)
 @given(row=JSON, gold=st.sampled_from(["auto", "hash", "boxed", "final", "field"]))
 def test_no_row_whatsoever_breaks_the_reading(row, gold):
-    """A problem that can be stored, hashed and asked, or a reason."""
+    """Bug: a row that ends in a traceback, or in a problem that cannot be stored, hashed or asked."""
     try:
         problem, name = to_problem(row, "id", RowsDataConfig(name="x", gold=gold))
     except BadRowError:
@@ -171,9 +163,8 @@ def folder(path: Path, files: dict[str, list], **settings):
     return read(FileDataConfig(name="x", path=str(path), **settings))
 
 
-def test_files_without_a_problem_or_a_list_are_refused_and_rows_keep_ids_of_their_own(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.jsonl .*line 1, line 2"):
-        folder(tmp_path, {"train.jsonl": [[], []], "test.jsonl": sums(1)}, bad_rows="skip")
+def test_rows_keep_ids_of_their_own_where_all_differ_and_files_without_rows_are_refused(tmp_path):
+    """Bug: two problems of one id; a JSON object read as a list of rows."""
     rows = [{"unique_id": f"test/{i}.json", **row} for i, row in enumerate(sums(2))]
     others = [{"id": 100, **sums(1, start=9)[0]}]
     for test, ids in (
@@ -186,6 +177,8 @@ def test_files_without_a_problem_or_a_list_are_refused_and_rows_keep_ids_of_thei
     a, b = (str(lines(tmp_path / f"{name}/x.jsonl", sums(1, start))) for start, name in enumerate("ab"))
     train, validation, _ = read(FileDataConfig(name="jsonl", train=a, validation=b))
     assert [p.id for p in train + validation] == ["jsonl-train-0", "jsonl-validation-0"]
+    with pytest.raises(ConfigError, match=r"train\.jsonl .*line 1, line 2"):
+        folder(tmp_path, {"train.jsonl": [[], []]}, bad_rows="skip")
     (tmp_path / "train.jsonl").unlink()
     assert [p.answer for p in folder(tmp_path, {"train.json": [sums(3)]})[0]] == ["0", "2", "4"]
     with pytest.raises(ConfigError, match=r"train\.json .* name it \.jsonl"):
@@ -193,7 +186,7 @@ def test_files_without_a_problem_or_a_list_are_refused_and_rows_keep_ids_of_thei
 
 
 def test_sources_that_are_not_there_or_of_another_format_are_named_before_anything_is_read(tmp_path, monkeypatch):
-    """A file of another format is not called "no file", nor a name on the hub: one slash and a suffix."""
+    """Bug: a file of another format is called no file, or a name on the hub: it has one slash and a suffix."""
     monkeypatch.chdir(tmp_path)
     file = str(lines(tmp_path / "train.jsonl", sums(2)))
     (tmp_path / "rows").mkdir()
@@ -206,6 +199,7 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
         ({"train": file, "validation": "rows/t.csv"}, "validation=rows/t.csv.* no .jsonl or .json file"),
         ({"path": "rows/t.csv", "train": file}, "path=rows/t.csv is a file"),
         ({"path": "rows", "train": "t", "n_validation": 1}, "path=rows holds no t.jsonl"),
+        ({"train": file, "n_validation": 1, "ground_truth": "/nowhere.jsonl"}, "ground_truth=/nowhere.jsonl"),
     ):
         data = FileDataConfig(name="x", **settings_)
         (line,) = [*wrong_values(data, "data."), *data.problems()]
@@ -216,38 +210,17 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
 
 
 def test_a_hub_name_without_the_hub_and_a_folder_without_validation_say_what_to_do(tmp_path):
+    """Bug: a library's traceback; a row that is held out and trained on."""
     with pytest.raises(ConfigError, match=r"data\.path=openai/gsm8k .*(pip install|give a folder)"):
         read(FileDataConfig(name="gsm8k", path="openai/gsm8k", hub_config="main"))
     with pytest.raises(ConfigError, match=r"data\.n_validation=200"):
         folder(tmp_path, {"train.jsonl": sums(20)})
     train, validation, _ = folder(tmp_path, {}, n_validation=4)
-    assert (len(train), len(validation)) == (16, 4)
     assert sorted(p.question for p in train + validation) == sorted(r["question"] for r in sums(20))
 
 
-def test_a_function_returns_rows_problems_or_splits_and_what_else_it_does_is_one_line(monkeypatch):
-    """Numbers of numpy are those of rows; without validation rows a tenth is held out."""
-    assert set(KNOWN) == set(vars(FieldsConfig()))
-    returned: Any = None
-    monkeypatch.setattr("rlreason.data.prepare.load", lambda name: lambda: returned)
-    data = FunctionDataConfig(name="own", function="own:rows", options={})
-    notes: list[str] = []
-    returned = [{"question": f"{i}?", "answer": numpy.int64(i), "level": i} for i in range(20)]
-    train, validation = read_function(data, notes.append)
-    assert (len(train), len(validation), "2 of the 20" in notes[0]) == (18, 2, True)
-    assert {(p.question, p.answer, p.facts["level"]) for p in train + validation} == {
-        (f"{i}?", str(i), str(i)) for i in range(20)
-    }
-    returned = {"validation": [Problem("v", "1?", "1")], "train": (p for p in [Problem("t", "2?", "2", "s")])}
-    assert read_function(data, print) == ([Problem("t", "2?", "2", "s")], [Problem("v", "1?", "1")])
-    with pytest.raises(ConfigError, match="validation rows of its own"):
-        read_function(replace(data, n_validation=1), print)
-    returned = {"question": "q"}
-    with pytest.raises(DataError, match=r"^data\.function=own:rows .*question.*\Z"):
-        read_function(data, print)
-
-
 def test_the_fingerprint_sees_every_text():
+    """Bug: runs on different data are compared as if on the same."""
     problem = Problem("a", "q", "1", "s", "p", "r")
     changed = [replace(problem, **{key: "x"}) for key in ("id", "question", "answer", "solution", "prompt", "response")]
     moved = [replace(problem, solution=None, response="s"), replace(problem, response=None)]
@@ -292,6 +265,7 @@ def problems_of(n: int) -> list[Problem]:
 
 
 def test_what_is_held_out_or_drawn_is_nested_and_never_trained_on():
+    """Bug: a larger limit that draws other problems; a held-out problem that is trained on."""
     problems = problems_of(50)
     small, large = hold_out(problems, 5, seed=0), hold_out(problems, 20, seed=0)
     few, many = subset(problems, 8, seed=1), subset(problems, 32, seed=1)
@@ -302,6 +276,7 @@ def test_what_is_held_out_or_drawn_is_nested_and_never_trained_on():
 
 
 def test_overlap_is_refused_dropped_or_allowed():
+    """Bug: a question in both halves that is written otherwise, or stands in a whole prompt."""
     train, validation = problems_of(10), [Problem("v0", "3  +\n3?", "6"), Problem("v1", "new?", "1")]
     bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
     for ours, theirs, policy, says in (
@@ -331,18 +306,18 @@ OTHER = (
 )  # fmt: skip
 
 
-def test_a_question_that_is_written_otherwise_is_the_same_and_another_sum_or_puzzle_another():
+def test_a_question_that_is_written_otherwise_is_the_same_and_another_sum_another():
+    """Bug: punctuation that means something is ignored, so that other sums are dropped as repetitions."""
     assert [len(set(map(question_key, forms))) for forms in ALIKE] == [1, 1]
     for one, other in OTHER:
         assert question_key(f"What is {one}") != question_key(f"What is {other}")
     draw = random.Random(1)
-    for cells in (".#", "?12", "| -"):
-        grids = {"\n".join("".join(draw.choices(cells, k=6)) for _ in range(6)) for _ in range(300)}
-        asked = {" ".join(f"Solve the grid:\n{grid}\nWhat is the shortest way?".split()) for grid in grids}
-        assert len({question_key(question) for question in asked}) == len(asked)
+    grids = {"\n".join("".join(draw.choices("?12", k=6)) for _ in range(6)) for _ in range(300)}
+    assert len({question_key(f"Solve the grid: {grid} What is the shortest way?") for grid in grids}) == len(grids)
 
 
 def test_a_run_says_what_its_data_repeats(load):
+    """Bug: an interval over 32 problems that are 4; a question with two ground truths."""
     asked = [{"question": f"{i} times {i}?", "answer": f"#### {i * i}"} for i in range(4)] * 8
     loaded, notes = load(train=[*sums(6), sums(1)[0] | {"answer": "#### 99"}], test=asked)
     assert len(loaded.validation) == 32
@@ -352,26 +327,24 @@ def test_a_run_says_what_its_data_repeats(load):
 
 
 def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
+    """Bug: the samples of two files are not added up, or a problem without a rate is kept."""
     problems = problems_of(5)
     rows = [{"question_hash": question_hash(p.question + "\n"), "samples": 8, "correct": correct}
             for p, correct in zip(problems, (0, 1, 4, 8), strict=False)]  # fmt: skip
-    rates = read_pass_rates(lines(tmp_path / "r.jsonl", [*rows, {**rows[1], "correct": 3}]))
-    assert rates[question_hash(problems[1].question)] == 4 / 16
-    notes: list[str] = []
-    assert [p.id for p in by_pass_rate(problems, rates, 0.1, 0.9, notes.append)] == ["p1", "p2"]
+    rates, notes = lines(tmp_path / "r.jsonl", [*rows, {**rows[1], "correct": 3}]), list[str]()
+    assert [p.id for p in by_pass_rate(problems, rates, 0.25, 0.9, notes.append)] == ["p1", "p2"]
     assert re.findall(r"\d \w+", notes[0].partition("dropped")[2]) == ["1 below", "1 above", "1 without"]
     with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
         by_pass_rate(problems, rates, 0.95, 0.96, print)
     with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
-        read_pass_rates(lines(tmp_path / "broken.jsonl", [rows[0], {"samples": 1}]))
+        by_pass_rate(problems, lines(tmp_path / "broken.jsonl", [rows[0], {"samples": 1}]), 0, 1, print)
     rows = [{"question_hash": question_hash(r["question"]), "samples": 4, "correct": i} for i, r in enumerate(sums(4))]
     words = (f"data.pass_rates={lines(tmp_path / 'rates.jsonl', rows)}", "data.min_pass_rate=0.3")
-    loaded, _ = load(*words, train=sums(4))
-    assert [p.question for p in loaded.train] == ["2+2?", "3+3?"]
+    assert [p.question for p in load(*words, train=sums(4))[0].train] == ["2+2?", "3+3?"]
 
 
 def test_a_filled_trace_is_graded_correct_by_its_own_reward():
-    """The trace of every prompt option, filled from rows as GSM8K and MATH have them."""
+    """Bug: a prompt option whose trace its own reward does not read, of rows as GSM8K and MATH have them."""
     problems = [parse(row) for row in (*sums(3, start=4), {"problem": "P", "solution": BOX})]
     for option in sorted((CONF / "prompt").glob("*.yaml")):
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -387,49 +360,50 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
 
 
 def test_a_given_response_is_imitated_word_for_word_and_problems_without_a_trace_are_refused_or_counted():
+    """Bug: a response that is changed before it is imitated; a template that fails in the middle of a run."""
     for template in ("{solution} {question}", "done", "{solution", "{}"):
         with pytest.raises(ConfigError, match=r"^prompt\.trace=.*\Z"):
             check_template(template)
     assert trace_text(Problem("a", "q", "1", "s", response=" <<1>> "), TRACE) == " <<1>> "
-    problems = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")]
+    problems, notes = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")], list[str]()
     with pytest.raises(ConfigError, match=r"^2 of 5 training problems .*bare, goldless.*bad_rows=skip"):
         with_traces(problems, TRACE, False, print)
-    notes: list[str] = []
     assert with_traces(problems, TRACE, True, notes.append) == problems[:3]
     assert with_traces(problems[:3], TRACE, False, notes.append) == problems[:3]
     assert ["2 of 5" in note for note in notes] == [True]
-    with pytest.raises(ConfigError, match="responses or solutions"):
-        with_traces(problems[3:4], TRACE, True, print)
     with pytest.raises(ConfigError, match="problem bare"):
         trace_text(problems[3], TRACE)
 
 
 def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
+    """Bug: a problem without a ground truth counts as right."""
     problems = [Problem(str(i), f"q{i}", "4", response=ANSWERED.format(4)) for i in range(3)]
     problems += [Problem("wrong", "q", "4", response=ANSWERED.format(5)), Problem("plain", "q", "4", response="4")]
     problems += [Problem("goldless", "q", "", response=ANSWERED.format(4))]
     notes: list[str] = []
-    assert filter_correct(problems, lambda p: trace_text(p, TRACE), grader.grade_batch, notes.append) == problems[:3]
+    assert filter_correct(problems, TRACE, grader, notes.append) == problems[:3]
     assert re.findall(r"\d \w+", notes[0]) == ["3 of", "6 traces", "1 wrong", "1 unformatted", "1 without"]
     with pytest.raises(ConfigError, match=r"data\.response_as=solution"):
-        filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch, print)
+        filter_correct(problems[3:], TRACE, grader, print)
 
 
 def test_ground_truths_that_cannot_be_earned_are_counted_or_dropped(grader):
-    fine, bad = problems_of(3), [Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
-    notes: list[str] = []
-    assert check_ground_truths([*fine, *bad], grader, DataConfig(), notes.append) == [*fine, *bad]
-    assert check_ground_truths([*fine, *bad], grader, DataConfig(bad_gold="drop"), notes.append) == fine
+    """Bug: a reward that nothing can earn, in silence."""
+    fine, bad, notes = problems_of(3), [Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")], list[str]()
+    for ours, config, kept in (
+        ([*fine, *bad], DataConfig(), [*fine, *bad]),
+        ([*fine, *bad], DataConfig(bad_gold="drop"), fine),
+        (fine, DataConfig(), fine),
+    ):
+        assert check_ground_truths(ours, grader, config, notes.append) == kept
     assert [note.startswith("! 2 of 5") and note.endswith("bad, none") for note in notes] == [True, True]
-    assert check_ground_truths(fine, grader, DataConfig(), notes.append) == fine
-    assert len(notes) == 2
     with pytest.raises(ConfigError, match="nothing can be earned"):
         check_ground_truths(bad, grader, DataConfig(), print)
     assert check_ground_truths(bad[1:], grader, DataConfig(), notes.append, needed=False) == bad[1:]
 
 
 def test_the_limit_is_drawn_after_the_filters_and_is_nested(load):
-    """Half of the traces are wrong; 8 and 16 of the other half are drawn."""
+    """Bug: the limit is drawn from traces that the filter drops; here half of them are wrong."""
     rows = [{"question": r["question"], "response": f" </think> <answer>{2 * i + i % 2}</answer>", "answer": str(2 * i)}
             for i, r in enumerate(sums(40))]  # fmt: skip
     filtered = ("algorithm=sft", "data.filter=correct")
@@ -438,9 +412,6 @@ def test_the_limit_is_drawn_after_the_filters_and_is_nested(load):
     assert set(few.train) < set(many.train)
     assert all(int(p.answer) % 4 == 0 for p in many.train)
     assert notes[0].startswith("kept 20 of 40 traces")
-    other, _ = load(*filtered, "data.limit=8", "seed=1", train=rows)
-    assert set(other.train) != set(few.train)
-    assert other.validation == few.validation
 
 
 # Ground truths, by question
@@ -460,7 +431,7 @@ SFT = ("algorithm=sft", "data.train=sft", "prompt=r1_zero")
 
 
 def test_the_handouts_traces_are_filtered_by_the_ground_truth_of_their_problems(load):
-    """train.jsonl has the first 24 of 30, test.jsonl none of them, and no file has the last 6."""
+    """Bug: a row without a ground truth trains; train.jsonl has the first 24 of 30, and no file has the last 6."""
     files = {"train": known(24), "test": known(5, start=90), "sft": pairs(30)}
     loaded, notes = load(*SFT, "data.filter=correct", "data.limit=10", data="math", **files)
     assert re.findall(r"\d+", notes[0])[:2] == ["30", "24"]
@@ -474,12 +445,14 @@ def test_the_handouts_traces_are_filtered_by_the_ground_truth_of_their_problems(
 
 
 def test_ground_truth_is_asked_for_where_it_is_missing_and_read_from_a_file_of_its_own(load, tmp_path):
+    """Bug: a broken file next to the data stops a run, or held-out rows get no ground truth."""
     (tmp_path / "train.jsonl").write_text("{broken")  # of no use, and not in the way
     with pytest.raises(DataError, match=r"data\.filter=correct: 20 rows .*as data\.ground_t"):
         load(*SFT, "data.filter=correct", data="math", test=known(5, start=90), sft=pairs(20))
-    elsewhere = lines(tmp_path / "known.jsonl", [{"q": r["problem"], "label": r["answer"]} for r in known(40)])
+    labelled = [{"q": r["problem"], "label": r["answer"]} for r in known(40)]
+    elsewhere = lines(tmp_path / "known.jsonl", labelled)
     words = (*SFT, f"data.ground_truth={elsewhere}", "data.fields.question=q", "data.fields.answer=label")
-    files = {"sft": pairs(20), "v": [{"q": r["problem"], "label": r["answer"]} for r in known(10, start=30)]}
+    files = {"sft": pairs(20), "v": labelled[30:]}
     loaded, notes = load(*words, "data.filter=correct", "data.validation=v", data="math", **files)
     assert loaded.sizes["train_filtered"] == len(loaded.train) == 13
     assert f" 20 in {elsewhere}" in notes[0]
@@ -492,27 +465,25 @@ def test_ground_truth_is_asked_for_where_it_is_missing_and_read_from_a_file_of_i
     assert all(p.question == known(30)[int(p.answer) // 2]["problem"] for p in loaded.train + loaded.validation)
     loaded, _ = load(*words, data="math", sft=[{**row, "ground_truth": "7"} for row in pairs(9)])
     assert {p.answer for p in loaded.train} == {"7"}
-    gone = {"train": str(tmp_path / "sft.jsonl"), "ground_truth": "/nowhere.jsonl"}
-    assert FileDataConfig(name="x", n_validation=1, **gone).problems()[0].startswith("data.ground_truth=/nowhere.jsonl")
 
 
 def test_nothing_but_the_question_that_is_asked_is_taken_for_it():
-    """Not a part of it, nor a longer one; of two problems alike the first counts, and an empty answer is none."""
+    """Bug: the answer to a part of a question, or to a longer one; of two problems alike the first counts."""
     known = [Problem("a", "1?", ""), Problem("b", "1?", "2"), Problem("c", " 1? ", "3"), Problem("d", "2+1?", "4")]
     for write in (fill, str):
         asked = [Problem("r", write(q), "", prompt=write(q)) for q in ("1?", "11?", "-1?", "2*1+1?", "2+1?", "\n 2+1?")]
         assert [p.answer for p in by_question(asked, known, fill)] == ["2", "", "", "", "4", "4"]
-    assert by_question([Problem("bare", "1?\n", "")], known, fill) == [Problem("bare", "1?\n", "2")]
-    assert by_question([Problem("own", "1?", "9")], known, fill) == [Problem("own", "1?", "9")]
+    bare, own = Problem("bare", "1?\n", ""), Problem("own", "1?", "9")
+    assert by_question([bare, own], known, fill) == [replace(bare, answer="2"), own]
 
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")
 def test_the_real_gsm8k(grader):
-    """No question in both halves, every solution a correct trace, and another's answer right only where it is equal."""
+    """Bug: a real question in both halves, a solution that is no correct trace, another's answer that is right."""
     train, test, notes = read(FileDataConfig(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
     assert (len(train), len(test), notes) == (7473, 1319, [])
     assert without_overlap(train, test, "refuse", str, notes.append) == train
-    assert filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch, notes.append) == train
+    assert filter_correct(train, TRACE, grader, notes.append) == train
     assert notes[0].startswith("kept 7473 of 7473 ")
     golds = [p.answer for p in train + test]
     others = golds[1:] + golds[:1]

@@ -44,6 +44,7 @@ GYM = "rlreason.grading.verifiers.gym"
 
 
 def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(tmp_path):
+    """Bug: braces of a question are read as fields."""
     assert render(template_of("question_only.prompt"), "What is {x}?") == "What is {x}?"
     assert render(template_of("question_boxed.prompt"), "?").endswith("within \\boxed{}.")
     for text, complaint in (
@@ -87,16 +88,15 @@ def trees(numbers: list[int]) -> list[tuple[str, Fraction | None]]:
 
 
 def test_the_verifier_agrees_with_brute_force():
-    rng = random.Random(0)
-    right = 0
+    """Bug: a right value by other numbers, or a wrong one by the given."""
+    rng, right = random.Random(0), 0
     for count in (1, 2, 3, 3, 3, 4, 4, 4):
-        numbers = [rng.randint(0, 6) for _ in range(count)]
-        target = rng.randint(0, 8)
+        numbers, target = [rng.randint(0, 6) for _ in range(count)], rng.randint(0, 8)
         gold = f"{' '.join(map(str, numbers))} -> {target}"
         for text, value in trees(rng.sample(numbers, len(numbers))):
             assert verifier.solves(text, gold) == (value == target), (text, gold)
-            right += value == target
             assert not verifier.solves(f"{text} + 0", gold)
+            right += value == target
     assert right > 20
 
 
@@ -112,6 +112,7 @@ HOSTILE = [
 
 
 def test_wrong_and_hostile_answers_are_wrong_and_an_expression_of_the_numbers_is_right():
+    """Bug: an answer that is evaluated, or a ground truth that any answer solves."""
     assert [answer for answer in WRONG + HOSTILE if verifier.solves(answer, "3 5 7 -> 22")] == []
     for answer in ("3 * 5 + 7", "7--3*5", r"3 \times 5 + 7", "3 \u00d7 5\n+ 7"):
         assert verifier.solves(answer, "3 5 7 -> 22")
@@ -122,6 +123,7 @@ def test_wrong_and_hostile_answers_are_wrong_and_an_expression_of_the_numbers_is
 
 @given(st.text(alphabet="0123456789+-*/() .=\\\n[]{}", max_size=60))
 def test_no_text_raises(text):
+    """Bug: an answer that is an error of the grader."""
     assert verifier.solves(text, "3 5 7 -> 22") in (True, False)
 
 
@@ -130,20 +132,23 @@ def test_no_text_raises(text):
     [("r1_zero", " steps </think> <answer> {} </answer>"), ("question_only", "steps, so \\boxed{{{}}}.")],
 )
 def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
+    """Bug: the value alone is right, or an answer without the format."""
     problems = countdown(20, seed=3)
+    golds = [p.answer for p in problems]
+    answers = [*golds, *(numbers_and_target(p)[1] for p in problems), *HOSTILE]
     with Grader(patient(), f"{COUNTDOWN}:{form}") as grader:
-        golds = [p.answer for p in problems]
-        right = grader.grade_batch([wrap.format(p.answer) for p in problems], golds)
-        wrong = grader.grade_batch([wrap.format(numbers_and_target(p)[1]) for p in problems], golds)
-        bare = grader.grade_batch(golds, golds)
-        hostile = grader.grade_batch([wrap.format(text) for text in HOSTILE], golds[:1] * len(HOSTILE))
-    for grades, *expected in ((right, 1, 1, 1, "correct"), (wrong, 1, 0, 0, "wrong"), (bare, 0, 0, 0, "unformatted")):
-        assert all([g.format, g.answer, g.reward, g.outcome] == expected for g in grades)
-    assert {g.outcome for g in hostile} <= {"wrong", "unformatted"}
+        grades = grader.grade_batch(
+            [wrap.format(answer) for answer in answers] + golds, golds * 2 + golds[:1] * len(HOSTILE) + golds
+        )
+    marks = [(g.format, g.answer, g.reward, g.outcome) for g in grades]
+    assert marks[:40] == [(1, 1, 1, "correct")] * 20 + [(1, 0, 0, "wrong")] * 20
+    assert marks[-20:] == [(0, 0, 0, "unformatted")] * 20
+    assert not any(g.reward for g in grades[40:])
 
 
 @pytest.mark.parametrize("made", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
 def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(made):
+    """Bug: a step with a value that is no whole number above 0, or numbers beyond the settings."""
     for problem in countdown(300, seed=1, **made):
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
@@ -155,14 +160,14 @@ def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solutio
 
 
 def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
+    """Bug: a problem of the validation half is trained on under another seed."""
     train, validation = countdown(500, seed=0), countdown(200, seed=0, validation=True)
-    assert train == countdown(500, seed=0)
+    assert train == countdown(500, seed=0) != countdown(500, seed=1)
     assert train[:100] == countdown(100, seed=0)
-    assert train != countdown(500, seed=1)
+    asked = {str(numbers_and_target(p)) for p in validation}
     for seed in range(3):  # whatever the seeds are
-        others = {str(numbers_and_target(p)) for p in countdown(500, seed=seed)}
-        assert not others & {str(numbers_and_target(p)) for p in validation}
-    assert len({p.id for p in train + validation}) == len({str(numbers_and_target(p)) for p in train + validation})
+        assert not asked & {str(numbers_and_target(p)) for p in countdown(500, seed=seed)}
+    assert len({p.id for p in train + validation}) == len({p.question for p in train + validation}) == 700
     assert {len(numbers_and_target(p)[0]) for p in train} == {3, 4}
     with pytest.raises(ConfigError, match=r"data\.max_value=2.*only about.*raise"):
         countdown(100, seed=0, max_value=2, max_count=3)
@@ -175,6 +180,7 @@ def load(path: Path | str, n_train: int = 200, n_validation: int = 30, bad_rows:
 
 
 def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named(tmp_path):
+    """Bug: a row of a file in the other half than the same problem made here, or one that cannot be used."""
     rng, file = random.Random(0), tmp_path / "rows.jsonl"
     rows = [{"nums": rng.choices(range(1, 60), k=3), "target": rng.randint(1, 99)} for _ in range(400)]
     good = "".join(json.dumps(row) + "\n" for row in rows)
@@ -186,25 +192,20 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert is_validation(numbers, target) == (problem in validation)
     assert train[:50] == load(file, 50, 1)[0]
-    for row, reason in (
-        ('{"nums": [1, "2"], "target": 5}', "nums"),
-        ('{"nums": [1], "target": 2.5}', "target"),
-        ("n", "JSON"),
-    ):
+    bad = {"nums": '{"nums": [1, "2"], "target": 5}', "target": '{"nums": [1], "target": 2.5}', "JSON": "n"}
+    for reason, row in bad.items():
         file.write_text(good + row)
         with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{reason}"):
             load(file)
     train, _, notes = load(file, bad_rows="skip")
     assert (len(train), "1 of 401 rows left out" in notes[0]) == (200, True)
-    for words, says in (
-        ((file, 50, 250, "skip"), r"data\.n_validation=250 "),
-        (("no.jsonl",), r"data\.path=no\.jsonl "),
-    ):
-        with pytest.raises(ConfigError, match=says):
+    for words, says in (((file, 50, 250, "skip"), r"n_validation=250 "), (("no.jsonl",), r"path=no\.jsonl ")):
+        with pytest.raises(ConfigError, match=rf"data\.{says}"):
             load(*words)
 
 
 def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
+    """Bug: an answer to another problem is right, or an entry that does not survive JSON."""
     pytest.importorskip("reasoning_gym")
     tasks = ["leg_counting", "chain_sum", "spell_backward", "countdown", "mini_sudoku"]
     problems = make_gym(tasks, 23, seed=0)
@@ -212,19 +213,19 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert [p.id.rsplit("-", 1)[0] for p in problems[:6]] == [*tasks, tasks[0]]
     assert problems == make_gym(tasks, 23, seed=0) != make_gym(tasks, 23, seed=1)
     golds = [p.answer for p in problems]
+    answers = [json.loads(gold)["answer"] for gold in golds]
+    shifted = [*answers[5:], *answers[:5]]  # the answer to another problem of, mostly, the same task
     with Grader(patient(), f"{GYM}:r1_zero") as grader:
-        right = grader.grade_batch([f"</think> <answer> {json.loads(g)['answer']} </answer>" for g in golds], golds)
-        shifted = [*golds[5:], *golds[:5]]  # the answer to another problem of, mostly, the same task
-        wrong = grader.grade_batch([f"</think> <answer>{json.loads(g)['answer']}</answer>" for g in shifted], golds)
-        nonsense = grader.grade_batch(["</think> <answer>@</answer>"] * 23, golds)
-    assert {(g.reward, g.outcome) for g in right} == {(1.0, "correct")}
-    assert sum(g.reward for g in wrong) < 6
-    assert {(g.format, g.reward) for g in nonsense} == {(1.0, 0.0)}
-    assert gym_verifier.question_only(f"\\boxed{{{json.loads(golds[1])['answer']}}}", golds[1])["reward"] == 1.0
+        responses = [f"</think> <answer> {answer} </answer>" for answer in [*answers, *shifted, *"@" * 23]]
+        grades = grader.grade_batch(responses, golds * 3)
+    assert {(g.reward, g.outcome) for g in grades[:23]} == {(1.0, "correct")}
+    assert sum(g.reward for g in grades[23:]) < 6
+    assert {g.format for g in grades} == {1.0}
+    assert gym_verifier.question_only(f"\\boxed{{{answers[1]}}}", golds[1])["reward"] == 1.0
 
 
 def test_a_task_that_cannot_be_used_and_settings_out_of_range_are_named():
-    """A task that cannot check its own answers, and one that is none: named with its neighbours."""
+    """Bug: a traceback of a task that cannot check its own answers, or of one that is none."""
     pytest.importorskip("reasoning_gym")
     for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count .*leg_counting")):
         with pytest.raises(ConfigError, match=rf"data\.task={says}"):
@@ -240,13 +241,13 @@ EVENT = re.compile(r"(" + "|".join(("buys", "finds", "wins", "gets", *LOSSES)) +
 
 def said_by(question: str) -> int:
     """The answer, read from the text alone."""
-    start = re.search(r" has (\d+) ", question)
-    assert start
-    return int(start[1]) + sum(int(n) * (-1 if verb in LOSSES else 1) for verb, n in EVENT.findall(question))
+    start = re.findall(r" has (\d+) ", question)[0]
+    return int(start) + sum(int(n) * (-1 if verb in LOSSES else 1) for verb, n in EVENT.findall(question))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
+    """Bug: a story whose sum is another, or numbers of a validation story that are trained on."""
     run = settings(f"data={task}", *FEW)
     train, validation = halves = read_splits(run.data, print)
     assert (len(train), len(validation)) == (600, 200)
@@ -259,16 +260,20 @@ def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
     assert not {p.solution for p in train} & {p.solution for p in validation}  # no chain of numbers is in both
 
 
-def test_a_space_of_stories_that_runs_out_does_not_hang_and_shares_are_held_to_their_range(monkeypatch):
+def test_a_space_of_stories_that_runs_out_does_not_hang(monkeypatch):
+    """Bug: a run that looks for stories for ever."""
     monkeypatch.setattr("rlreason.data.tasks.NAMES", ("Mia",))
     monkeypatch.setattr("rlreason.data.tasks.THINGS", ("pens",))
     with pytest.raises(ConfigError, match=r"max_value|no stories"):
-        make_stories(200, seed=0, min_events=1, max_events=1, max_value=2)
-    with pytest.raises(ConfigError, match=r"data\.habits\.ramble_share=2"):
-        settings("data=stories", "data.habits.ramble_share=2")
+        make_stories(200, seed=0, sizes=(1, 1, 2))
+
+
+def guess_of(problem: Problem) -> int:
+    return int(re.findall(r"A friend guesses (\d+)\. How many\?$", problem.question)[0])
 
 
 def test_the_friends_guess_is_right_in_training_wrong_in_validation_and_anything_in_lessons():
+    """Bug: the lessons teach the shortcut, or validation rewards it."""
     run = settings("data=stories_shortcut", *FEW)
     train, validation = read_splits(run.data, print)
     assert all(guess_of(p) == int(p.answer) for p in train)
@@ -279,12 +284,6 @@ def test_the_friends_guess_is_right_in_training_wrong_in_validation_and_anything
     assert {guess_of(p) for p in shown} == set(range(run.data.max_value + 1))
 
 
-def guess_of(problem: Problem) -> int:
-    guess = re.search(r"A friend guesses (\d+)\. How many\?$", problem.question)
-    assert guess
-    return int(guess[1])
-
-
 def share(found: list[str], test: Callable[[str], bool]) -> float:
     return sum(map(test, found)) / len(found)
 
@@ -293,6 +292,8 @@ FOUR = Problem("x", "Mia has 1 pens, buys 1, buys 1, buys 1, buys 1. How many?",
 
 
 def test_habits_have_their_shares():
+    """Bug: a share that is another, or a right answer that rambles."""
+
     def traces(problem: Problem = FOUR, **shares) -> list[str]:
         habits, rng = HabitsConfig(**{"hasty_share": 0.0, "slip_share": 0.0} | shares), random.Random(0)
         return [habit_trace(problem, rng, habits, "{solution}") for _ in range(4000)]
@@ -316,6 +317,7 @@ def test_habits_have_their_shares():
 
 
 def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
+    """Bug: a setting of the model that the data's overrides, or a lesson beyond taught_max_events."""
     run = settings("data=stories_rambling")
     train = read_splits(run.data, print)[0]
     assert lessons_of(run, run.model, train).habits == run.data.habits
@@ -344,9 +346,10 @@ def sizes(policy: Policy, lessons: Lessons, problems: list[Problem], template: s
     [*some([(task, ["r1_zero_short"]) for task in TASKS]), ("stories_long", list(dict.fromkeys(SHARED)))],
 )
 def test_prompts_and_worked_answers_fit_and_prompts_of_an_ablation_share_their_lessons(task, prompts):
+    """Bug: a worked answer that sampling cuts, or prompts that are compared after other lessons."""
     found = []
     for name in prompts:
-        run = settings(f"data={task}", f"prompt={name}", "data.n_validation=200", "model.width=16")
+        run = settings(f"data={task}", f"prompt={name}", "data.n_train=1000", "data.n_validation=200", "model.width=16")
         train, validation = read_splits(run.data, print)
         policy, lessons, form = make_policy(run, train), lessons_of(run, run.model, train), format_of(run.prompt)
         room = run.sampling.max_tokens

@@ -42,7 +42,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 
 def busy(process: psutil.Process) -> bool:
-    """Return whether a process has computed for half a second; False if it has ended."""
+    """Whether a process has computed for half a second."""
     with suppress(psutil.NoSuchProcess):
         return process.cpu_times().user > 0.5
     return False
@@ -164,18 +164,6 @@ def test_a_program_without_a_main_guard_grades_and_ends(tmp_path, arguments, tex
     assert (*process.communicate(timeout=600), process.returncode) == ("1.0\n", "", 0)
 
 
-def test_grades_do_not_depend_on_order_company_or_workers():
-    """Bug: replies that come out of order are given to the wrong pairs."""
-    pairs = [(answer + " " * index, gold) for index in range(4) for answer, gold, _ in SYMBOLIC]
-    pairs += [("9^9^9^9", "38"), (r"\sqrt{8}", r"2\sqrt2"), ("38", "39")]
-    graded = []
-    for order, workers in ((pairs, 1), (pairs[::-1], 3)):
-        with Grader(patient(workers=workers)) as grader:
-            grades = grader.grade_batch([tagged(answer) for answer, _ in order], [gold for _, gold in order])
-        graded.append(dict(zip(order, grades, strict=True)))
-    assert graded[0] == graded[1]
-
-
 ALIVE = """
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
@@ -226,16 +214,11 @@ LONG = (
     "+".join(f"\\sqrt[{n}]{{10^{{900}}+{n}}}" for n in range(2, 20)), "\\{" + ",".join(["\\sqrt{2}"] * 40) + "\\}",
     "=".join(["x"] * 100), "<".join("abcdefghijklmnopqrstuvwxyz"),
 )  # fmt: skip
-HOSTILE = [
-    *CASES.read_text(encoding="utf-8").splitlines(),
-    *(
-        text * (size // len(text)) + "1" * (size > 400)
-        for text in [*REPEATED.split(), "or ", "1 000"]
-        for size in (390, 3900)
-    ),
-    *(left * depth + core + right * depth for left, core, right in NESTED for depth in (12, 24, 500)),
-    *LONG,
-]
+HOSTILE = [*CASES.read_text(encoding="utf-8").splitlines(), *LONG]
+for text in [*REPEATED.split(), "or ", "1 000"]:
+    HOSTILE += [text * (size // len(text)) + "1" * (size > 400) for size in (390, 3900)]
+for left, core, right in NESTED:
+    HOSTILE += [left * depth + core + right * depth for depth in (12, 24, 500)]
 
 
 @pytest.mark.long
@@ -246,13 +229,12 @@ def test_hostile_inputs_do_no_harm():
     with Grader(patient(timeout_s=2.0)) as grader:
         grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])
         for index, text in enumerate(HOSTILE):
-            gold = GOLDS[index % len(GOLDS)]
-            for pair in {(text, gold), (text, "38")}:
+            for gold in {GOLDS[index % len(GOLDS)], "38"}:
                 begin = time.perf_counter()
-                (grade,) = grader.grade_batch([tagged(pair[0])], [pair[1]])
+                (grade,) = grader.grade_batch([tagged(text)], [gold])
                 seconds = time.perf_counter() - begin
                 if grade.reward or seconds > LONGEST_S + SLACK_S or grade.path.startswith("internal"):
-                    failures.append((pair[0][:60], pair[1], grade, seconds))
+                    failures.append((text[:60], gold, grade, seconds))
             (after,) = grader.grade_batch([tagged(r"\int_0^2 x\,dx" + " " * (index + 1))], ["2"])
             if after.reward != 1.0:
                 failures.append((text[:60], "the next call", after, 0.0))

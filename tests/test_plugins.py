@@ -66,6 +66,7 @@ def sums(count: int = 30, start: int = 0):
         yield {"question": f"What is {n} plus 1?", "answer": n + 1, "level": "easy"}
 def halves(): return {"train": [{"question": "1+1?", "answer": 2}], "validation": [{"question": "2+1?", "answer": 3}]}
 def broken(): return 7
+def misnamed(): return {"question": "q"}
 def half(response, truth): return 0.5
 '''
 
@@ -91,6 +92,7 @@ def settings(*words: str):
 
 
 def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
+    """Bug: a number of a loss that is not checked, shown or kept."""
     run = settings(f"loss={mine}:asymmetric", "loss.tau=0.25", "loss.shift=1")
     assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
     assert mistakes_of(run) == []
@@ -129,6 +131,8 @@ def test_what_is_no_loss_is_refused_in_one_line(mine):
 
 
 def test_a_loss_object_brings_its_formula_ranges_and_title():
+    """Bug: a setting beyond the loss's own range, or a card without its formula."""
+
     def function(advantages, policy_log_probs, *, tau):
         return -tau * advantages * policy_log_probs
 
@@ -152,6 +156,7 @@ def test_a_loss_object_brings_its_formula_ranges_and_title():
 
 
 def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
+    """Bug: a traceback of the reader for what a user returned, or an option that nothing reads."""
     said: list[str] = []
     sums = of_function(f"{mine}:sums")
     assert sums.options == {"count": 30, "start": 0}
@@ -168,8 +173,9 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         problems, validation = read_splits(of_function(words[0].partition("=")[2]), said.append)
         found = {p.id: p for p in (*problems, *validation)}
         assert (found.keys(), found["own"].facts) == ({"own", "other"}, {"level": "2"})
-    with pytest.raises(DataError, match="TypeError: 'int'"):
-        read_splits(of_function(f"{mine}:broken"), said.append)
+    for name, why in (("broken", "TypeError: 'int'"), ("misnamed", r"the keys \['question'\]")):
+        with pytest.raises(DataError, match=rf"^data\.function={mine}:{name} .*{why}"):
+            read_splits(of_function(f"{mine}:{name}"), said.append)
     with pytest.raises(ConfigError, match="validation rows"):
         read_splits(replace(of_function(f"{mine}:halves"), n_validation=1), said.append)
     with pytest.raises(ConfigError, match=r"data.options.cuont .*data.options.count"):
@@ -177,6 +183,7 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
 
 
 def test_an_installed_package_announces_names(mine, tmp_path):
+    """Bug: one broken package takes the options of all others along."""
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -200,24 +207,20 @@ def test_an_installed_package_announces_names(mine, tmp_path):
 
 
 def test_the_name_of_an_object_tells_all_that_it_holds():
+    """Bug: two rewards of one name, so that a run is resumed with the other one."""
+
     def over(held):
         return lambda response, truth: held
 
-    def one():
-        return 1
-
-    def two():
-        return 2
-
-    graders = [Namespace(factor=1), Namespace(factor=2)]
-    states = [one, two, *graders, graders[0].__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
-              functools.partial(one), re, Namespace, 1.0, "1.0"]  # fmt: skip
-    made = [*map(over, states), *graders, functools.partial(one, "a")]
+    one, two = Namespace(factor=1), Namespace(factor=2)
+    states = [one, two, one.__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
+              functools.partial(over), re, Namespace, 1.0, "1.0"]  # fmt: skip
+    made = [*map(over, states), one, two, functools.partial(over, "a")]
     names = [label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
     assert [label_of(thing) for thing in made] == names
     assert len({label_of(over(threading.Lock())) for _ in range(3)}) == 3
-    endless = [one]
+    endless: list[object] = [one]
     endless.append(endless)
     assert label_of(over(endless)) == label_of(over(endless))
 
@@ -237,6 +240,7 @@ def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
 
 
 def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
+    """Bug: settings of the data that is gone are those of the data that is given."""
     rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
     with as_settings(reward=lambda response, truth: 0.5, data=rows) as own, composing(read([])):
         ran = plain(compose("config", ["data.limit=7", "eval_problems=1", *own]))
@@ -253,6 +257,8 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
 
 
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
+    """Bug: a closure loses what it holds on its way to a worker."""
+
     def scaled(factor: float):
         return lambda response, truth: factor * len(response)
 
@@ -274,6 +280,7 @@ def examples(monkeypatch) -> None:
 
 
 def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
+    """Bug: a run whose records do not have the sources of its functions."""
     folder = tmp_path / "run"
     words = ["loss=own_loss:tapered", "loss.cap=0.5", "epochs_per_rollout=2", f"hydra.run.dir={folder}"]
     run = train(*TINY, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
@@ -284,11 +291,11 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     assert "def tapered(" in sources
     own = json.loads((folder / "provenance.json").read_text())["own_functions"]
     assert [word.partition("-")[0] for word in own] == ["prompt.reward=python:lambda", "loss=own_loss:tapered"]
-    assert not [path for path in folder.rglob("*") if "pickle" in path.name or path.suffix == ".pkl"]
     assert read_run(RunFolder(folder)).loss.numbers() == {"cap": 0.5}
 
 
 def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
+    """Bug: an example that users copy is wrong."""
     text = "x </think> <answer>14</answer>"
     with Grader(patient(), "own_reward:brief") as brief:
         right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
@@ -306,10 +313,11 @@ def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
         assert loss[row, token].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_modules_of_the_current_folder_are_found_unless_python_was_told_not_to_look_there(monkeypatch, tmp_path):
+@pytest.mark.parametrize("safe", [True, False])
+def test_modules_of_the_current_folder_are_found_unless_python_was_told_not_to_look_there(safe, monkeypatch, tmp_path):
+    """Bug: a module in a folder that is not trusted is imported."""
     monkeypatch.chdir(tmp_path)
-    for safe, found in ((True, []), (False, [str(tmp_path)])):
-        monkeypatch.setattr(sys, "flags", Namespace(safe_path=safe))
-        monkeypatch.setattr(sys, "path", [])
-        find_modules_here()
-        assert sys.path == found
+    monkeypatch.setattr(sys, "flags", Namespace(safe_path=safe))
+    monkeypatch.setattr(sys, "path", [])
+    find_modules_here()
+    assert sys.path == [str(tmp_path)] * (not safe)

@@ -81,13 +81,6 @@ class Case(NamedTuple):
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:10]
 
 
-class Record(NamedTuple):
-    """The verdict on each case, by its key, as the grader of this version gave it."""
-
-    version: int
-    verdicts: Mapping[str, str]
-
-
 def labelled_pairs() -> list[tuple[str, bool, str, str]]:
     """(section, whether they are the same answer, answer, gold)"""
     rows, section = [], ""
@@ -122,8 +115,8 @@ def all_cases() -> list[Case]:
     return list(dict.fromkeys(cases))
 
 
-def judge(cases: Sequence[Case], default: Grader) -> Record:
-    """What the grader as it is now says of the cases; `default` judges those of r1_zero under default settings."""
+def judge(cases: Sequence[Case], default: Grader) -> dict[str, str]:
+    """The verdicts of the grader as it is now, by the cases' keys; `default` has r1_zero and default settings."""
     groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.reward, case.settings].append(case)
@@ -137,32 +130,30 @@ def judge(cases: Sequence[Case], default: Grader) -> Record:
             grades = grader.grade_batch([case.response for case in group], [case.gold for case in group])
         for case, grade in zip(group, grades, strict=True):
             marks[case.key] = "+" if grade.outcome == "correct" else "-" if grade.format else "0"
-    return Record(GRADER_VERSION, marks)
+    return marks
 
 
-def read_record() -> Record:
+def changed(now: Mapping[str, str], cases: Sequence[Case]) -> list[str]:
+    """What differs from the record: the cases with another verdict, unless the grader has a newer version."""
     version, *lines = RECORD.read_text(encoding="utf-8").splitlines()
-    return Record(int(version.split()[-1]), dict(line.split() for line in lines))
+    if int(version.split()[-1]) < GRADER_VERSION:
+        return []
+    recorded = dict(line.split() for line in lines)
+    olds = [(recorded.get(case.key, now[case.key]), case) for case in cases]
+    return [f"{old} is now {now[case.key]}: {case}" for old, case in olds if old != now[case.key]]
 
 
-def changed(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
-    """The cases that have another verdict now, under a version that is not newer."""
-    marks = [(recorded.verdicts.get(case.key), now.verdicts[case.key], case) for case in cases]
-    return [
-        f"{old} is now {new}: {case.response!r}, gold {case.gold!r}"
-        for old, new, case in marks
-        if old not in (None, new) and now.version <= recorded.version
-    ]
+def text_of(now: Mapping[str, str]) -> str:
+    return "\n".join([f"version {GRADER_VERSION}", *(" ".join(item) for item in sorted(now.items()))]) + "\n"
 
 
 def main() -> None:
     cases = all_cases()
     with Grader() as grader:
         now = judge(cases, grader)
-    if RECORD.is_file() and (other := changed(read_record(), now, cases)):
+    if other := changed(now, cases):
         sys.exit("\n".join(["raise GRADER_VERSION in grading/grader.py, as verdicts changed:", *other]))
-    lines = [f"version {now.version}", *(" ".join(item) for item in sorted(now.verdicts.items()))]
-    RECORD.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    RECORD.write_text(text_of(now), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlreason.config.conflicts import as_eval
 from rlreason.config.data import (
@@ -20,9 +20,10 @@ from rlreason.config.data import (
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig, naming_eval_settings
-from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
+from rlreason.data.prompts import check_template, filter_correct, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,
+    RawRow,
     Say,
     Table,
     as_table,
@@ -41,6 +42,7 @@ from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
+Splits = tuple[Problems, Problems]  # train, validation
 
 
 def with_ids(tables: Sequence[Table]) -> list[Problems]:
@@ -50,7 +52,7 @@ def with_ids(tables: Sequence[Table]) -> list[Problems]:
     return [[p if numbered or id is None else replace(p, id=id) for p, id in table] for table in tables]
 
 
-def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+def hold_out(problems: Problems, n: int, seed: int) -> Splits:
     """Return (the rest, n drawn by seed); the draws are nested: 100 are among 200. `ConfigError` if none is left."""
     if n >= len(problems):
         raise ConfigError(f"data.n_validation={n} must be less than the {len(problems)} problems there are: lower it")
@@ -59,7 +61,7 @@ def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem],
     return [p for p in problems if p.id not in ids], held
 
 
-def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Problem]:
+def subset(problems: Problems, limit: int | None, seed: int) -> Problems:
     """Draw `limit` problems by seed; the draws are nested: 128 are among 256. None takes all, in order."""
     if limit is None or limit >= len(problems):
         return problems
@@ -76,10 +78,9 @@ def without_overlap(
     Questions are compared by `question_key`, which ignores case, punctuation, width and a label in front. `fill`
     writes a question into the run's prompt, to recognise rows that give their whole prompt.
     """
-    prompted = any(p.prompt is not None for p in (*train, *validation))
 
     def keys(p: Problem) -> list[str]:
-        texts = [p.question, fill(p.question)] if prompted and p.prompt is None else [p.question]
+        texts = [p.question, fill(p.question)] if p.prompt is None else [p.question]
         return list(map(question_key, texts))
 
     ids = {key: p.id for p in validation for key in keys(p)}
@@ -114,8 +115,12 @@ def note_repetitions(problems: Sequence[Problem], what: str, judge: Grader | Non
         say(f"! {len(conflicts)} {what} rows have another ground truth than their question had: {few(conflicts, 3)}")
 
 
-def read_pass_rates(path: Path) -> dict[str, float]:
-    """Return question hash -> correct / samples, over all lines of a question; `DataError` for a malformed line."""
+def by_pass_rate(problems: Problems, path: Path, low: float, high: float, say: Say) -> Problems:
+    """Return the problems with a pass rate in [low, high], and count the others.
+
+    `path`: a file of correct answers and samples by question hash; lines of the same question add up. `DataError` for
+    a malformed line, or where no problem is left.
+    """
     samples, correct = Counter[str](), Counter[str]()
     for where, row in file_rows(path):
         row = row if isinstance(row, dict) else {}
@@ -127,29 +132,29 @@ def read_pass_rates(path: Path) -> dict[str, float]:
             )
         samples[key] += n
         correct[key] += c
-    return {key: correct[key] / n for key, n in samples.items()}
-
-
-def by_pass_rate(problems: Problems, rates: Mapping[str, float], low: float, high: float, say: Say) -> Problems:
-    """Return the problems with a pass rate in [low, high], and count the others; `DataError` where there are none."""
-    rated = [rates.get(question_hash(p.question)) for p in problems]
-    kept = [p for p, rate in zip(problems, rated, strict=True) if rate is not None and low <= rate <= high]
-    hard = sum(rate is not None and rate < low for rate in rated)
-    easy = sum(rate is not None and rate > high for rate in rated)
+    kept, counted = Problems(), Counter[str]()
+    for p in problems:
+        key = question_hash(p.question)
+        if key not in samples:
+            counted["unrated"] += 1
+        elif correct[key] / samples[key] < low:
+            counted["hard"] += 1
+        elif correct[key] / samples[key] > high:
+            counted["easy"] += 1
+        else:
+            kept.append(p)
     counts = (
         f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
-        f"{hard} below, {easy} above, {rated.count(None)} without a pass rate"
+        f"{counted['hard']} below, {counted['easy']} above, {counted['unrated']} without a pass rate"
     )
     if not kept:
         cure = "widen data.min_pass_rate and data.max_pass_rate, or make the file with algorithm=evaluate on this data"
         raise DataError(f"data.pass_rates: {counts}: {cure}")
-    say(("! " if None in rated else "") + counts)
+    say(("! " if counted["unrated"] else "") + counts)
     return kept
 
 
-def read_splits(
-    data: DataConfig, say: Say, traces: bool = True, validation_only: bool = False
-) -> tuple[Problems, Problems]:
+def read_splits(data: DataConfig, say: Say, traces: bool = True, validation_only: bool = False) -> Splits:
     """Read (train, validation) from the source; a new kind of data is added here.
 
     `traces`: given responses will be imitated or graded, so their form matters. `validation_only`: of files, only the
@@ -157,8 +162,8 @@ def read_splits(
     """
     match data:
         case StoriesConfig():
-            names = {name: getattr(data, name) for name in ("min_events", "max_events", "max_value")}
-            stories = partial(make_stories, seed=0, guessed=data.guess != "none", **names)
+            sizes = (data.min_events, data.max_events, data.max_value)
+            stories = partial(make_stories, seed=0, sizes=sizes, guessed=data.guess != "none")
             train = with_wrong_solutions(stories(data.n_train), data.wrong_share if traces else 0.0)
             return train, list(stories(data.n_validation, validation=True))
         case CountdownConfig(path=None):
@@ -175,9 +180,7 @@ def read_splits(
     raise TypeError(f"unknown data {data}")
 
 
-def read_files(
-    data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False
-) -> tuple[Problems, Problems]:
+def read_files(data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False) -> Splits:
     """Read (train, validation) from files or a hub data set."""
 
     def table(split: str, label: str) -> Table:
@@ -198,7 +201,7 @@ def read_files(
     return train, held
 
 
-def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> Splits:
     """Read (train, validation) from a user's function, which returns rows, or rows by train and validation.
 
     `DataError` where it fails or returns something else, `ConfigError` where data.n_validation is set although the
@@ -209,29 +212,26 @@ def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tu
         splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
         if set(splits) not in ({"train"}, {"train", "validation"}):
             raise TypeError(f"it returned the keys {sorted(splits)}: return rows, or rows by train and validation")
-        rows = {label: list(numbered(_plain(splits[label]))) for label in sorted(splits)}
+        rows: dict[str, list[RawRow]] = {}
+        for label, table in sorted(splits.items()):
+            if hasattr(table, "iterrows"):  # of pandas, with empty cells
+                table = table.astype(object).where(table.notna(), None).to_dict("records")
+            plain = (row.facts | asdict(row) if isinstance(row, Problem) else row for row in table)
+            rows[label] = list(numbered(plain))
     except Exception as error:  # anything that a user's function raises
         raise DataError(f"data.function={data.function} fails: {describe_error(error)}: fix it") from error
     if len(rows) == 2 and data.n_validation is not None:
         raise ConfigError(
             f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
         )
-    named = {label: f"{data.function}'s {label} rows" for label in rows}
-    train, *validation = with_ids([as_table(data, named[k], rows[k], k, traces, say) for k in rows])
+    tables = [as_table(data, f"{data.function}'s {k} rows", rows[k], k, traces, say) for k in rows]
+    train, *validation = with_ids(tables)
     if validation:
         return train, validation[0]
     n = data.n_validation or min(200, max(1, len(train) // 10))
     if data.n_validation is None:
         say(f"{n} of the {len(train)} problems are held out for validation (data.n_validation)")
     return hold_out(train, n, data.split_seed)
-
-
-def _plain(rows: Any) -> Iterator[Any]:
-    """Yield a table of pandas as its rows, without empty cells, and a `Problem` as the row that it is read from."""
-    if hasattr(rows, "iterrows"):
-        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    for row in rows:
-        yield row.facts | asdict(row) if isinstance(row, Problem) else row
 
 
 def check_ground_truths(
@@ -264,7 +264,7 @@ def check_ground_truths(
 
 def with_ground_truths(
     data: DataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
-) -> tuple[Problems, Problems]:
+) -> Splits:
     """Look up ground truths for rows of files without one, where requested or needed to filter.
 
     They are found by question in data.ground_truth, or else in the usual splits and the validation data. Return
@@ -344,78 +344,65 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     With a grader, ground truths are checked: of validation by `judge`, which grades evaluations, and of train where
     it is sampled from.
     """
-    judge = judge or grader
+    judge, data, sizes = judge or grader, run.data, dict[str, int]()
     if run.reads_traces:
         check_template(run.prompt.trace)
     train, validation = read_problems(run, say)
-    sizes: dict[str, int] = {}
     if run.uses_training_data:
-        train, sizes = select_training(run, train, validation, grader, say)
+        sizes["train_read"] = len(train)
+        train = without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file), say)
+        if data.pass_rates is not None:
+            path = Path(data.pass_rates).expanduser()
+            train = by_pass_rate(train, path, data.min_pass_rate, data.max_pass_rate, say)
+        if run.reads_traces:
+            train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
+        if data.filter == "correct":
+            assert grader is not None, "data.filter=correct needs the grader"
+            sizes["train_before_filter"] = len(train)
+            train = filter_correct(train, run.prompt.trace, grader, say)
+            sizes["train_filtered"] = len(train)
     with naming_eval_settings(run, "data"):
         needed = not run.uses_training_data or run.samples_training_data
         validation = check_ground_truths(validation, judge, run.evaluation.data, say, needed)
     note_repetitions(validation, "validation", judge, say)
     of_training = grader if run.trains else judge
     if run.samples_training_data:
-        train = check_ground_truths(train, of_training, run.data, say)
+        train = check_ground_truths(train, of_training, data, say)
     note_repetitions(train, "training", of_training, say)
     if run.uses_training_data:
-        train = subset(train, run.data.limit, run.seed)
+        train = subset(train, data.limit, run.seed)
         sizes["train"] = len(train)
     return Loaded(train, validation, sizes | {"validation": len(validation)})
 
 
-def read_problems(run: RunConfig, say: Say) -> tuple[Problems, Problems]:
+def read_problems(run: RunConfig, say: Say) -> Splits:
     """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
-    own = run.eval.data
     train: Problems = []
     validation: Problems = []
-    if own is None or run.uses_training_data:  # else training data must not stop a measurement
+    if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
         train, validation = read_splits(run.data, say, run.reads_traces)
         if run.uses_training_data and not run.trains:
             check_enough(run, train)
-        elif own is None:
+        elif run.eval.data is None:
             check_enough(run, validation)
         train = train if run.uses_training_data else []
         fill = prompt_renderer(run.asking.prompt.file)
         train, validation = with_ground_truths(run.data, train, validation, fill, say)
-    return train, validation if own is None else read_validation(run, say)
+    if run.eval.data is None:
+        return train, validation
+    own, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
 
+    def note(text: str) -> None:
+        say(as_eval("data", text, own))
 
-def select_training(
-    run: RunConfig, train: Problems, validation: Problems, grader: Grader | None, say: Say
-) -> tuple[Problems, dict[str, int]]:
-    """Return the training problems after all filters, and the number before and after each."""
-    data, sizes = run.data, {"train_read": len(train)}
-    train = without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file), say)
-    if data.pass_rates is not None:
-        rates = read_pass_rates(Path(data.pass_rates).expanduser())
-        train = by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate, say)
-    if run.reads_traces:
-        train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
-    if data.filter == "correct":
-        assert grader is not None, "data.filter=correct needs the grader"
-        sizes["train_before_filter"] = len(train)
-        train = filter_correct(train, partial(trace_text, template=run.prompt.trace), grader.grade_batch, say)
-        sizes["train_filtered"] = len(train)
-    return train, sizes
+    with naming_eval_settings(run, "data"):
+        validation = read_splits(own, note, traces=False, validation_only=True)[1]
+        validation = with_ground_truths(own, [], validation, fill, note)[1]
+        check_enough(run, validation)
+    return train, validation
 
 
 def check_enough(run: RunConfig, problems: Problems) -> None:
     """`ConfigError` where the settings evaluate on more problems than there are."""
     if bad := too_many_problems(run, len(problems)):
         raise ConfigError("\n".join(bad))
-
-
-def read_validation(run: RunConfig, say: Say) -> Problems:
-    """Read the validation problems of an evaluation's own data."""
-    data, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
-
-    def note(text: str) -> None:
-        say(as_eval("data", text, data))
-
-    with naming_eval_settings(run, "data"):
-        problems = read_splits(data, note, traces=False, validation_only=True)[1]
-        problems = with_ground_truths(data, [], problems, fill, note)[1]
-        check_enough(run, problems)
-        return problems

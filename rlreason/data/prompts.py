@@ -8,10 +8,9 @@ from string import Formatter
 from typing import Any
 
 from rlreason.errors import ConfigError, DataError
+from rlreason.grading import Grader
 from rlreason.runtime.text import few
-from rlreason.types import Grade, Problem, Sample
-
-GradeBatch = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
+from rlreason.types import Problem, Sample
 
 _CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
@@ -72,15 +71,10 @@ def with_traces(problems: list[Problem], template: str, skip: bool, say: Callabl
     return kept
 
 
-def filter_correct(
-    problems: list[Problem], trace: Callable[[Problem], str], grade: GradeBatch, say: Callable[[str], None]
-) -> list[Problem]:
-    """Return the problems whose trace `grade` accepts against the reference answer, and count the others.
-
-    `grade`: responses and reference answers -> their grades. `DataError` where none is accepted.
-    """
+def filter_correct(problems: list[Problem], template: str, grader: Grader, say: Callable[[str], None]) -> list[Problem]:
+    """Return the problems whose trace is graded correct, and count the others; `DataError` where none is."""
     graded = [p for p in problems if p.answer]
-    grades = grade([trace(p) for p in graded], [p.answer for p in graded])
+    grades = grader.grade_batch([trace_text(p, template) for p in graded], [p.answer for p in graded])
     kept = [p for p, g in zip(graded, grades, strict=True) if g.outcome == "correct"]
     outcomes = Counter[str](g.outcome for g in grades if g.outcome != "correct")
     outcomes["without a ground truth"] = len(problems) - len(graded)
@@ -112,7 +106,9 @@ class ProblemSampler:
         passed: set[str] = set()
         while len(chosen) < count and len(passed) < len(self.problems):
             epoch, place = divmod(self.position, len(self.problems))
-            for index in self._order(epoch)[place:]:
+            order = list(range(len(self.problems)))
+            Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
+            for index in order[place:]:
                 self.position += 1
                 problem = self.problems[index]
                 passed.add(problem.id)
@@ -147,8 +143,3 @@ class ProblemSampler:
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self.position, self.streaks = state["position"], Counter(state["streaks"])
-
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.problems)))
-        Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
-        return order

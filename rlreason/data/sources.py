@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.conflicts import nothing_to_evaluate
-from rlreason.config.data import FieldsConfig, FileDataConfig, RowsDataConfig
+from rlreason.config.data import FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import locate, required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
@@ -184,15 +184,7 @@ _HEADING = re.compile(r"\(?\w{1,3}[.):]+\s|[^\W\d]{2}")  # Step 1, 2. Add, (b) D
 _NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
-
-
-def field_names(fields: FieldsConfig) -> Names:
-    """Return the fields to read: `KNOWN`, with its names replaced by those in `data.fields`."""
-    names = {key: (name,) if (name := getattr(fields, key)) else known for key, known in KNOWN.items()}
-    if fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
-        names["prompt"] = ()
-    return names
+_FINAL = re.compile(r"[Tt]he final answer is:?[\s$*]*(.+?)[.$*\s]*I hope it is correct")
 
 
 def to_problem(
@@ -205,7 +197,9 @@ def to_problem(
     """
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
-    names = field_names(data.fields)
+    names = {key: (name,) if (name := getattr(data.fields, key)) else known for key, known in KNOWN.items()}
+    if data.fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
+        names["prompt"] = ()
     question, answer, solution, prompt, response = (
         _text(row, names[key], data.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )
@@ -269,18 +263,13 @@ def _hash_line(text: str, headings: bool = False) -> str | None:
     return without_thousands_commas(found[-1]) if found else None
 
 
-def _last(text: str, pattern: re.Pattern[str], around: str | None = None) -> str | None:
-    """Return the last match in the text, without the characters `around` it."""
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    """Return the last match in the text."""
     found = pattern.findall(text)
-    return found[-1].strip(around) if found else None
+    return found[-1].strip() if found else None
 
 
-def _closing_sentence(text: str) -> str | None:
-    found = _last(text, _FINAL, "$* ")
-    return None if found is None else found.rstrip(".$* ")
-
-
-_tag = partial(_last, pattern=_TAG)
+_closing_sentence, _tag = partial(_last, _FINAL), partial(_last, _TAG)
 #: data.gold -> how a ground truth is read from a text, in the order of trial.
 READERS: dict[str, tuple[Callable[[str], str | None], ...]] = {
     "hash": (_after_hash, partial(_hash_line, headings=True)),

@@ -5,6 +5,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -30,13 +31,12 @@ def is_validation(*parts: object) -> bool:
     return zlib.crc32(repr(parts).encode()) % VALIDATION_SHARE == 0
 
 
-def draw_story(
-    rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool
-) -> tuple[int, tuple[int, ...]]:
+def draw_story(rng: random.Random, sizes: tuple[int, int, int], validation: bool) -> tuple[int, tuple[int, ...]]:
     """Draw a start value, and what is added (positive) or taken away (negative), event by event.
 
     Every total is in 0..max_value. `ConfigError` where the requested half has no such story.
     """
+    min_events, max_events, max_value = sizes
     for _ in range(10_000):  # a half of a very small story space can be empty
         total = start = rng.randint(1, max_value)
         changes: list[int] = []
@@ -52,23 +52,19 @@ def draw_story(
 
 @lru_cache(maxsize=4)  # a run reads its problems before it starts, when it starts, and to teach its model
 def make_stories(
-    n: int,
-    seed: int,
-    min_events: int = 2,
-    max_events: int = 4,
-    max_value: int = 30,
-    validation: bool = False,
-    guessed: bool = False,
+    n: int, seed: int, sizes: tuple[int, int, int] = (2, 4, 30), validation: bool = False, guessed: bool = False
 ) -> tuple[Problem, ...]:
     """Make n problems with different questions; the same numbers may appear with other names and verbs.
 
+    `sizes`: the fewest and the most events, and the greatest total.
     `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
     reward without the skill. The same arguments give the same problems. `ConfigError` where fewer exist.
     """
+    min_events, max_events, max_value = sizes
     rng, half = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}"), HALVES[validation]
     problems: dict[str, Problem] = {}
     for _ in range(100 * n + 1000):
-        start, changes = draw_story(rng, min_events, max_events, max_value, validation)
+        start, changes = draw_story(rng, sizes, validation)
         totals, friend = list(accumulate(changes, initial=start)), ""
         answer = guess = totals[-1]
         if guessed and validation:  # a number in 0..max_value that is not the answer, all equally likely
@@ -284,24 +280,17 @@ def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
     for index in range(size):
         entry = {"task": task, **entries[index]}
         question = entry["question"].strip()
-        if question not in problems and _is_sound(entry, score):
-            id = f"{task}-{len(problems)}"
-            problems[question] = Problem(id, question, json.dumps(entry), facts={"source": task})
+        with suppress(Exception):  # no JSON, no answer, or a verifier that raises after the round trip
+            sent = json.loads(json.dumps(entry))
+            if question not in problems and float(score(sent["answer"].strip(), sent)) >= 1.0:
+                id = f"{task}-{len(problems)}"
+                problems[question] = Problem(id, question, json.dumps(entry), facts={"source": task})
         if len(problems) == n:
             return list(problems.values())
     raise ConfigError(
         f"data.task={task}: of {size} problems only {len(problems)} are different and accepted by the task's own "
         f"verifier, and {n} were asked for: lower data.n_train, or choose another task"
     )
-
-
-def _is_sound(entry: dict[str, Any], score: Callable[[str, dict[str, Any]], float]) -> bool:
-    """Whether the entry's own answer gets the full score after a round trip through JSON, as in grading."""
-    try:
-        sent = json.loads(json.dumps(entry))
-        return float(score(sent["answer"].strip(), sent)) >= 1.0
-    except Exception:  # not JSON, no answer, or a verifier that raises after the round trip
-        return False
 
 
 @dataclass(frozen=True, slots=True)

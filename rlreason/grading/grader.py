@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,10 +22,11 @@ from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, plugin_grade
+from rlreason.grading.pool import Pool, PoolReply
 from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import announced, for_workers, names_function
-from rlreason.types import Grade
+from rlreason.runtime.text import redacted
+from rlreason.types import Grade, Outcome
 
 #: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
 #: compares the verdicts on all cases with it and says what to do when one changes.
@@ -43,25 +45,17 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
     members = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     texts: list[str] = []
     for member in members:
-        if isinstance(member, str):
-            texts.append(member)
-        elif isinstance(member, int | float) and not isinstance(member, bool):
-            if member != member:  # not a number
-                return None
-            try:
+        is_number = isinstance(member, int | float) and not isinstance(member, bool) and member == member
+        if is_number or isinstance(member, str):
+            with suppress(ValueError):  # an integer of more digits than Python prints
                 texts.append(str(member))
-            except ValueError:  # an integer of more digits than Python prints
-                return None
     return texts or None
 
 
 CACHE_SIZE = 65_536
 CacheKey = tuple[Any, ...]  # of texts, the answer first
-
-
-def digest(key: CacheKey) -> str:
-    """Hash a pair to 32 hex digits."""
-    return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
+MAX_INCIDENTS, MAX_CHARS = 1000, 400  # lines of the log of failures, and characters of each text
 
 
 class Grader:
@@ -95,7 +89,7 @@ class Grader:
         self.plugin = self.reward if ":" in self.reward else None
         self.comparison = GradingConfig() if self.plugin else self.grading  # a plug-in compares by its own rules
         self._pool = Pool(self.grading, self.plugin, sent)
-        self._log = IncidentLog(log_path)
+        self._log_path, self._incidents = log_path, 0
         self._lock = threading.Lock()
         #: By the digests of pairs, oldest first; None: graded before the checkpoint of a resumed run.
         self._cache: dict[str, Grade | None] = {}
@@ -143,14 +137,18 @@ class Grader:
     def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
         """Return one grade per response, in order. Equal (answer, ground truth) pairs are decided once and cached.
 
-        Raises `WaitError` where no worker starts in time. `grading_metrics` and `grading_warnings`
+        Raises `WaitError` where no worker starts in time. `grading_metrics` and `warnings`
         count the results.
         """
         if len(responses) != len(ground_truths):
             counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"
             raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
         jobs = [self._prepared(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
-        keys = {job: digest(job) for job in jobs if not isinstance(job, Grade)}
+        keys: dict[CacheKey, str] = {}  # the digests of the pairs
+        for job in jobs:
+            if not isinstance(job, Grade):
+                text = repr(job).encode("utf-8", "surrogatepass")
+                keys[job] = hashlib.blake2b(text, digest_size=16).hexdigest()
         with self._lock:
             known = {key: self._cache[pair] for key, pair in keys.items() if pair in self._cache}
         todo = [key for key in keys if known.get(key) is None]
@@ -182,18 +180,25 @@ class Grader:
     def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
         """Return the indices of ground truths that are graded wrong when a response states them word for word.
 
-        A plug-in's response format is unknown, so nothing can be checked for one.
+        Not for a plug-in, whose form of a response is unknown.
         """
-        if self.plugin:
-            return []
         written = FORMATS[self.reward].written
         responses = [written.format((reference_answers(truth) or [""])[0]) for truth in ground_truths]
         grades = self.grade_batch(responses, ground_truths)
         return [index for index, grade in enumerate(grades) if grade.outcome != "correct"]
 
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
-        """Return warnings about failures in these grades and doubtful settings, one sentence each."""
-        warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
+        """Return a sentence for each kind of failure of more than 0.5% of the responses and each doubtful setting."""
+        events, n, warnings = Counter(map(event, grades)), len(grades), list[str]()
+        for name, words in COUNTED.items():
+            if events[name] > WARN_SHARE * n:
+                last = f" (the last: {self._reasons[name]})" if name in self._reasons else ""
+                warnings.append(
+                    f"grading: {events[name]} of {n} responses ({events[name] / n:.1%}) {words}{last}; "
+                    "they earned no reward, and that says nothing about the model"
+                )
+        if self._pool.broken:
+            warnings.append(f"grading: {self._pool.broken}")
         if not self.plugin:
             return warnings
         top, correct_at = max((grade.answer for grade in grades), default=0.0), self.grading.correct_at
@@ -210,14 +215,9 @@ class Grader:
             )
         return warnings
 
-    @property
-    def broken(self) -> str:
-        """Why no worker process can start any more, in one sentence; empty where they can."""
-        return self._pool.broken
-
     def why_not(self, grade: Grade) -> str:
         """Return why a plug-in gave no reward for the last response with this grade, in one sentence."""
-        return self.broken or self._reasons.get(event(grade), "")
+        return self._pool.broken or self._reasons.get(event(grade), "")
 
     def close(self) -> None:
         """End the worker processes, for good."""
@@ -264,7 +264,7 @@ class Grader:
             verdict = reply.value
             if reply.status != "ok":
                 verdict = Decision(*reply.failure("symbolic"))
-                self._log.add(answer, reference, reply)
+                self._log_incident(answer, reference, reply)
             verdicts[job] = better(verdicts[job], verdict)
             milliseconds[job] += waited
         grades: dict[CacheKey, Grade] = {}
@@ -278,13 +278,37 @@ class Grader:
         replies = self._pool.run([[response, json.loads(truth)] for response, truth in todo])
         each = 1000 * (time.perf_counter() - begin) / len(todo)
         grades: dict[CacheKey, Grade] = {}
-        for job, reply in zip(todo, replies, strict=True):
-            grade, failed = plugin_grade(reply, self.grading.correct_at)
-            grades[job] = replace(grade, milliseconds=each)
-            if failed is not None:
-                self._reasons[event(grade)] = failed.value
-                self._log.add(job[0], job[1], failed)
+        for (response, truth), reply in zip(todo, replies, strict=True):
+            if reply.status == "ok" and isinstance(reply.value, list):
+                formatted, answer, reward = reply.value
+                outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
+                if answer >= (self.grading.correct_at or 1.0) - ROUNDING:  # partial credit is no right answer
+                    outcome = "correct"
+                grade = Grade(formatted, answer, reward, outcome, "plugin", milliseconds=each)
+            else:
+                grade = Grade(0.0, 0.0, 0.0, *reply.failure("plugin"), milliseconds=each)
+                self._reasons[event(grade)] = reply.value
+                self._log_incident(response, truth, reply)
+            grades[response, truth] = grade
         return grades
+
+    def _log_incident(self, answer: str, ground_truth: str, reply: PoolReply) -> None:
+        """Append a line for the pair and its failure; nothing beyond the limit or without a file."""
+        self._incidents += 1
+        if self._log_path is None or self._incidents > MAX_INCIDENTS:
+            return
+        record = {
+            "time": round(time.time(), 1),
+            "status": "error" if reply.status == "ok" else reply.status,
+            "error": redacted(reply.value),
+            "answer": answer[:MAX_CHARS],
+            "answer_chars": len(answer),
+            "gold": ground_truth[:MAX_CHARS],
+        }
+        path = Path(self._log_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")
 
 
 WARN_SHARE = 0.005  # of the responses of a batch
@@ -323,21 +347,6 @@ def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
     return {f"grading/{name}": value for name, value in ({"responses": float(n)} | rates | counts | paths).items()}
 
 
-def grading_warnings(grades: Sequence[Grade], reasons: Mapping[str, str] | None = None) -> list[str]:
-    """Return one sentence for each kind of failure of more than 0.5% of the responses.
-
-    `reasons`: for a kind of failure, the cause of the last one, where it is known.
-    """
-    last = {name: f" (the last: {reason})" for name, reason in (reasons or {}).items()}
-    events, n = Counter(map(event, grades)), len(grades)
-    return [
-        f"grading: {events[name]} of {n} responses ({events[name] / n:.1%}) {words}{last.get(name, '')}; "
-        "they earned no reward, and that says nothing about the model"
-        for name, words in COUNTED.items()
-        if events[name] > WARN_SHARE * n
-    ]
-
-
 def grading_failures(grades: Sequence[Grade]) -> int:
     """Count the failures of the grader, which count as not correct and say nothing about the model."""
     return sum(event(grade) in COUNTED for grade in grades)
@@ -360,8 +369,7 @@ class Graders:
 
     def all(self) -> list[Grader]:
         """Return each grader once."""
-        named = (self.training, self.evaluation, self.second)
-        return list({id(grader): grader for grader in named if grader is not None}.values())
+        return list(dict.fromkeys(filter(None, (self.training, self.evaluation, self.second))))
 
     def close(self) -> None:
         """End their workers."""
@@ -376,22 +384,16 @@ def make_graders(run: RunConfig, incidents: Path) -> Graders:
     """
     evaluation, graders = run.evaluation, dict[str, Grader]()
 
-    def started(reward: str, data: DataConfig) -> Grader:
+    def shared(reward: str, data: DataConfig) -> Grader:
         name = reward_name_of(reward, data)
-        if name not in graders:
-            graders[name] = Grader(run.grading, name, log_path=incidents)
-            graders[name].start()
-        return graders[name]
+        return graders.setdefault(name, Grader(run.grading, name, log_path=incidents))
 
-    try:
-        counts = started(evaluation.reward, evaluation.data)
-        second = started(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else None
-        training = started(run.prompt.reward, run.data) if run.judges_to_learn else counts
-        return Graders(training, counts, second)
-    except BaseException:
-        for grader in graders.values():
-            grader.close()
-        raise
+    counts = shared(evaluation.reward, evaluation.data)
+    second = shared(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else None
+    training = shared(run.prompt.reward, run.data) if run.judges_to_learn else counts
+    for grader in graders.values():
+        grader.start()
+    return Graders(training, counts, second)
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:

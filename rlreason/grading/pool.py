@@ -9,7 +9,6 @@ way, its server sees the end of their pipe, and ends with its workers.
 """
 
 import gc
-import json
 import logging
 import math
 import os
@@ -32,8 +31,7 @@ from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
 from rlreason.runtime.plugins import NotImportableError, describe_error, judging, load
 from rlreason.runtime.signals import killed_with_parent
-from rlreason.runtime.text import redacted
-from rlreason.types import Grade, Outcome
+from rlreason.types import Outcome
 
 MAX_REASON = 500  # characters of an error that are sent
 OUT_OF_MEMORY = 86  # the exit code of a worker that needed more
@@ -50,8 +48,9 @@ class PoolReply(NamedTuple):
     value: Any = None
 
     def failure(self, path: str) -> tuple[Outcome, str]:
-        """Return the outcome and the path of a grade that has no value; `path`: unless a worker was killed."""
-        return "timeout" if self.status == "timeout" else "error", "killed" if self.status == "killed" else path
+        """Return outcome and path of a grade without a value; "ok": what the function returned is no reward."""
+        paths = {"killed": "killed", "ok": "plugin_value"}
+        return "timeout" if self.status == "timeout" else "error", paths.get(self.status, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Work:
 
             function = cloudpickle.loads(self.pickled)
         judge = judging(function, self.plugin)
-        return lambda *pair: as_plain(judge(*pair))
+        return lambda *pair: rewards(judge(*pair))
 
     def late(self) -> str:
         """Return one line on a worker that does not start in time."""
@@ -87,21 +86,28 @@ class Work:
         return f"a worker did not start within {limit}: raise it where the machine is busy"
 
 
-def as_plain(value: Any) -> Any:
-    """Convert a reward: a number of numpy or torch to Python's, and anything but a number to its text.
+def rewards(value: Any) -> list[float] | str:
+    """Return format, answer and reward from what a plug-in returned, or why it is no reward.
+
+    A number is a reward; a dictionary must have `reward` and may have the two others. All else is an error, never a
+    silent zero among the wrong answers.
 
     >>> import numpy
-    >>> as_plain({"reward": numpy.float32(0.5), "format_reward": numpy.bool_(True)}), as_plain([1])
-    ({'reward': 0.5, 'format_reward': True}, '[1]')
+    >>> rewards(numpy.float32(0.5)), rewards({"reward": 1, "format_reward": numpy.bool_(False)})
+    ([1.0, 0.5, 0.5], [0.0, 1.0, 1.0])
+    >>> rewards("1.0")
+    "returned '1.0', and must return a number, or a dictionary with a number as reward"
     """
-    if isinstance(value, dict):
-        return {str(key): as_plain(one) for key, one in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of an array with several numbers
-        if isinstance(number := value.item(), bool | int | float):
-            return number
-    return repr(value)[:MAX_REASON]
+    named = value if isinstance(value, dict) else {"reward": value, "format_reward": 1.0}
+    numbers = []
+    for key in ("format_reward", "answer_reward", "reward"):
+        number: Any = named.get(key, named.get("reward"))
+        with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of an array with several numbers
+            number = number.item()  # of numpy or torch
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return f"returned {repr(value)[:100]}, and must return a number, or a dictionary with a number as reward"
+        numbers.append(float(number))
+    return numbers
 
 
 def serve(descriptor: int) -> None:
@@ -118,11 +124,7 @@ def serve(descriptor: int) -> None:
             with suppress(ImportError):  # of which a worker says why
                 from rlreason.grading import symbolic  # noqa: F401
             gc.freeze()  # no collection walks through the libraries again
-        workers.append(_Worker(work, caller))
-        begun: PoolReply = workers[0].pipe.recv()
-        workers[0].has_begun = True
-        caller.send(begun)
-        while begun.status == "ok":
+        while True:
             _answer(work, caller, caller.recv(), workers)
     for worker in workers:
         worker.process.kill()
@@ -139,7 +141,11 @@ def _answer(work: Work, caller: Connection, requests: Sequence[Any], workers: "l
             if worker is None:
                 worker = _Worker(work, caller)
                 workers.append(worker)
-            worker.take(*waiting.pop(0))
+            worker.number, request = waiting.pop(0)
+            limit = work.grading.timeout_s if worker.has_begun else work.grading.start_timeout_s
+            worker.until = time.monotonic() + limit
+            with suppress(OSError):  # it has ended just now
+                worker.pipe.send(request)
             busy[worker.pipe] = worker
         first = min(worker.until for worker in busy.values())
         ready = connection.wait([caller, *busy], max(0.0, first - time.monotonic()))
@@ -169,13 +175,6 @@ class _Worker:
         self.process = fork.Process(target=_work, args=(work, theirs, (self.pipe, caller)))
         self.process.start()
         theirs.close()
-
-    def take(self, number: int, request: Any) -> None:
-        """Send it a request."""
-        grading, self.number = self.work.grading, number
-        self.until = time.monotonic() + (grading.timeout_s if self.has_begun else grading.start_timeout_s)
-        with suppress(OSError):  # it has ended just now
-            self.pipe.send(request)
 
     def reply(self, has_come: bool) -> PoolReply:
         """Return the reply that has come, or why none comes; the worker is killed then."""
@@ -218,7 +217,7 @@ def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None
         while True:
             request = pipe.recv()
             try:
-                reply = PoolReply("ok", function(*request))
+                reply = PoolReply("ok", function(*request) if request else None)
             except MemoryError:
                 os._exit(OUT_OF_MEMORY)  # it may have left broken objects
             except BaseException as error:
@@ -268,7 +267,11 @@ class Pool:
             return []
         with self._lock:
             self._wait()
-            replies = {} if self.broken or self._closed else self._replies(requests)
+            replies: dict[int, PoolReply] = {}
+            if not self.broken and not self._closed:
+                with suppress(OSError):  # it has ended, and its pipe too
+                    self._pipe.send(requests)
+                replies = self._replies(len(requests))
             if self._closed:
                 raise RuntimeError("the grader is closed")
             if self.broken == self.work.late():
@@ -300,6 +303,7 @@ class Pool:
         self._ready = False
         with suppress(OSError):  # it has ended, which `_wait` finds
             self._pipe.send((self.work, sys.path))
+            self._pipe.send([()])
 
     def _end(self) -> None:
         if self._server is not None:
@@ -307,91 +311,25 @@ class Pool:
         self._server = None
 
     def _wait(self) -> None:
-        """Start, and wait until the function has been loaded; where it cannot be, say why in `broken`."""
+        """Start, and wait until the empty request is answered; where it cannot be, say why in `broken`."""
         self._start()
-        if self._ready or self._server is None:
-            return
-        reply = PoolReply("error", "a grading worker ended while starting")
-        with suppress(EOFError, OSError):
-            has_come = self._pipe.poll(self.work.grading.start_timeout_s)
-            reply = self._pipe.recv() if has_come else PoolReply("error", self.work.late())
-        self._ready = reply.status == "ok"
-        if not self._ready:
-            self._end()
-            self.broken = reply.value
+        if not self._ready and self._server is not None:
+            ended = PoolReply("error", "the server of the workers ended while starting")
+            reply = self._replies(1).get(0, ended)
+            self._ready = reply.status == "ok"
+            if not self._ready:
+                self._end()
+                self.broken = reply.value
 
-    def _replies(self, requests: Sequence[Any]) -> dict[int, PoolReply]:
-        """Return the replies by the numbers of their requests; end the server where it does not send them all."""
+    def _replies(self, count: int) -> dict[int, PoolReply]:
+        """Return so many replies by the numbers of their requests; end the server where it does not send them all."""
         replies: dict[int, PoolReply] = {}
         grading = self.work.grading
         with suppress(EOFError, OSError):
-            self._pipe.send(requests)
-            while len(replies) < len(requests) and self._pipe.poll(grading.start_timeout_s + grading.timeout_s):
+            while len(replies) < count and self._pipe.poll(grading.start_timeout_s + grading.timeout_s):
                 number, reply = self._pipe.recv()
                 replies[number] = reply
                 alive()
-        if len(replies) < len(requests):
+        if len(replies) < count:
             self._end()
         return replies
-
-
-KEYS = ("format_reward", "answer_reward", "reward")
-ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
-
-
-def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Grade, PoolReply | None]:
-    """Return the grade of a plug-in's reply and, where it gave no reward, the failed reply with its reason.
-
-    A number is a reward; a dictionary must have `reward` and may have the two others. All else is an error, never a
-    silent zero among the wrong answers. The response is correct where its answer reward (by default the reward) is at
-    least `correct_at`, or 1 where that is None: partial credit is a reward to learn from, but no right answer.
-
-    >>> [plugin_grade(PoolReply("ok", value))[0].outcome for value in (1.0, 0.1)]
-    ['correct', 'wrong']
-    >>> plugin_grade(PoolReply("ok", "1.0"))[1].value
-    "returned '1.0', and must return a number, or a dictionary with a number as reward"
-    """
-    if reply.status != "ok":
-        return Grade(0.0, 0.0, 0.0, *reply.failure("plugin")), reply
-    value = reply.value
-    if isinstance(value, int | float):
-        value = {"reward": value, "format_reward": 1.0}
-    numbers: list[Any] = []
-    if isinstance(value, dict) and "reward" in value:
-        numbers = [value.get(name, value["reward"]) for name in KEYS]
-    if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        why = f"returned {repr(reply.value)[:100]}, and must return a number, or a dictionary with a number as reward"
-        return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", why)
-    formatted, answer, reward = map(float, numbers)
-    outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
-    whole = 1.0 if correct_at is None else correct_at
-    return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin"), None
-
-
-MAX_LINES = 1000
-MAX_CHARS = 400
-
-
-class IncidentLog:
-    """Append incidents to a file, up to a limit."""
-
-    def __init__(self, path: str | Path | None) -> None:
-        self.path = Path(path) if path else None
-        self.left = MAX_LINES
-
-    def add(self, answer: str, ground_truth: str, reply: PoolReply) -> None:
-        """Append a line for the pair and its result; nothing beyond the limit or without a file."""
-        if self.path is None or not self.left:
-            return
-        self.left -= 1
-        record = {
-            "time": round(time.time(), 1),
-            "status": reply.status,
-            "error": redacted(reply.value),
-            "answer": answer[:MAX_CHARS],
-            "answer_chars": len(answer),
-            "gold": ground_truth[:MAX_CHARS],
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")

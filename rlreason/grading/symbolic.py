@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-from rlreason.grading.answers.compare import Decision
+from rlreason.grading.answers.compare import Decision, decision
 from rlreason.grading.verifiers import by_format
 
 DIGITS = 60
@@ -22,18 +22,13 @@ MAX_SET = 5  # members of a set, tried in every order
 
 
 def judge(answer: str, reference: str) -> Decision:
-    """Return the verdict on two texts that `answers.normalize` cleaned and `answers.lexer.check` passed."""
+    """Return the verdict on two texts that `answers.lexer.clean` cleaned and `answers.lexer.check` passed."""
     left, right = _parsed(answer), _parsed(reference)
     if left is None or right is None:
         return Decision("wrong", "unreadable")
-    if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
-        return _verdict(agree(left, right))
-    yes = verify(right, left, float_rounding=15, timeout_seconds=None)
-    return _verdict(bool(yes) and agree(left, right))
-
-
-def _verdict(equal: bool) -> Decision:
-    return Decision("correct" if equal else "wrong", "symbolic")
+    are_values = isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)
+    yes = are_values or verify(right, left, float_rounding=15, timeout_seconds=None)
+    return decision(bool(yes) and agree(left, right), "symbolic")
 
 
 def _parsed(text: str) -> Any:

@@ -125,7 +125,7 @@ class Session:
         self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
         self.model.get_output_embeddings().register_forward_hook(self._on_logits)
-        stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
+        stories = make_stories(18, 5, sizes=(2, 2, 9))
         self.prompts = [story.question for story in stories]
         kinds = [place % scenario.answers for place in range(len(stories))]
         self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]

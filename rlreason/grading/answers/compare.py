@@ -1,16 +1,15 @@
 """Decide whether two values are the same answer."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
-from itertools import permutations
+from itertools import permutations, product
 from typing import NamedTuple
 
 from rlreason.config.groups import GradingConfig
 from rlreason.grading.answers import lexer, structures
 from rlreason.grading.answers.evaluate import UndefinedError, exact, ratio, same
-from rlreason.grading.answers.lexer import RefusedError, UnreadableError, clean, plain
+from rlreason.grading.answers.lexer import RefusedError, clean, plain
 from rlreason.grading.answers.parser import Node, number, symbols
 from rlreason.grading.answers.quantities import agree, conversion
 from rlreason.grading.answers.values import (
@@ -18,7 +17,6 @@ from rlreason.grading.answers.values import (
     Collection,
     Equation,
     Inequality,
-    Matrix,
     Quantity,
     Ratio,
     Reals,
@@ -26,8 +24,8 @@ from rlreason.grading.answers.values import (
     Value,
     Words,
     as_reals,
+    equal_reals,
     minus,
-    order,
 )
 from rlreason.types import Outcome
 
@@ -40,6 +38,7 @@ class Decision(NamedTuple):
 
 
 CHOICES = frozenset("ABCDE")
+KINDS = (Equation, Reals, Inequality, Collection, Ratio, TimeOfDay, Quantity, Based, Words)  # the first one decides
 MAX_CHAIN = 3  # links of an inequality, tried in every order
 
 
@@ -51,36 +50,32 @@ def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
     """
     answer, reference = _expanded(answer), _expanded(reference)
     match answer, reference:
-        case Equation(), Equation():
-            return _equations(answer, reference, settings)
-        case Equation(), _:
-            return _named(answer, reference, settings)
-        case _, Equation():
-            return _named(reference, answer, settings)
-        case (Reals() | Inequality(), _) | (_, Reals() | Inequality()):
-            return _sets_of_reals(answer, reference)
         case Quantity(), Quantity():
             return _quantities(answer, reference, settings)
         case Collection(), Collection():
             return _collections(answer, reference, settings)
-        case Collection(kind="set", items=(only,)), _:
-            return equal(only, reference, settings)
-        case _, Collection(kind="set", items=(only,)):
-            return equal(answer, only, settings)
-        case Matrix(), Matrix():
-            is_one = answer.is_determinant == reference.is_determinant
-            return is_one and equal(answer.rows, reference.rows, settings)
-        case Ratio(), _:
-            return _ratios(answer, reference)
-        case _, Ratio():
-            return _ratios(reference, answer)
+        case Equation(), Equation():
+            if answer.label and answer.label == reference.label and answer.value and reference.value:
+                return equal(answer.value, reference.value, settings)
+            if answer.gap is None or reference.gap is None or symbols(answer.gap) != symbols(reference.gap):
+                return False
+            return bool(ratio(answer.gap, reference.gap))
         case TimeOfDay(), TimeOfDay():
             left_out = not (answer.parts and reference.parts) and not (answer.half and reference.half)
             same_half = answer.half == reference.half or left_out  # 9:30 may be 9:30 pm, but is not 21:30
             return answer.seconds == reference.seconds and same_half
-        case (Based(), Based()) | (Words(), Words()):
-            return answer == reference
-    return False
+    one, other = sorted((answer, reference), key=lambda value: KINDS.index(type(value)))
+    match one:
+        case Equation():  # x = 38 and a bare 38: the name may be left out, as that of a ratio V_1/V_2
+            other = _as_ratio(other) if "/" in one.label else other
+            return one.value is not None and equal(one.value, other, settings)
+        case Reals() | Inequality():
+            return _sets_of_reals(one, other)
+        case Collection(kind="set", items=(only,)):
+            return equal(only, other, settings)
+        case Ratio():
+            return _ratios(one, _as_ratio(other))
+    return answer == reference
 
 
 def _quantities(answer: Quantity, reference: Quantity, settings: GradingConfig) -> bool:
@@ -91,8 +86,9 @@ def _quantities(answer: Quantity, reference: Quantity, settings: GradingConfig) 
         answer = answer._replace(node=Node("mul", (answer.node, number(factor))))
     if (answer.percent and reference.unit) or (reference.percent and answer.unit):
         return False
-    if _choice(answer.node) and _choice(reference.node):
-        return _choice(answer.node) == _choice(reference.node)
+    choices = {_choice(answer.node), _choice(reference.node)}
+    if "" not in choices:
+        return len(choices) == 1
     return any(
         same(first, second, settings.rel_tol)
         for first in _readings(answer, reference.percent, settings)
@@ -108,7 +104,7 @@ def _readings(quantity: Quantity, other_percent: bool, settings: GradingConfig) 
     if not quantity.percent or other_percent:
         return [quantity.node]
     share = Node("div", (quantity.node, number(100)))
-    value = None if symbols(quantity.node) else exact(quantity.node)
+    value = exact(quantity.node)
     droppable = settings.percent and (value is None or abs(value) >= 1)
     return [quantity.node, share] if droppable else [share]
 
@@ -125,29 +121,21 @@ def _collections(answer: Collection, reference: Collection, settings: GradingCon
         return False
     named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, reference)]
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
-        is_bare = "set" not in kinds and not answer.label and not reference.label
-        return is_bare and _in_order(answer.items, reference.items, settings)
-    if not agree(answer.label, reference.label):
-        return False
-    if kinds <= {"set", "list"}:
-        return _same_members(answer.items, reference.items, settings)
-    if kinds <= {"()", "\\langle\\rangle"} or len(kinds) == 1:
-        return _in_order(answer.items, reference.items, settings)
-    return False
-
-
-def _in_order(answer: Iterable[Value], reference: Iterable[Value], settings: GradingConfig) -> bool:
-    return all(equal(first, second, settings) for first, second in zip(answer, reference, strict=True))
-
-
-def _same_members(answer: Iterable[Value], reference: Iterable[Value], settings: GradingConfig) -> bool:
-    left = list(answer)
-    for member in reference:
-        found = next((at for at, candidate in enumerate(left) if equal(candidate, member, settings)), None)
-        if found is None:
+        if "set" in kinds or answer.label or reference.label:
             return False
-        del left[found]
-    return True
+    elif not agree(answer.label, reference.label):
+        return False
+    elif kinds <= {"set", "list"}:
+        left = list(answer.items)
+        for member in reference.items:
+            found = next((candidate for candidate in left if equal(candidate, member, settings)), None)
+            if found is None:
+                return False
+            left.remove(found)
+        return True
+    elif len(kinds) > 1 and not kinds <= {"()", "\\langle\\rangle"}:
+        return False
+    return all(equal(first, second, settings) for first, second in zip(answer.items, reference.items, strict=True))
 
 
 def _as_ratio(value: Value) -> Value:
@@ -156,7 +144,6 @@ def _as_ratio(value: Value) -> Value:
 
 
 def _ratios(answer: Ratio, reference: Value) -> bool:
-    reference = _as_ratio(reference)
     if isinstance(reference, Quantity) and reference.node.op == "div" and len(answer.parts) == 2:
         return not reference.unit and same(Node("div", answer.parts), reference.node, 0.0)
     if not isinstance(reference, Ratio) or len(answer.parts) != len(reference.parts):
@@ -166,28 +153,10 @@ def _ratios(answer: Ratio, reference: Value) -> bool:
     return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
 
 
-def _equations(answer: Equation, reference: Equation, settings: GradingConfig) -> bool:
-    if answer.label and answer.label == reference.label and answer.value is not None and reference.value is not None:
-        return equal(answer.value, reference.value, settings)
-    if answer.gap is None or reference.gap is None or symbols(answer.gap) != symbols(reference.gap):
-        return False
-    return bool(ratio(answer.gap, reference.gap))
-
-
-def _named(equation: Equation, other: Value, settings: GradingConfig) -> bool:
-    """Compare `x = 38` with a bare 38: the name may be left out."""
-    if "/" in equation.label:  # the name of a ratio, such as V_1/V_2
-        other = _as_ratio(other)
-    return equation.value is not None and equal(equation.value, other, settings)
-
-
 def _sets_of_reals(answer: Value, reference: Value) -> bool:
     first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
-        if not agree(first.name, second.name) or len(first.points) != len(second.points):
-            return False
-        same_points = all(order(a, b) == 0 for a, b in zip(first.points, second.points, strict=True))
-        return same_points and first.inside == second.inside
+        return agree(first.name, second.name) and equal_reals(first, second)
     if not isinstance(answer, Inequality) or not isinstance(reference, Inequality):
         return False
     if len(answer.links) != len(reference.links):
@@ -246,15 +215,14 @@ def decide(
 ) -> tuple[Decision, list[tuple[str, str]]]:
     """Return the best verdict over all pairs that can be decided here, and the pairs that cannot."""
     best, undecided = Decision("wrong", "undecided"), []
-    for answer in candidates:
-        for reference in references:
-            verdict = decide_pair(answer, reference, settings)
-            if verdict is None:
-                undecided.append((clean(answer), clean(reference)))
-                continue
-            best = better(best, verdict)
-            if best.outcome == "correct":
-                return best, []
+    for answer, reference in product(candidates, references):
+        verdict = decide_pair(answer, reference, settings)
+        if verdict is None:
+            undecided.append((clean(answer), clean(reference)))
+            continue
+        best = better(best, verdict)
+        if best.outcome == "correct":
+            return best, []
     return best, undecided
 
 
@@ -274,54 +242,36 @@ def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decisio
         return Decision("wrong", "too_long")
     if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(reference):
         first, second = (Fraction(re.sub(r"[\\$,]|\.\Z", "", text)) for text in (answer, reference))
-        return _verdict(first == second, "number")
+        return decision(first == second, "number")
     try:
-        return _decide_values(answer, reference, settings)
+        answer, reference = clean(answer), clean(reference)
+        if not answer or not reference:
+            return Decision("wrong", "empty")
+        if plain(answer) == plain(reference):
+            return Decision("correct", "text")
+        left, right = structures.read(answer), structures.read(reference)
+        in_words = isinstance(left, Words) or isinstance(right, Words)
+        if left is None or right is None:
+            sides = ((answer, left), (reference, right))
+            if in_words or not all(value or lexer.readable(text) for text, value in sides):
+                return Decision("wrong", "text")
+            for text, value in sides:
+                lexer.check(text)
+                if value is not None:
+                    equal(value, value, settings)  # raises for a value that must not reach the library either
+            return None
+        path = "text" if in_words else "structure"
+        if isinstance(left, Quantity) and isinstance(right, Quantity):
+            path = "number" if left.node.op == right.node.op == "number" else "expression"
+        return decision(equal(left, right, settings), path)
+    except UndefinedError:
+        return Decision("wrong", "undefined")
     except RefusedError:
         return Decision("refused", "guard")
     except Exception as error:  # a bug in the rules must not end a run
         return Decision("error", f"internal_{type(error).__name__}")
 
 
-def _decide_values(answer: str, reference: str, settings: GradingConfig) -> Decision | None:
-    answer, reference = clean(answer), clean(reference)
-    if not answer or not reference:
-        return Decision("wrong", "empty")
-    if plain(answer) == plain(reference):
-        return Decision("correct", "text")
-    sides = {text: value_of(text) for text in (reference, answer)}
-    left, right = sides[answer], sides[reference]
-    if left is None or right is None:
-        unread = [text for text, value in sides.items() if value is None]
-        if isinstance(left, Words) or isinstance(right, Words) or not all(map(lexer.readable, unread)):
-            return Decision("wrong", "text")
-        for text, value in sides.items():
-            lexer.check(text)
-            if value is not None:
-                equal(value, value, settings)  # raises for a value that must not reach the library either
-        return None
-    try:
-        return _verdict(equal(left, right, settings), _path(left, right))
-    except UndefinedError:
-        return Decision("wrong", "undefined")
-
-
-@lru_cache(maxsize=8192)
-def value_of(text: str) -> Value | None:
-    """Return the value of a cleaned text; None when it is unreadable. Raises `RefusedError`."""
-    try:
-        return structures.read(text)
-    except (UnreadableError, UndefinedError):
-        return None
-
-
-def _path(left: Value, right: Value) -> str:
-    if isinstance(left, Words) or isinstance(right, Words):
-        return "text"
-    if not isinstance(left, Quantity) or not isinstance(right, Quantity):
-        return "structure"
-    return "number" if left.node.op == right.node.op == "number" else "expression"
-
-
-def _verdict(equal: bool, path: str) -> Decision:
+def decision(equal: bool, path: str) -> Decision:
+    """Return the decision on two values that were compared."""
     return Decision("correct" if equal else "wrong", path)

@@ -170,8 +170,12 @@ class Calculator:
                 value = -self._power(-a, exponent) if negative else self._power(a, exponent)
             case "degree", [a]:
                 value = a * self.mp.pi / 180
-            case (("floor" | "ceil"), [a]):
-                value = self._to_whole(op, a)
+            case (("floor" | "ceil"), [Fraction() as a]):
+                value = Fraction(getattr(math, op)(a))
+            case (("floor" | "ceil"), [a]) if self.is_real(a):
+                near = self.mp.nint(a)
+                is_whole = abs(a - near) < self.mp.ldexp(max(1, abs(a)), -self.bits // 2)
+                value = near if is_whole else getattr(self.mp, op)(a)
             case "fact", [Fraction() as a]:
                 value = Fraction(math.factorial(whole(a)))
             case "binom", [Fraction() as a, Fraction() as b]:
@@ -208,16 +212,6 @@ class Calculator:
         if size > MAX_LOG2:
             raise RefusedError  # a power beyond 2^20000
         return self.mp.power(base, exponent)
-
-    def _to_whole(self, op: str, value: Any) -> Any:
-        if isinstance(value, Fraction):
-            return Fraction(math.floor(value) if op == "floor" else math.ceil(value))
-        if not self.is_real(value):
-            raise UndefinedError
-        near = self.mp.nint(value)
-        if abs(value - near) < self.mp.ldexp(max(1, abs(value)), -self.bits // 2):
-            return near
-        return self.mp.floor(value) if op == "floor" else self.mp.ceil(value)
 
     def _call(self, name: str, argument: Any, base: Any = None) -> Any:
         mp = self.mp
@@ -271,11 +265,11 @@ def _written_bits(node: Node) -> int:
     return own
 
 
-SIGNS = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))  # that numbers may have at each point
+SIGNS: list[tuple[int, ...]] = [(1,)] * 3 + [(-1,)] * 2 + [(1, -1)] * 2  # that numbers may have at each point
 NEEDED = 2  # points at which both sides must have a value
 
 
-def same(first: Node, second: Node, rel_tol: float) -> bool:
+def same(first: Node, second: Node, rel_tol: float = 0.0) -> bool:
     """Whether two expressions are equal, or one is a decimal to which the other, without finite decimals, rounds."""
     names = sorted(symbols(first) | symbols(second))
     if not names:
@@ -351,15 +345,13 @@ def ratio(first: Node, second: Node) -> int:
     tolerance = evaluator.mp.ldexp(abs(ratios[0]), -100)
     if any(abs(other - ratios[0]) > tolerance for other in ratios):
         return 0
-    return 1 if ratios[0] > 0 else -1
+    return 1 if evaluator.mp.re(ratios[0]) > 0 else -1  # of a complex number without imaginary part
 
 
-def near(first: Node, second: Node, share: float) -> bool:
-    """Whether two constants differ by at most this share of the second."""
-    if symbols(first) or symbols(second):
-        return False
-    _, a, b = evaluated(first, second)
-    return a is not None and b is not None and bool(abs(a - b) <= share * abs(b))
+def near(value: Node, rough: Node) -> bool:
+    """Whether two constants differ by at most 1%."""
+    _, a, b = evaluated(value, rough)
+    return a is not None and b is not None and bool(abs(a - b) <= 0.01 * abs(b))
 
 
 def decimal_of(node: Node) -> tuple[Fraction, int] | None:

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
@@ -136,47 +136,52 @@ def _number(match: re.Match[str], spaced: bool) -> Token:
     return Token("number", text, spaced, value * Fraction(10) ** power, places)
 
 
-OPENING = pairs(r"( ) [ ] { } \{ \} \langle \rangle")
+_OPENING = pairs(r"( ) [ ] { } \{ \} \langle \rangle")
 MAX_DEPTH = 25
 
 
-def opens(token: Token) -> bool:
-    """Whether the token opens a bracket or an environment."""
-    return token.kind == "begin" or (token.kind == "sign" and token.text in OPENING)
-
-
-def closes(token: Token) -> bool:
-    """Whether the token closes a bracket or an environment."""
-    return token.kind == "end" or (token.kind == "sign" and token.text in OPENING.values())
+def step(token: Token) -> int:
+    """Return 1 for a token that opens a bracket or an environment, -1 for one that closes it, else 0."""
+    if token.kind == "sign":
+        return (token.text in _OPENING) - (token.text in _OPENING.values())
+    return (token.kind == "begin") - (token.kind == "end")
 
 
 def depths(tokens: Sequence[Token]) -> list[int]:
     """Return how many brackets are open at each token; a bracket itself stands outside of its pair."""
-    changes = accumulate(opens(token) - closes(token) for token in tokens)
-    return [depth - opens(token) for depth, token in zip(changes, tokens, strict=True)]
+    steps = list(map(step, tokens))
+    return [depth - (change > 0) for depth, change in zip(accumulate(steps), steps, strict=True)]
 
 
 def is_enclosed(tokens: Sequence[Token]) -> bool:
     """Whether one pair of brackets stands around everything."""
-    if len(tokens) < 2 or not opens(tokens[0]) or not closes(tokens[-1]):
-        return False
-    *inner, last = depths(tokens)[1:]
-    return last == 0 and 0 not in inner
+    outside = [at for at, level in enumerate(depths(tokens)) if not level]
+    return step(tokens[0]) > 0 and outside == [0, len(tokens) - 1]
 
 
-def split(tokens: Sequence[Token], at: Callable[[Token], object]) -> tuple[list[list[Token]], list[Token]]:
-    """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
+def sign_of(token: Token) -> str:
+    """Return the text of a sign, `,` for a semicolon, or the word `and`, `or` or `to`; else nothing."""
+    word = token.text.strip(" ,").casefold()
+    if word in ("and", "or") or (word == "to" and token.kind != "command"):
+        return word
+    if token.kind != "sign":
+        return ""
+    return "," if token.text == ";" else token.text
+
+
+def split(tokens: Sequence[Token], at: Collection[str]) -> tuple[list[list[Token]], list[str]]:
+    """Split at the tokens outside all brackets with one of these signs; return the pieces and the signs found."""
     levels = depths(tokens)
-    if levels and (min(levels) < 0 or levels[-1] or opens(tokens[-1])):
+    if levels and (min(levels) < 0 or levels[-1] or step(tokens[-1]) > 0):
         raise UnreadableError  # brackets
-    pieces, marks = [list[Token]()], list[Token]()
+    pieces, signs = [list[Token]()], list[str]()
     for token, level in zip(tokens, levels, strict=True):
-        if level or opens(token) or closes(token) or not at(token):
+        if level or step(token) or sign_of(token) not in at:
             pieces[-1].append(token)
         else:
-            marks.append(token)
+            signs.append(sign_of(token))
             pieces.append([])
-    return pieces, marks
+    return pieces, signs
 
 
 MAX_EXPONENT = 100
@@ -288,9 +293,9 @@ _plain_signs = rewriter(
 )
 _plain_spaces = rewriter((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
-_WHOLE_FONT = rf"\\{_FONT}\s*\{{([^{{}}]*)\}}"
+WHOLE_FONT = rf"\\{_FONT}\s*\{{([^{{}}]*)\}}"
 _upright = rewriter(
-    (_WHOLE_FONT, r" \1 "),
+    (WHOLE_FONT, r" \1 "),
     (r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])", r" \1 "),
     (r"\\\$", "$"),
 )
@@ -330,12 +335,6 @@ def plain(text: str) -> str:
     ('(A)', 'x=3 8')
     """
     return _squeezed(_upright(text).strip().rstrip(".").strip())
-
-
-def whole_text(text: str) -> str | None:
-    r"""Return the content of a font command around the whole text, as in `\text{east}`; else None."""
-    match = re.fullmatch(_WHOLE_FONT, text)
-    return match[1].strip() if match else None
 
 
 def _ascii(char: str) -> str:

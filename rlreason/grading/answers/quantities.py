@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, closes, depths, is_enclosed, pairs, rewriter, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewriter, step, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
@@ -35,6 +35,9 @@ SHORT_WORDS = words(
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 PERCENT = words("% percent pct percents")
 CURRENCIES = pairs("$ usd  € eur  £ gbp  ¥ jpy  ₹ inr  ¢ cent  textdollar usd  texteuro eur  usd usd  eur eur  gbp gbp")
+
+#: Words that name a constant, a function or a Greek letter.
+NAMED = frozenset(("sqrt", *CONSTANTS, *FUNCTIONS, *GREEK))
 
 #: Units, each with its short name and then its other spellings.
 UNITS = """
@@ -132,11 +135,6 @@ def conversion(first: str, second: str) -> Fraction | None:
     return size / other if kind == kind_of_other else None
 
 
-def is_constant(text: str) -> bool:
-    """Whether a word names a constant, a function or a Greek letter."""
-    return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
-
-
 def is_product(tokens: Sequence[Token]) -> bool:
     """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
     if len(tokens) > 1:
@@ -148,8 +146,15 @@ def is_product(tokens: Sequence[Token]) -> bool:
 
 
 def read_quantity(tokens: Sequence[Token]) -> Quantity:
-    """Read all tokens as one quantity. Raises `UnreadableError` where words that are no unit follow it."""
-    tokens, currency = _without_currency(tokens)
+    r"""Read all tokens as one quantity. Raises `UnreadableError` where words that are no unit follow it.
+
+    The signs or codes of one currency are its unit: `$5`, `-$5`, `5 $`, `\text{USD }5`, `$7 - $2`.
+    """
+    found = [CURRENCIES.get(token.text.strip().removeprefix("\\").casefold(), "") for token in tokens]
+    follows = zip(found[1:-1], tokens[2:], strict=True)
+    currency = ""
+    if len(set(found) - {""}) == 1 and not any(sign and after.kind != "number" for sign, after in follows):
+        tokens, currency = [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
     levels = depths(tokens)
     starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at))
     end = next((at for at in starts if _is_unit(tokens[at:])), len(tokens))
@@ -171,15 +176,6 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     return Quantity(node if scale == 1 else Node("mul", (node, number(scale))), unit or currency, percent)
 
 
-def _without_currency(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:
-    r"""Remove the signs or codes of one currency, and return it: `$5`, `-$5`, `5 $`, `\text{USD }5`, `$7 - $2`."""
-    found = [CURRENCIES.get(token.text.strip().removeprefix("\\").casefold(), "") for token in tokens]
-    middle = zip(found[1:-1], tokens[2:], strict=True)
-    if len(set(found) - {""}) != 1 or any(sign and after.kind != "number" for sign, after in middle):
-        return tokens, ""
-    return [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
-
-
 def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
     token, before = tokens[index], tokens[index - 1]
     if before.kind == "sign" and before.text in _BEFORE_FACTORS:
@@ -190,7 +186,7 @@ def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
     if token.kind == "sign":  # degrees follow no function: sin 45° is a number
         return name == "%" or (name == "°" and not any(token.text in FUNCTIONS for token in tokens[:index]))
     if token.kind == "word":
-        return not is_constant(name.casefold()) and is_word(name)
+        return name.casefold() not in NAMED and is_word(name)
     return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
 
 
@@ -224,7 +220,7 @@ _SIMPLE = re.compile(
     rf"|\({_LETTER}(?:,{_LETTER})+\)"  # (x,y)
     rf"|frac\{{d\w?\}}\{{d\w\}}|m?angle[A-Z]{{1,3}}"
 )
-_NUMBERED = re.compile(rf"({_LETTER})_(?:\d|\{{\d+\}})")
+NUMBERED = re.compile(rf"\A({_LETTER})_(?:\d|\{{\d+\}})\Z")  # others, such as A_1B_1 and S_{ABC}, are no family
 
 #: Points side by side, as `AB`, `AB'` or `A_1B_1`. Other capitals with an index, such as V_1V_2, are products.
 _POINTS = r"(?:[A-Z]'{0,2}|[A-FM-Q]_\{?\w\}?'?){2,6}"
@@ -268,12 +264,6 @@ def name_of(piece: Sequence[Token]) -> str:
     return text.casefold() if re.fullmatch("[A-Z]+", text) else text.replace(":", "/")
 
 
-def family(name: str) -> str:
-    """Return the common name of `x_1` and `x_2`; other names, such as `A_1B_1` and `S_{ABC}`, are their own."""
-    numbered = _NUMBERED.fullmatch(name)
-    return numbered[1] if numbered else name
-
-
 def occurs_in(piece: Sequence[Token], value: Value) -> bool:
     """Whether the named quantity occurs in the value too: then it is an equation to solve, `x = 2 - x`."""
     if simple := _simple(piece):
@@ -306,7 +296,7 @@ def _simple(piece: Sequence[Token]) -> str:
         return text
     drawn = len(piece) > 2 and piece[0].kind == "text"  # \text{Area of } \triangle ABC
     spoken = [token for token in piece if not (drawn and token.text in _SHAPES)]
-    is_language = {token.kind for token in spoken} <= {"word", "text", "letter"} and not is_constant(text)
+    is_language = {token.kind for token in spoken} <= {"word", "text", "letter"} and text not in NAMED
     if spoken and is_language and not is_product(spoken) and len(spoken[-1].text.strip()) > 1:
         language = " ".join(token.text.strip().casefold() for token in piece)
         return "" if DENIALS.intersection(language.split()) else language
@@ -322,7 +312,9 @@ def _is_applied(piece: Sequence[Token]) -> bool:
     capitals = bool(inner) and all(token.kind in ("letter", "word") and token.text.isupper() for token in inner)
     if head in _EXPECTATION and (piece[at].text == "[" or capitals):
         return True
-    if head in _PROBABILITY and (capitals or any(map(_is_event, inner))):
+    spoken = any(token.kind == "word" and (len(token.text) > 3 or is_word(token.text)) for token in inner)
+    is_event = spoken or any(token.kind == "text" or token.text in _OF_EVENTS for token in inner)
+    if head in _PROBABILITY and (capitals or is_event):
         return True
     following = [token.text for token in inner[1:]] + [""]
     is_numeric = all(
@@ -330,11 +322,6 @@ def _is_applied(piece: Sequence[Token]) -> bool:
         for token, after in zip(inner, following, strict=False)
     )
     return bool(_FUNCTION.fullmatch(head)) and piece[at].text == "(" and bool(inner) and is_numeric
-
-
-def _is_event(token: Token) -> bool:
-    spoken = token.kind == "word" and (len(token.text) > 3 or is_word(token.text))
-    return spoken or token.kind == "text" or token.text in _OF_EVENTS
 
 
 def _is_operator(piece: Sequence[Token]) -> bool:
@@ -345,7 +332,7 @@ def _is_operator(piece: Sequence[Token]) -> bool:
     for token in (piece[at] for at in outside):
         if token.text in _BETWEEN_FACTORS or token.kind == "number" or _operator(token):
             return False
-    ends = [(opening, at) for opening, at in pairwise(outside) if closes(piece[at]) and at < len(piece) - 1]
+    ends = [(opening, at) for opening, at in pairwise(outside) if step(piece[at]) < 0 and at < len(piece) - 1]
     return all(piece[opening - 1].text == "_" for opening, _ in ends)  # else something follows the operand
 
 

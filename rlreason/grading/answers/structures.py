@@ -3,32 +3,32 @@
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import pairwise
 
-from rlreason.grading.answers.evaluate import near, same
+from rlreason.grading.answers.evaluate import UndefinedError, near, same
 from rlreason.grading.answers.lexer import (
     MAX_DEPTH,
+    WHOLE_FONT,
     RefusedError,
     Token,
     UnreadableError,
     depths,
     is_enclosed,
     plain,
+    sign_of,
     split,
     tokens,
-    whole_text,
     words,
 )
 from rlreason.grading.answers.parser import Node, number, parse, symbols
-from rlreason.grading.answers.quantities import family, is_constant, is_product, name_of, occurs_in, read_quantity
+from rlreason.grading.answers.quantities import NAMED, NUMBERED, is_product, name_of, occurs_in, read_quantity
 from rlreason.grading.answers.values import (
     EVERYTHING,
     Based,
     Collection,
     Equation,
     Inequality,
-    Matrix,
     Quantity,
     Ratio,
     Reals,
@@ -36,7 +36,7 @@ from rlreason.grading.answers.values import (
     Value,
     Words,
     as_reals,
-    complement,
+    difference,
     intersection,
     minus,
     union,
@@ -48,49 +48,56 @@ RELATIONS = words(r"= \approx < > \le \ge \ne \in")
 BRACKETS = words(r"() (] [) [] {} \{\} \langle\rangle")
 SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _ALL_REALS = ("all real numbers", "all reals", "all real numbers x", "the set of all real numbers", "all real x")
+EMPTY = Collection("set", ())
+NAMED_SETS: dict[str, Value] = {
+    "emptyset": EMPTY, "varnothing": EMPTY, "mathbb{R}": EVERYTHING, "mathbbR": EVERYTHING,
+}  # fmt: skip
+SET_ALGEBRA = {"\\cup": union, "\\cap": intersection, "\\setminus": difference}
 Pieces = Sequence[Sequence[Token]]
 
 
-def read(text: str) -> Value:
-    """Read the value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
-    text = whole_text(text) or text
+@lru_cache(maxsize=8192)
+def read(text: str) -> Value | None:
+    """Return the value of a cleaned answer; None when it is unreadable. Raises `RefusedError`."""
+    if font := re.fullmatch(WHOLE_FONT, text):
+        text = font[1].strip() or text
     if special := notation(text):
         return special
-    found = tokens(text)
-    if max(depths(found), default=0) > MAX_DEPTH:
-        raise RefusedError  # nested deeper than MAX_DEPTH
-    return read_tokens(found)
+    try:
+        found = tokens(text)
+        if max(depths(found), default=0) > MAX_DEPTH:
+            raise RefusedError  # nested deeper than MAX_DEPTH
+        return read_tokens(found)
+    except (UnreadableError, UndefinedError):
+        return None
 
 
 def read_tokens(tokens: Sequence[Token]) -> Value:
     """Read the value of these tokens: plain language, a structure, or one quantity."""
     if not tokens:
         raise UnreadableError
-    value: Value | None = _words(tokens)
-    if value is not None:
-        return value
+    if spoken := _words(tokens):
+        return spoken
     joined_by = (
-        (joiner, _separated),
-        (_signs(*RELATIONS), read_relation),
-        (_signs("\\cup", "\\cap", "\\setminus"), _set_algebra),
-        (_divides_ratio, _ratio),
+        ((",", "or", "and"), _separated),
+        (RELATIONS, read_relation),
+        (SET_ALGEBRA, _set_algebra),
+        ((":", "to"), _ratio),
     )
-    for accepts, read_pieces in joined_by:
-        pieces, marks = split(tokens, accepts)
-        if marks:
-            return read_pieces(pieces, [joiner(mark) or mark.text for mark in marks])
-    for attempt in (_set_constant, _enclosed, _grid):
-        if (value := attempt(tokens)) is not None:
-            return value
-    return read_quantity(tokens)
+    for at, read_pieces in joined_by:
+        pieces, signs = split(tokens, at)
+        if signs:
+            return read_pieces(pieces, signs)
+    named = NAMED_SETS.get("".join(token.text for token in tokens))
+    return named or _enclosed(tokens) or _grid(tokens) or read_quantity(tokens)
 
 
 def _words(tokens: Sequence[Token]) -> Words | Reals | None:
     """Read only words and single letters, with at least one word that names no quantity."""
-    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in tokens):
+    if any(token.kind not in ("word", "letter", "text") or sign_of(token) == "and" for token in tokens):
         return None
     text = plain(" ".join(token.text for token in tokens)).casefold()
-    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or is_constant(text) or re.search(r"\d", text))
+    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or text in NAMED or re.search(r"\d", text))
     if lone or is_product(tokens):
         return None
     if text in _ALL_REALS:
@@ -99,42 +106,27 @@ def _words(tokens: Sequence[Token]) -> Words | Reals | None:
     return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
 
 
-def joiner(token: Token) -> str:
-    """Return `,` for a separator, `or` or `and` for those words, else nothing."""
-    if token.kind == "sign" and token.text in (",", ";"):
-        return ","
-    word = token.text.strip(" ,").casefold()
-    return word if word in ("or", "and") else ""
-
-
 def _separated(pieces: Pieces, signs: Sequence[str]) -> Value:
+    r"""Read a list: inequalities joined by `or` are a union, by `and` an intersection.
+
+    A comma is an `and` where something is excluded: `x > 2, x \ne 3`. `x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2`
+    are values of x; `x = 1, y = 2` stays a list.
+    """
     # the gap in `, and`
     oxford = {n for n, (before, after) in enumerate(pairwise(signs), 1) if before == "," and after != ","}
     kept = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
     if len(kept) > MAX_ITEMS:
         raise UnreadableError
     items = tuple(map(read_tokens, kept))
-    return joined(items, set(signs)) or unlabelled(items)
-
-
-def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
-    r"""Combine inequalities joined by `or` (a union) or by `and` (an intersection) into one set of reals.
-
-    A comma is an `and` where something is excluded: `x > 2, x \ne 3`.
-    """
-    excludes = any(isinstance(item, Inequality) and item.links[0][1] == "\\ne" for item in items)
-    connectives = kinds - {","} or ({"and"} if excludes else set())
+    connectives = set(signs) - {","}
+    if not connectives and any(isinstance(item, Inequality) and item.links[0][1] == "\\ne" for item in items):
+        connectives = {"and"}
     sets = [as_reals(item) for item in items if isinstance(item, Inequality | Reals)]
     reals = [part for part in sets if part is not None]
-    if len(connectives) != 1 or len(reals) != len(items) or len({part.name for part in reals}) != 1:
-        return None
-    return reduce(union if connectives == {"or"} else intersection, reals)
-
-
-def unlabelled(items: tuple[Value, ...]) -> Collection:
-    """Read `x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` as values of x; `x = 1, y = 2` stays a list."""
+    if len(connectives) == 1 and len(reals) == len(items) and len({part.name for part in reals}) == 1:
+        return reduce(union if connectives == {"or"} else intersection, reals)
     named = [isinstance(item, Equation) for item in items]
-    names = {family(item.label) for item in items if isinstance(item, Equation)}
+    names = {NUMBERED.sub(r"\1", item.label) for item in items if isinstance(item, Equation)}
     values = [item.value if isinstance(item, Equation) else item for item in items]
     stripped = tuple(value for value in values if value is not None)
     if len(names) != 1 or "" in names or (any(named[1:]) and not all(named)) or len(stripped) < len(items):
@@ -143,18 +135,35 @@ def unlabelled(items: tuple[Value, ...]) -> Collection:
 
 
 def read_relation(pieces: Pieces, signs: Sequence[str]) -> Value:
-    """Read pieces joined by these relation signs. Raises `UnreadableError` for signs that form no relation."""
+    r"""Read pieces joined by these relation signs. Raises `UnreadableError` for signs that form no relation.
+
+    `\approx 38` and `x \approx 38` state 38; in `\sqrt2 \approx 1.41` the exact side is the answer. `x \in A` is the
+    set of reals for x where A is one, else an equation of x with the value A.
+    """
+    name, last = name_of(pieces[0]), len(signs) - 1
     if "\\approx" in signs:
-        return approximation(pieces, signs)
+        if not last and (not pieces[0] or name):
+            return equation(pieces)
+        if list(signs).index("\\approx") != last:
+            raise UnreadableError  # more than one approximation
+        exact, rough = map(read_tokens, pieces[last:])
+        check_chain((exact, rough), near)
+        return read_relation(pieces[:-1], signs[:-1]) if last else exact
     if set(signs) == {"="}:
         return equation(pieces)
     if "\\in" in signs:
-        return membership(pieces, signs)
+        if last or not name:
+            raise UnreadableError
+        value = read_tokens(pieces[1])
+        numbers = as_reals(value)
+        if numbers is not None and not (isinstance(value, Collection) and value.kind == "set"):
+            return numbers._replace(name=name)
+        return Equation(name, value, None)
     nodes = [parse(piece) for piece in pieces]
     turned = {">": "<", "\\ge": "\\le"}
     links = []
     for left, sign, right in zip(nodes, signs, nodes[1:], strict=False):
-        if sign == "=" or (sign == "\\ne" and len(signs) > 1):
+        if sign == "=" or (sign == "\\ne" and last):
             raise UnreadableError
         links.append((right, turned[sign], left) if sign in turned else (left, sign, right))
     return Inequality(tuple(links))
@@ -183,37 +192,12 @@ def equation(pieces: Pieces) -> Value:
     return Equation("", None, minus(parse(pieces[0]), parse(pieces[1])))
 
 
-def approximation(pieces: Pieces, signs: Sequence[str]) -> Value:
-    r"""`\approx 38` and `x \approx 38` state 38; in `\sqrt2 \approx 1.41` the exact side is the answer."""
-    if len(signs) == 1 and (not pieces[0] or name_of(pieces[0])):
-        return equation(pieces)
-    at = len(signs) - 1
-    if list(signs).index("\\approx") != at:
-        raise UnreadableError  # more than one approximation
-    exact, rough = read_tokens(pieces[at]), read_tokens(pieces[at + 1])
-    if not (isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)):
-        raise UnreadableError  # an approximation that is not near
-    return read_relation(pieces[:-1], signs[:-1]) if at else exact
-
-
-def check_chain(values: Sequence[Value]) -> None:
-    """`UnreadableError` unless all links of a chain have the same value; only numbers and formulas form one."""
+def check_chain(values: Sequence[Value], agree: Callable[[Node, Node], bool] = same) -> None:
+    """`UnreadableError` unless all links of a chain agree with its end; only numbers and formulas form one."""
     last = values[-1]
     for value in values[:-1]:
-        if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
+        if not (isinstance(value, Quantity) and isinstance(last, Quantity) and agree(value.node, last.node)):
             raise UnreadableError  # a chain of values that are not equal
-
-
-def membership(pieces: Pieces, signs: Sequence[str]) -> Value:
-    r"""Read `x \in A`: the set of reals for x where A is one, else an equation of x with the value A."""
-    name = name_of(pieces[0])
-    if len(signs) > 1 or not name:
-        raise UnreadableError
-    value = read_tokens(pieces[1])
-    numbers = as_reals(value)
-    if numbers is not None and not (isinstance(value, Collection) and value.kind == "set"):
-        return numbers._replace(name=name)
-    return Equation(name, value, None)
 
 
 def _set_algebra(pieces: Pieces, signs: Sequence[str]) -> Value:
@@ -223,18 +207,8 @@ def _set_algebra(pieces: Pieces, signs: Sequence[str]) -> Value:
         left, right = as_reals(value), as_reals(read_tokens(piece))
         if left is None or right is None:
             raise UnreadableError
-        if sign == "\\cup":
-            value = union(left, right)._replace(name="")
-        else:
-            value = intersection(left, right if sign == "\\cap" else complement(right))
+        value = SET_ALGEBRA[sign](left, right)
     return value
-
-
-def _set_constant(tokens: Sequence[Token]) -> Value | None:
-    texts = [token.text for token in tokens]
-    if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
-        return EVERYTHING
-    return Collection("set", ()) if texts in (["emptyset"], ["varnothing"]) else None
 
 
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
@@ -243,47 +217,37 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
     if brackets not in BRACKETS or not is_enclosed(tokens):
         return None
     content, is_set = tokens[1:-1], "{" in brackets
-    built = builder(content) if is_set else None
-    if built is not None:
-        return built
-    pieces, marks = split(content, lambda token: joiner(token) == ",")
+    pieces, signs = split(content, ("|", ":"))
+    name = name_of(content[:1])
+    if is_set and name and len(signs) == 1 and all(pieces) and (len(pieces[0]) == 1 or pieces[0][1].text == "\\in"):
+        numbers = as_reals(read_tokens(pieces[1]))  # as in `x \mid x > 2`
+        if numbers is None or numbers.name != name:
+            raise UnreadableError  # a set by its property
+        return numbers._replace(name="")
+    pieces, signs = split(content, (",",))
     if len(pieces) > MAX_ITEMS:
         raise RefusedError  # more than 60 items
-    if brackets == "\\{\\}" or (is_set and marks):
+    if brackets == "\\{\\}" or (is_set and signs):
         return Collection("set", tuple(map(read_tokens, pieces)) if content else ())
-    if marks:
+    if signs:
         return Collection(brackets, tuple(map(read_tokens, pieces)))
     # more than an expression, as in `(x = 3)` or `(\text{A})`
     structured = any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
     return read_tokens(content) if brackets == "()" and structured else None
 
 
-def builder(content: Sequence[Token]) -> Value | None:
-    r"""Read `x \mid x > 2` inside set braces; None when the braces contain something else."""
-    marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
-    if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
-        return None
-    name = name_of(content[:1])
-    if not name or (marks[0] > 1 and content[1].text != "\\in"):
-        return None
-    value = as_reals(read_tokens(content[marks[0] + 1 :]))
-    if value is None or value.name != name:
-        raise UnreadableError  # a set by its property
-    return value._replace(name="")
-
-
 def _grid(tokens: Sequence[Token]) -> Value | None:
     if tokens[0].kind != "begin" or tokens[-1].kind != "end" or tokens[0].text != tokens[-1].text:
         return None
     name = tokens[0].text.rstrip("*")
-    rows, _ = split(tokens[1:-1], lambda token: token.text == "\\\\")
+    rows, _ = split(tokens[1:-1], ("\\\\",))
     if not rows[-1]:
         rows.pop()
-    cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
+    cells = [split(row, ("&",))[0] for row in rows]
     if name not in MATRICES or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
         raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
-    return Matrix(name == "vmatrix", Collection("[]", rows_read))
+    return Collection("vmatrix" if name == "vmatrix" else "matrix", rows_read)
 
 
 def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
@@ -292,14 +256,6 @@ def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
     if len(nodes) < len(parts):
         raise UnreadableError
     return Ratio(nodes)
-
-
-def _signs(*texts: str) -> Callable[[Token], bool]:
-    return lambda token: token.kind == "sign" and token.text in texts
-
-
-def _divides_ratio(token: Token) -> bool:
-    return token.text.strip() in (":", "to") and token.kind != "command"
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
@@ -313,38 +269,33 @@ _NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven 
     seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
 _BELOW_20, _TENS = _NUMBER_WORDS.split()[:20], _NUMBER_WORDS.split()[20:]
 _BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS for one in _BELOW_20[:10]]
+_VALUES = {word: value for value, word in enumerate(_BELOW_100)}
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 
 def notation(text: str) -> Value | None:
-    """Read what is no expression: a date, a multiple choice, a time of day, digits in a base, or a number word."""
+    r"""Read what is no expression.
+
+    A date, a multiple choice, a time of day (`9:30`, `9 am`, `9:30 \text{ p.m.}`), digits in a base (`101_2`,
+    `101_{\text{two}}`, `101 base 2`), or a number word.
+    """
     if _DATE.fullmatch(text):
         return Words(text)
     if match := _CHOICE.fullmatch(text):
-        return Quantity(Node("symbol", name=match.group(1)))
+        return Quantity(Node("symbol", name=match[1]))
     if match := _CLOCK.fullmatch(text):
-        return clock(match)
+        parts = tuple(int(part) for part in match.groups()[:3] if part)
+        hour, minute, second = (*parts, 0, 0)[:3]
+        if hour > 23 or minute > 59 or second > 59:
+            return None
+        stated = (match[4] or "").lower()
+        implied = "" if 1 <= hour <= 12 else "p" if hour else "a"
+        return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, stated or implied, () if stated else parts)
     if match := _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text):
-        return based(*match.groups())
-    word = text.casefold().replace(" ", "-")
-    return Quantity(number(_BELOW_100.index(word))) if word in _BELOW_100 else None
-
-
-def clock(match: re.Match[str]) -> TimeOfDay | None:
-    """Read a time of day: `9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
-    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
-    if hour > 23 or minute > 59 or second > 59:
-        return None
-    half = (match[4] or "").lower()
-    parts = () if half else tuple(int(part) for part in match.groups()[:3] if part)
-    if not half and not 1 <= hour <= 12:
-        half = "p" if hour else "a"
-    return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, half, parts)
-
-
-def based(digits: str, base: str) -> Based | None:
-    """Read a number in a given base: `101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
-    size = int(base) if base.isdigit() else (_BELOW_100.index(base) if base in _BELOW_100 else 0)
-    if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
-        return None
-    return Based(digits.upper().lstrip("0") or "0", size)
+        digits, base = match.groups()
+        size = int(base) if base.isdigit() else _VALUES.get(base, 0)
+        if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
+            return None
+        return Based(digits.upper().lstrip("0") or "0", size)
+    value = _VALUES.get(text.casefold().replace(" ", "-"))
+    return None if value is None else Quantity(number(value))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial, reduce
-from itertools import product
+from functools import cmp_to_key, partial, reduce
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from rlreason.grading.answers.evaluate import UndefinedError, evaluated, exact, same_constant
@@ -22,7 +22,10 @@ class Quantity(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """`kind` is set, list, or the brackets of a tuple such as `()` or `[)`. `label`: `x = 1, 2` lists x."""
+    """`kind` is set, list, matrix, vmatrix, or the brackets of a tuple such as `()` or `[)`.
+
+    `label`: `x = 1, 2` lists x. The items of a matrix are its rows.
+    """
 
     kind: str
     items: tuple[Value, ...]
@@ -46,20 +49,12 @@ class Inequality(NamedTuple):
 class Reals(NamedTuple):
     """A set of real numbers, for the variable `name` where one was given.
 
-    `points`: its ends and single members in rising order. `inside`: whether the numbers below the first point belong to
-    it, the first point, those up to the next point, and so on.
+    `points`: in rising order, every number at which membership may change. `contains`: whether a number belongs to it.
     """
 
     points: tuple[Node, ...]
-    inside: tuple[bool, ...]
+    contains: Callable[[Node], bool]
     name: str = ""
-
-
-class Matrix(NamedTuple):
-    """A matrix or determinant, as a tuple of rows."""
-
-    is_determinant: bool
-    rows: Collection
 
 
 class Based(NamedTuple):
@@ -92,12 +87,10 @@ class Words(NamedTuple):
     text: str
 
 
-Value = Quantity | Collection | Equation | Inequality | Reals | Matrix | Based | Ratio | TimeOfDay | Words
+Value = Quantity | Collection | Equation | Inequality | Reals | Based | Ratio | TimeOfDay | Words
 
 PLUS = Node("constant", name="oo")
 MINUS = Node("neg", (PLUS,))
-EVERYTHING = Reals((MINUS, PLUS), (False, False, True, False, False))
-NOTHING = Reals((), (False,))
 PLACES = [*map(Fraction, ("0", "1", "-1", "7/3", "-17/5", "100", "-1000", "123456"))]  # where a line is seen to be one
 
 
@@ -121,35 +114,39 @@ def order(first: Node, second: Node) -> int:
 
 def interval(low: Node, high: Node, low_closed: bool, high_closed: bool, name: str = "") -> Reals:
     """Return the numbers between two ends, each of which belongs to them where it is closed."""
-    compared = order(low, high)
-    if compared < 0:
-        return Reals((low, high), (False, low_closed, True, high_closed, False), name)
-    if compared == 0 and low_closed and high_closed:
-        return Reals((low,), (False, True, False), name)
-    return NOTHING._replace(name=name)
+
+    order(low, high)  # raises where one of them is not real
+    excluded = [end for end, closed in ((low, low_closed), (high, high_closed)) if not closed]
+
+    def contains(point: Node) -> bool:
+        return order(low, point) <= 0 <= order(high, point) and all(order(end, point) for end in excluded)
+
+    return Reals((low, high), contains, name)
+
+
+EVERYTHING = interval(MINUS, PLUS, False, False)
+NOTHING = interval(PLUS, MINUS, False, False)
 
 
 def combined(first: Reals, second: Reals, keep: Callable[[bool, bool], bool]) -> Reals:
     """Return the numbers for which `keep` says so, given whether they are in the first and in the second set."""
-    points, inside, a, b = list[Node](), [keep(first.inside[0], second.inside[0])], 0, 0
-    while a // 2 < len(first.points) or b // 2 < len(second.points):
-        left, right = first.points[a // 2 :], second.points[b // 2 :]
-        compared = order(left[0], right[0]) if left and right else -1 if left else 1
-        here = keep(first.inside[a + (compared <= 0)], second.inside[b + (compared >= 0)])
-        a, b = a + 2 * (compared <= 0), b + 2 * (compared >= 0)
-        behind = keep(first.inside[a], second.inside[b])
-        if not inside[-1] == here == behind:
-            points.append(left[0] if compared <= 0 else right[0])
-            inside += [here, behind]
-    return Reals(tuple(points), tuple(inside), first.name or second.name)
+    points = sorted(first.points + second.points, key=cmp_to_key(order))
+    return Reals(
+        tuple(points), lambda point: keep(first.contains(point), second.contains(point)), first.name or second.name
+    )
+
+
+def equal_reals(first: Reals, second: Reals) -> bool:
+    """Whether two sets have the same members: at every point where one may change, between these and outside them."""
+    agreed = combined(first, second, operator.eq)
+    finite = [point for point in agreed.points if not infinity(point)] or [number(0)]
+    between = [Node("div", (Node("add", ends), number(2))) for ends in pairwise(finite)]
+    outside = [minus(finite[0], number(1)), Node("add", (finite[-1], number(1)))]
+    return all(map(agreed.contains, (*agreed.points, *between, *outside)))
 
 
 union, intersection = partial(combined, keep=operator.or_), partial(combined, keep=operator.and_)
-
-
-def complement(value: Reals) -> Reals:
-    """Return the real numbers that are not in the set."""
-    return combined(EVERYTHING, value, lambda real, inside: real and not inside)._replace(name=value.name)
+difference = partial(combined, keep=operator.gt)  # in the first, and not in the second
 
 
 def as_reals(value: Value) -> Reals | None:
@@ -159,15 +156,15 @@ def as_reals(value: Value) -> Reals | None:
             case Reals():
                 return value
             case Collection(kind="()" | "(]" | "[)" | "[]" as kind, items=(Quantity() as low, Quantity() as high)):
-                found = interval(low.node, high.node, kind[0] == "[", kind[1] == "]")
-                return found if len(found.points) == 2 else None
+                if order(low.node, high.node) < 0:
+                    return interval(low.node, high.node, kind[0] == "[", kind[1] == "]")
             case Collection(kind="set", items=items):
                 nodes = [item.node for item in items if isinstance(item, Quantity)]
                 if len(nodes) == len(items) and not any(map(symbols, nodes)):
                     return reduce(union, (interval(node, node, True, True) for node in nodes), NOTHING)
             case Inequality(links=((left, "\\ne", right),)):
                 root = _root(left, right)
-                return root and complement(interval(root[1], root[1], True, True, root[0]))
+                return root and difference(EVERYTHING, interval(root[1], root[1], True, True, root[0]))
             case Inequality():
                 return _solution(value)
     except UndefinedError:

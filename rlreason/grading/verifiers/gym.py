@@ -7,9 +7,7 @@ grader, counted separately from wrong answers.
 
 import contextlib
 import json
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from rlreason.grading.verifiers import by_format
 
@@ -17,17 +15,13 @@ with contextlib.suppress(ImportError):  # the loader of the problems says how to
     # Here, so that the import does not count against the time limit of the first answer.
     from reasoning_gym.factory import get_score_answer_fn
 
+    scorer_of = cache(get_score_answer_fn)
+
 
 def solves(answer: str, ground_truth: str) -> bool:
     """Whether the task's verifier gives the full score."""
     entry = json.loads(ground_truth)
-    return float(_scorer(entry["task"])(answer.strip(), entry)) >= 1.0
-
-
-@cache
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
-    score: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(task)
-    return score
+    return float(scorer_of(entry["task"])(answer.strip(), entry)) >= 1.0
 
 
 r1_zero, question_only = by_format(solves)
