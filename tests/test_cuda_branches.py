@@ -153,7 +153,7 @@ def check_packing(mode: FakeCuda) -> None:
     assert tuple(batch.input_ids.shape) == (1, TOKENS)
     for tensor in (batch.input_ids, batch.position_ids, batch.score_at, batch.labels, batch.response_mask):
         assert tensor.device.type == "cuda"
-    are_bounds(batch.bounds)
+    are_bounds(batch.layout.parts.query_bounds)
     copies = [kwargs for _, kwargs, _ in mode.of("aten._to_copy.default") if "device" in kwargs]
     assert len(copies) == len(mode.of("aten._pin_memory.default")) == 1
     assert copies[0]["non_blocking"] is True
@@ -192,7 +192,7 @@ def check_varlen_forward(mode: FakeCuda) -> None:
     """One call a layer, every part by itself; of a shared prompt also its responses to the prompt, not causally."""
     for family in FAMILIES:
         _, batch = forward(mode, family, "varlen")
-        assert batch.bounds.shape == (len(PARTS),)
+        assert batch.layout.parts.query_bounds.shape == (len(PARTS),)
         attended(mode, [(TOKENS, TOKENS, LONGEST, LONGEST, True)] * LAYERS)
     _, batch = forward(mode, "Qwen3", "varlen", shares=True)
     assert batch.layout.parts.queries == (3, 2, 3, 5)  # the prompt, its two responses but for their ends, the third

@@ -43,6 +43,7 @@ class Demand:
 
     longest: int  # tokens of the longest prompt with a full response
     rows: int  # responses requested in one call
+    reserve: int = 0  # bytes that the trainer allocates later, which the engine leaves free
 
 
 Finished = Callable[[int, Response], None]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.losses import loss_named
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.objectives.published import check_objective, differences, equal_objectives
+from rlreason.objectives.published import differences, equal_objectives
 
 
 class Row(NamedTuple):
@@ -28,20 +28,6 @@ _KL_NOTE = {
     ("k2", "reward"): "biased estimate of KL(pi || ref)",
     ("k3", "reward"): "unbiased estimate of KL(pi || ref)",
 }
-
-
-def _advantage(o: Objective) -> Row:
-    baseline, norm = BASELINES[o.baseline], STD_NORMS[o.std_norm]
-    note = f"baseline={o.baseline}, std_norm={o.std_norm}; groups by problem id"
-    if o.std_norm == "none":
-        return Row("Advantage", f"A = {baseline.plain}", f"A_i = {baseline.latex}", f"{note}; no divisor, so no eps")
-    eps = f"{o.advantage_eps:g}"
-    return Row(
-        "Advantage",
-        f"A = ({baseline.plain}) / ({norm.plain} + {eps})",
-        rf"A_i = \frac{{{baseline.latex}}}{{{norm.latex} + {eps}}}",
-        f"{note}; {norm.note}, eps {eps}",
-    )
 
 
 def aggregation_row(norm: LengthNormConfig) -> Row:
@@ -80,23 +66,6 @@ def _kl(o: Objective) -> Row:
     )
 
 
-def _mismatch(o: Objective) -> Row:
-    if o.mismatch == "none":
-        return Row("Mismatch", "none", "", "the gap between engine and trainer log-probs is not corrected")
-    cap = f"{o.mismatch_cap:g}"
-    define = r"w_t = \frac{\pi_{old}(y_t)}{\pi_{engine}(y_t)},\quad "
-    if o.mismatch == "truncate":
-        plain, latex = f"min(w, {cap})", rf"\min(w_t, {cap})"
-    else:
-        plain, latex = f"(w if w <= {cap} else 0)", rf"w_t\,[w_t \le {cap}]"
-    return Row(
-        "Mismatch",
-        f"l x {plain}, w = pi_old / pi_engine",
-        define + rf"\ell_t \leftarrow \operatorname{{sg}}\left[{latex}\right] \ell_t",
-        f"{o.mismatch}, cap {cap}, per token, no gradient",
-    )
-
-
 def formula_rows(o: Objective) -> list[Row]:
     """Return every part that applies, in the order of computation: rewards, advantage, token loss, divisor."""
     rows = []
@@ -106,8 +75,28 @@ def formula_rows(o: Objective) -> list[Row]:
         rows.append(Row("Overlong", plain, latex, "DAPO's formula"))
     if o.kl_placement == "reward":
         rows.append(_kl(o))
+    baseline, norm, eps = BASELINES[o.baseline], STD_NORMS[o.std_norm], f"{o.advantage_eps:g}"
+    note = f"baseline={o.baseline}, std_norm={o.std_norm}; groups by problem id"
+    if o.std_norm == "none":
+        plain, latex, note = f"A = {baseline.plain}", f"A_i = {baseline.latex}", f"{note}; no divisor, so no eps"
+    else:
+        plain = f"A = ({baseline.plain}) / ({norm.plain} + {eps})"
+        latex = rf"A_i = \frac{{{baseline.latex}}}{{{norm.latex} + {eps}}}"
+        note += f"; {norm.note}, eps {eps}"
+    rows.append(Row("Advantage", plain, latex, note))
     plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
-    rows += [_advantage(o), Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}"), _mismatch(o)]
+    rows.append(Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}"))
+    plain, latex, note = "none", "", "the gap between engine and trainer log-probs is not corrected"
+    if o.mismatch != "none":
+        cap = f"{o.mismatch_cap:g}"
+        plain, latex = f"(w if w <= {cap} else 0)", rf"w_t\,[w_t \le {cap}]"
+        if o.mismatch == "truncate":
+            plain, latex = f"min(w, {cap})", rf"\min(w_t, {cap})"
+        plain = f"l x {plain}, w = pi_old / pi_engine"
+        define = r"w_t = \frac{\pi_{old}(y_t)}{\pi_{engine}(y_t)},\quad "
+        latex = define + rf"\ell_t \leftarrow \operatorname{{sg}}\left[{latex}\right] \ell_t"
+        note = f"{o.mismatch}, cap {cap}, per token, no gradient"
+    rows.append(Row("Mismatch", plain, latex, note))
     if o.kl_placement != "reward":
         rows.append(_kl(o))
     if o.entropy_coef:
@@ -163,13 +152,11 @@ class Card:
 
 
 def objective_card(objective: Objective) -> Card:
-    """Return the card of an objective; `ValueError` if its settings contradict each other.
+    """Return the card of an objective whose settings do not contradict each other.
 
     >>> print(objective_card(Objective(std_norm="none")).fitted().splitlines()[1])
       Advantage      A = r - mean(group)
     """
-    if problems := check_objective(objective):
-        raise ValueError("no card for a contradictory objective:\n" + "\n".join(problems))
     equal, notes = equal_objectives(objective), differences(objective)
     return Card(tuple(formula_rows(objective)), tuple(equal), tuple(notes))
 

@@ -135,22 +135,20 @@ class RankedLearner(Learner):
                     state[name] = sharded_like(parameter, value.to(self.ranks.device))
             yield state
 
-    def deal(self, name: str, scorer: LogProbScorer, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
+    def deal(self, name: str, scorer: LogProbScorer, pairs: Pairs) -> list[TokenScores]:
         """Score on all ranks as the scorer alone would, under the policy of this name."""
-        return self.score(name, pairs, scorer.token_budget, scorer.temperature, want_entropy) if pairs else []
+        return self.score(name, pairs, scorer.token_budget, scorer.temperature) if pairs else []
 
     @on_all_ranks
     @torch.no_grad()
-    def score(
-        self, name: str, pairs: Pairs, token_budget: int, temperature: float, want_entropy: bool
-    ) -> list[TokenScores]:
+    def score(self, name: str, pairs: Pairs, token_budget: int, temperature: float) -> list[TokenScores]:
         """Score on all ranks, each its share of the rows."""
         policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
         rows = policy.divide(pairs, token_budget)
         mine = rows[rank::world]
-        scores = scored_rows(policy, pairs, mine, temperature, want_entropy)
+        scores = scored_rows(policy, pairs, mine, temperature)
         if self.in_step and len(mine) < -(-len(rows) // world):
-            scored_rows(policy, pairs, [rows[0][:1]], temperature, False)
+            scored_rows(policy, pairs, [rows[0][:1]], temperature)
         by_place = {place: score for part in self.ranks.all_gather(scores) for place, score in part.items()}
         return [by_place[i] for i in range(len(pairs))]
 
