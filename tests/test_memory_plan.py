@@ -283,7 +283,7 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
         engine = ("weights", "libraries", "engine's weights", "KV cache")
         later = sum(amount for part, amount in held.items() if part not in engine)
         assert reserve_of(run, policy, longest) == held_later(work) == later > 0
-        given = plan_memory(policy, None, longest, 8, None, reserve_of(run, policy, longest)).cache
+        given = plan_memory(policy, None, longest, 8, None, reserve_of(run, policy, longest))[0]
         assert given == 8 * planned_cache(work, CPU)[1]  # there is room for every row
     assert f.vllm_cache(10, 50_000, 100, 10**6, None) == (20_000, 2280)
 

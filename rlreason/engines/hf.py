@@ -1,7 +1,7 @@
 """The in-process engine: sample from the policy's own weights with a preallocated KV cache."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -40,24 +40,11 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
-        """Sample n responses to each prompt; see `engines.base.Engine`."""
-        responses: dict[int, Response] = {}
-        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
-        # does not cache cast weights.
-        casts = self.policy.compute_dtype != torch.float32
-        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast():
-            for place, response in self._sample(prompts, sampling, n):
-                responses[place] = response
-                if finished is not None:
-                    finished(place, response)
-        return [responses[place] for place in range(len(prompts) * n)]
+        """Sample n responses to each prompt; see `engines.base.Engine`.
 
-    def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> Iterator[tuple[int, Response]]:
-        """Decode up to `max_rows` sequences at a time; waiting groups are admitted as others end.
-
-        Yield each response as it ends, with its place.
+        Up to `max_rows` sequences are decoded at a time; waiting groups are admitted as others end.
         """
-        policy, vocab = self.policy, self.policy.head.shape[0]
+        policy, vocab, responses = self.policy, self.policy.head.shape[0], dict[int, Response]()
         stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         end_ids = [i for i in sorted(policy.end_ids | sampling.end_ids) if i < vocab]  # a config may name others
         closing = closing_tokens(policy.tokenizer.get_vocab(), sampling.stop)
@@ -66,36 +53,41 @@ class HFEngine:
         banned = torch.tensor(end_ids, device=policy.device)
         # Decode sequences of similar length together, because attention covers the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
-        kind = Batch if policy.packs else UnpaddedBatch
-        batch = kind(policy, sampling, prompts, n, may_end.to(policy.device), self.compiled)
-        self.drawn = 0
-        while waiting or batch.alive:
-            if waiting and batch.should_compact():
-                batch.compact_and_admit(self._admitted(waiting, n, batch.alive, prompts))
-            rows = batch.draw(banned)
-            self.drawn += batch.alive
-            alive()
-            for row, (token_ids, log_probs) in zip(rows, batch.of_rows(rows) if len(rows) else (), strict=True):
-                overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
-                if overhang is None and len(token_ids) < sampling.max_tokens:
-                    continue
-                batch.ended[row] = True
-                place = int(batch.places[row])
-                prompt = prompts[place // n]
-                response = Response(
-                    problem_id=prompt.problem_id,
-                    prompt_ids=prompt.token_ids,
-                    token_ids=token_ids,
-                    log_probs=log_probs,
-                    text=stops.text(token_ids, overhang or 0),
-                    finish_reason="length" if overhang is None else "stop",
-                    weight_version=self.weight_version,
-                )
-                yield place, response
-            if batch.alive:
-                if not waiting and batch.should_compact():
-                    batch.compact_and_admit()  # before the step, so that it skips ended sequences
-                batch.step()
+        kind, self.drawn = Batch if policy.packs else UnpaddedBatch, 0
+        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
+        # does not cache cast weights.
+        casts = policy.compute_dtype != torch.float32
+        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), policy.autocast():
+            batch = kind(policy, sampling, prompts, n, may_end.to(policy.device), self.compiled)
+            while waiting or batch.alive:
+                if waiting and batch.should_compact():
+                    batch.compact_and_admit(self._admitted(waiting, n, batch.alive, prompts))
+                rows = batch.draw(banned)
+                self.drawn += batch.alive
+                alive()
+                for row, (token_ids, log_probs) in zip(rows, batch.of_rows(rows) if len(rows) else (), strict=True):
+                    overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
+                    if overhang is None and len(token_ids) < sampling.max_tokens:
+                        continue
+                    batch.ended[row] = True
+                    place = int(batch.places[row])
+                    prompt = prompts[place // n]
+                    responses[place] = Response(
+                        problem_id=prompt.problem_id,
+                        prompt_ids=prompt.token_ids,
+                        token_ids=token_ids,
+                        log_probs=log_probs,
+                        text=stops.text(token_ids, overhang or 0),
+                        finish_reason="length" if overhang is None else "stop",
+                        weight_version=self.weight_version,
+                    )
+                    if finished is not None:
+                        finished(place, responses[place])
+                if batch.alive:
+                    if not waiting and batch.should_compact():
+                        batch.compact_and_admit()  # before the step, so that it skips ended sequences
+                    batch.step()
+        return [responses[place] for place in range(len(prompts) * n)]
 
     def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
         """Take the groups of n that fit next to the `alive` rows, a larger one alone.
