@@ -17,7 +17,8 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.build import reserve_of
 from rlreason.engines.decoding import PROMPT_TOKENS, PreallocatedCache
 from rlreason.engines.hf import HFEngine
-from rlreason.engines.vllm import plan_memory
+from rlreason.engines.vllm import llm_arguments
+from rlreason.engines.vllm_process import Place
 from rlreason.model import memory as f
 from rlreason.model.log_probs import CHUNK
 from rlreason.model.memory import PROMPT, PUBLISHED, Sampled, Workload, shape_from, shape_of, workload_of
@@ -283,8 +284,8 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
         engine = ("weights", "libraries", "engine's weights", "KV cache")
         later = sum(amount for part, amount in held.items() if part not in engine)
         assert reserve_of(run, policy, longest) == held_later(work) == later > 0
-        given = plan_memory(policy, None, longest, 8, None, reserve_of(run, policy, longest))[0]
-        assert given == 8 * planned_cache(work, CPU)[1]  # there is room for every row
+        arguments, _ = llm_arguments(policy, Place("here"), longest, 8, None, reserve_of(run, policy, longest))
+        assert arguments["kv_cache_memory_bytes"] == 8 * planned_cache(work, CPU)[1]  # there is room for every row
     assert f.vllm_cache(10, 50_000, 100, 10**6, None) == (20_000, 2280)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
 from rlreason.engines.build import places_of
-from rlreason.engines.vllm import plan_memory
+from rlreason.engines.vllm import llm_arguments
 from rlreason.engines.vllm_process import DirectTransfer, Place, environment
 from rlreason.engines.vllm_server import Server, differing_tensors, digest
 from rlreason.errors import ConfigError
@@ -93,12 +93,13 @@ def test_stacked_layers_are_compared_part_by_part():
 
 def test_memory_is_planned_before_anything_is_loaded(policy):
     """Bug: a cache that cannot hold one sequence shows itself after minutes of loading."""
-    cache, *_ = plan_memory(policy, None, max_len=100, max_rows=8, cache_gb=None)
+    here = Place("the processor")
+    given, _ = llm_arguments(policy, here, max_len=100, max_rows=8, cache_gb=None)
     token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
-    assert cache == token * (100 + 128) * 8
+    assert given["kv_cache_memory_bytes"] == token * (100 + 128) * 8
     for gigabytes in (0.0001, 1e6):  # not one sequence; more than there is
         with pytest.raises(ConfigError, match=r"rollout\.kv_cache_gb"):
-            plan_memory(policy, None, max_len=100, max_rows=8, cache_gb=gigabytes)
+            llm_arguments(policy, here, max_len=100, max_rows=8, cache_gb=gigabytes)
 
 
 class Scripted:

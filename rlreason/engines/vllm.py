@@ -84,8 +84,7 @@ class VLLMEngine:
             span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
             raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
         for place in places:  # each plans with the memory that is free before any of them takes some
-            cache, free, words = plan_memory(self.policy, place.gpu, *lengths, self.rollout.kv_cache_gb, reserve)
-            given = llm_arguments(str(dtype).removeprefix("torch."), *lengths, cache, free, place)
+            given, words = llm_arguments(self.policy, place, *lengths, self.rollout.kv_cache_gb, reserve)
             self.say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {words} ...")
             arguments[place.name] = given
         for process in self.processes:
@@ -247,21 +246,21 @@ class VLLMEngine:
             hide_secrets(process.log)
 
 
-def plan_memory(
-    policy: Policy, gpu: int | None, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
-) -> tuple[int, int, str]:
-    """Plan the cache by `model.memory.vllm_cache`, in the free memory of the GPU less `reserve` bytes.
+def llm_arguments(
+    policy: Policy, place: Place, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
+) -> tuple[dict[str, Any], str]:
+    """Return the arguments of `vllm.LLM` besides the model's folder, and the plan of its memory in words.
 
-    Return the bytes of the cache, those that are free, and the plan in words. `gpu` None: in main memory. `ConfigError`
-    where `cache_gb` does not hold one sequence, or the plan does not fit.
+    The cache is planned by `model.memory.vllm_cache`, in the free memory of the GPU, or of the processor, less
+    `reserve` bytes. `ConfigError` where `cache_gb` does not hold one sequence, or the plan does not fit.
     """
     dtype = policy.compute_dtype
-    if gpu is not None:
-        free = torch.cuda.mem_get_info(gpu)[0]
+    if place.gpu is not None:
+        free, total = torch.cuda.mem_get_info(place.gpu)
     else:
         import psutil  # vLLM brings it
 
-        free = int(psutil.virtual_memory().available)
+        free = total = int(psutil.virtual_memory().available)
     config = policy.model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -275,13 +274,8 @@ def plan_memory(
             f"rollout=vllm needs {plan}, and one sequence of {max_len} tokens takes {one / 2**30:.3g} GB of cache: "
             "leave rollout.kv_cache_gb out, lower rollout.max_rows or sampling.max_tokens, or choose a smaller model"
         )
-    return cache, free, plan
-
-
-def llm_arguments(dtype: str, max_len: int, max_rows: int, cache: int, free: int, place: Place) -> dict[str, Any]:
-    """Return the arguments of `vllm.LLM` besides the model's folder; `cache` and `free` in bytes."""
     arguments: dict[str, Any] = {
-        "dtype": dtype,
+        "dtype": str(dtype).removeprefix("torch."),
         "load_format": "dummy",  # the first weight sync brings the weights
         "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
@@ -298,7 +292,7 @@ def llm_arguments(dtype: str, max_len: int, max_rows: int, cache: int, free: int
         "seed": 0,
     }
     if place.gpu is None:
-        return arguments | {
+        arguments |= {
             "enforce_eager": True,
             "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
             # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
@@ -306,11 +300,13 @@ def llm_arguments(dtype: str, max_len: int, max_rows: int, cache: int, free: int
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(4096, max_len),
         }
-    return arguments | {
-        "enable_sleep_mode": place.sleeps,
-        "gpu_memory_utilization": 0.9 * free / torch.cuda.mem_get_info(place.gpu)[1],
-        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
-    }
+    else:
+        arguments |= {
+            "enable_sleep_mode": place.sleeps,
+            "gpu_memory_utilization": 0.9 * free / total,
+            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
+        }
+    return arguments, plan
 
 
 def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:

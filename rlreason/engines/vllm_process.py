@@ -175,16 +175,13 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
 
 def last_lines(log: Path, count: int = 5) -> str:
     """Return the end of vLLM's log for an error message; secrets are hidden."""
-    if not log.is_file():
-        return ""
     lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 
 def hide_secrets(log: Path) -> None:
     """Rewrite the log without secrets, once vLLM's process, which writes into it, has ended."""
-    if log.is_file():
-        log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+    log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 # How weights travel.

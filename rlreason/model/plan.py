@@ -128,7 +128,11 @@ def plan_of(work: Workload, device: Device) -> Plan:
         work = replace(work, parallel="shard")
     sharded = work.parallel == "shard"
     held, step = trainer_parts(work)
-    engine = engine_parts(work, device)
+    if work.engine == "vllm":  # one of several with a GPU each
+        engine = {"engine's weights": work.products * work.shape.numbers, "KV cache": planned_cache(work, device)[0]}
+    else:
+        cache, beside = max((in_process_bytes(work, request) for request in work.sampled), key=sum, default=(0, 0))
+        engine = {"KV cache": cache, "decoding": beside}
     training, sampling = held | step, held | ({} if work.elsewhere else engine)
     if work.engine == "hf" and sharded:  # rank 0 samples from its whole copy, in main memory
         sampling = held
@@ -191,14 +195,6 @@ def held_later(work: Workload) -> int:
     held, step = trainer_parts(work)
     later = sum(held.values()) + (sum(step.values()) if work.resident else 0)
     return later if work.parallel == "shard" else later - held["weights"]
-
-
-def engine_parts(work: Workload, device: Device) -> Parts:
-    """What the engine takes while it samples; one of several with a GPU each."""
-    if work.engine == "vllm":
-        return {"engine's weights": work.products * work.shape.numbers, "KV cache": planned_cache(work, device)[0]}
-    cache, beside = max((in_process_bytes(work, request) for request in work.sampled), key=sum, default=(0, 0))
-    return {"KV cache": cache, "decoding": beside}
 
 
 def planned_cache(work: Workload, device: Device) -> tuple[int, int]:

@@ -87,20 +87,17 @@ class Policy:
             round_weights(self.model, weights)
             self._move()
         if in_main_memory:
-            self._check_first_layer()
+            if not self.packs:  # its first layer differs from the others
+                raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
+            # Check on the device with one layer only: all of them may not fit there.
+            short = with_one_layer(self.model)
+            part = Policy(short, tokenizer, products, device, attention=self.attention, head_dtype=head_dtype)
+            self.shares_prompts = self.shares_prompts and part.shares_prompts
+            self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
+            del short, part
+            torch.cuda.empty_cache()  # leave it to an engine that starts next
         elif self.attention in ("varlen", "flash_attention_2"):
             check_kernel(self)
-
-    def _check_first_layer(self) -> None:
-        """Check on the device with one layer only: all of them may not fit there."""
-        if not self.packs:  # its first layer differs from the others
-            raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
-        short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
-        part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
-        self.shares_prompts = self.shares_prompts and part.shares_prompts
-        self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
-        del short, part
-        torch.cuda.empty_cache()  # leave it to an engine that starts next
 
     def copy(self) -> "Policy":
         """Copy the policy with its model; what was checked of it holds for the copy."""
@@ -331,7 +328,10 @@ def check_model(policy: Policy) -> None:
     layers is scored a sequence at a time, and refused if sampling from its cache gives other numbers.
     """
     policy.model.set_attn_implementation("eager")
-    states = ", ".join(_recurrent_layers(policy.model))
+    # The kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention.
+    layers = [m for m in policy.model.modules() if any(isinstance(child, nn.Conv1d) for child in m.children())]
+    linear = {"linear_attention"}.intersection(getattr(policy.model.config, "layer_types", None) or ())
+    states = ", ".join(sorted({type(layer).__name__ for layer in layers} or linear))
     if states:
         policy.packs = policy.shares_prompts = False
         policy.attention, policy.why_attention = "sdpa" if policy.model._supports_sdpa else "eager", "the model's own"
@@ -366,13 +366,6 @@ def _model_log_probs(policy: Policy, by_token: bool = False) -> Tensor:
         log_probs = without_padding(logits, policy.padded_from).log_softmax(-1)
         found += [log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)]
     return torch.stack(found)
-
-
-def _recurrent_layers(model: PreTrainedModel) -> list[str]:
-    """List the kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
-    parents = (layer for layer in model.modules() if any(isinstance(child, nn.Conv1d) for child in layer.children()))
-    linear = {"linear_attention"}.intersection(getattr(model.config, "layer_types", None) or ())
-    return sorted({type(layer).__name__ for layer in parents} or linear)
 
 
 def _packed_log_probs(policy: Policy, share: bool = False) -> Tensor:
