@@ -334,10 +334,10 @@ def test_weights_are_never_copied_in_float32_and_cast_once_a_pass_in_half_precis
         engine, casts = HFEngine(here), layers * (dtype == torch.bfloat16)
         with Copies(here) as sampling:
             engine.load_weights(here)
-            engine.generate(prompts, Sampling(1.0, 20, 20), n=2)
+            responses = engine.generate(prompts, Sampling(1.0, 20, 20), n=2)
         with Copies(here) as training:
             micro = learner.update(samples)["train/micro_batches"]
-        assert engine.counts.steps == 19
+        assert {len(r.token_ids) for r in responses} == {20}
         assert micro > 3
         assert sampling.count == casts  # not one for each step
         assert training.count == micro * (casts + (dtype == torch.bfloat16))  # the head's backward pass casts its own

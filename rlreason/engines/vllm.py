@@ -69,33 +69,30 @@ class VLLMEngine:
         self._lock = threading.Lock()  # one call at a time, from whichever thread
         self.processes: list[EngineProcess] = []
         try:
-            self._start(places, folder, demand.reserve)
+            began, dtype, arguments = time.monotonic(), policy.compute_dtype, dict[str, dict[str, Any]]()
+            for place, log in zip(places, ENGINE_LOGS, strict=False):
+                process = EngineProcess(place, folder / log, rollout.timeout_s, exact=dtype == torch.float32)
+                self.processes.append(process)
+            version, lengths = call_all(self.processes, "version")[0], (self.max_len, self.max_rows)
+            if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
+                span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
+                raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
+            for place in places:  # each plans with the memory that is free before any of them takes some
+                given, words = llm_arguments(policy, place, *lengths, rollout.kv_cache_gb, demand.reserve)
+                say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {words} ...")
+                arguments[place.name] = given
+            for process in self.processes:
+                place, folder_of_model = process.place, write_model(policy, Path(process.files) / "model")
+                process.send("start", folder_of_model, place.transfer, arguments[place.name])
+            for process in self.processes:
+                process.message()
+            self._sync_weights()
+            #: Of vLLM's start, for provenance; of several engines, by name.
+            self.arguments = arguments if len(places) > 1 else given
+            say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
         except BaseException:
             self.close()
             raise
-
-    def _start(self, places: Sequence[Place], folder: Path, reserve: int) -> None:
-        began, dtype, arguments = time.monotonic(), self.policy.compute_dtype, dict[str, dict[str, Any]]()
-        for place, log in zip(places, ENGINE_LOGS, strict=False):
-            process = EngineProcess(place, folder / log, self.rollout.timeout_s, exact=dtype == torch.float32)
-            self.processes.append(process)
-        version, lengths = call_all(self.processes, "version")[0], (self.max_len, self.max_rows)
-        if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
-            span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
-            raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
-        for place in places:  # each plans with the memory that is free before any of them takes some
-            given, words = llm_arguments(self.policy, place, *lengths, self.rollout.kv_cache_gb, reserve)
-            self.say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {words} ...")
-            arguments[place.name] = given
-        for process in self.processes:
-            place, folder_of_model = process.place, write_model(self.policy, Path(process.files) / "model")
-            process.send("start", folder_of_model, place.transfer, arguments[place.name])
-        for process in self.processes:
-            process.message()
-        self._sync_weights()
-        #: Of vLLM's start, for provenance; of several engines, by name.
-        self.arguments = arguments if len(places) > 1 else given
-        self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
 
     def sleepers(self) -> list[EngineProcess]:
         """Return the processes that free their memory while the policy trains."""

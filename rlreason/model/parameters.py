@@ -190,18 +190,13 @@ def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
         return from_config(config)
 
 
-def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the same architecture with only its first layer."""
-    short = copy.deepcopy(config)
-    short.num_hidden_layers = 1
-    if getattr(short, "layer_types", None):
-        short.layer_types = short.layer_types[:1]
-    return short
-
-
 def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
     """Copy the model with only its first layer, between its embeddings and its output head."""
-    short = from_config(one_layer_of(model.config))
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    short = from_config(config)
     wanted = short.state_dict()
     short.load_state_dict({name: w for name, w in merged_weights(model) if name in wanted}, strict=False)  # tied ones
     return short

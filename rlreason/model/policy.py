@@ -87,17 +87,20 @@ class Policy:
             round_weights(self.model, weights)
             self._move()
         if in_main_memory:
-            if not self.packs:  # its first layer differs from the others
-                raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
-            # Check on the device with one layer only: all of them may not fit there.
-            short = with_one_layer(self.model)
-            part = Policy(short, tokenizer, products, device, attention=self.attention, head_dtype=head_dtype)
-            self.shares_prompts = self.shares_prompts and part.shares_prompts
-            self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
-            del short, part
-            torch.cuda.empty_cache()  # leave it to an engine that starts next
+            self._check_first_layer()
         elif self.attention in ("varlen", "flash_attention_2"):
             check_kernel(self)
+
+    def _check_first_layer(self) -> None:
+        """Check on the device with one layer only: all of them may not fit there."""
+        if not self.packs:  # its first layer differs from the others
+            raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
+        short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
+        part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
+        self.shares_prompts = self.shares_prompts and part.shares_prompts
+        self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
+        del short, part
+        torch.cuda.empty_cache()  # leave it to an engine that starts next
 
     def copy(self) -> "Policy":
         """Copy the policy with its model; what was checked of it holds for the copy."""
