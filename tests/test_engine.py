@@ -286,7 +286,7 @@ def test_a_step_is_one_forward_pass_and_one_small_read(policy, monkeypatch):
         )
     assert shapes[0] == (1, sum(len(p.token_ids) for p in prompts))  # each group's prompt once, in one pass
     assert shapes[1:] == [(48, 1)] * (steps - 1)  # the last token is not read
-    assert len(reads) == 10 + steps + 2  # which rows may have ended, each step; tokens and log-probabilities once
+    assert len(reads) == (9 + 1) + (steps + 1)  # which rows may have ended, each step; what they have drawn, once
     assert many.count == few.count  # none of them in a step
 
 
