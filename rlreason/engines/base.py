@@ -53,10 +53,7 @@ class Engine(Protocol):
     """Sample responses to prompts with the most recently loaded weights."""
 
     weight_version: int  # counts weight syncs; stamped on every response
-
-    @property
-    def drawn(self) -> int:
-        """Tokens sampled since the last `generate` began, for the progress display; approximate for vLLM."""
+    drawn: int  # tokens sampled since the last `generate` began, for the progress display; approximate for vLLM
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None

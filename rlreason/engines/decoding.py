@@ -172,11 +172,10 @@ class Batch:
         # ended and waits to be dropped.
         self.places = self.lengths = self.asked = np.zeros(0, np.int64)
         self.ended = np.zeros(0, np.bool_)
-        self.tokens = torch.zeros(
-            0, sampling.max_tokens, dtype=torch.int64, device=policy.device
-        )  # all that were drawn
-        self.log_probs = self.tokens.float()  # (rows, max_tokens)
-        self.uniforms = self.tokens.double()  # (rows, max_tokens) from the prompt's seed and the sample's number alone
+        # Of each row (max_tokens): all that were drawn, and the random numbers, from the prompt's seed and the sample's
+        # number alone.
+        self.tokens = torch.zeros(0, sampling.max_tokens, dtype=torch.int64, device=policy.device)
+        self.log_probs, self.uniforms = self.tokens.float(), self.tokens.double()
         self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
     @property
