@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -28,6 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from rlreason.config.training import OptimizationConfig  # noqa: E402
 from rlreason.engines.base import Prompt, Sampling  # noqa: E402
+from rlreason.engines.decoding import Batch  # noqa: E402
 from rlreason.engines.hf import HFEngine  # noqa: E402
 from rlreason.model.parameters import NOTHING_RUNS, load_tokenizer, pick_device  # noqa: E402
 from rlreason.model.policy import Policy  # noqa: E402
@@ -193,9 +195,9 @@ def sampling(args: argparse.Namespace) -> dict[str, float]:
 
     engine = HFEngine(policy)
     found = {"ours": rate(lambda: engine.generate(prompts, wanted, args.samples))}
-    with waits() as places:
+    with waits() as places, mock.patch.object(Batch, "step", autospec=True, side_effect=Batch.step) as steps:
         engine.generate(prompts, wanted, args.samples)
-    found["steps"], found["waits_per_step"] = float(engine.counts.steps), len(places()) / engine.counts.steps
+    found["steps"], found["waits_per_step"] = float(steps.call_count), len(places()) / steps.call_count
     print(json.dumps(found), flush=True)
     if args.compile:
         compiled = HFEngine(policy, compile=True)

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.decoding import Batch, SampleUnderWay
+from rlreason.engines.decoding import Batch
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import _ChunkedLogProbs
 from rlreason.model.packing import _SharedPromptAttention, pack
@@ -153,7 +153,7 @@ def check_packing(mode: FakeCuda) -> None:
     assert tuple(batch.input_ids.shape) == (1, TOKENS)
     for tensor in (batch.input_ids, batch.position_ids, batch.score_at, batch.labels, batch.response_mask):
         assert tensor.device.type == "cuda"
-    are_bounds(batch.bounds)
+    are_bounds(batch.layout.parts.query_bounds)
     copies = [kwargs for _, kwargs, _ in mode.of("aten._to_copy.default") if "device" in kwargs]
     assert len(copies) == len(mode.of("aten._pin_memory.default")) == 1
     assert copies[0]["non_blocking"] is True
@@ -192,7 +192,7 @@ def check_varlen_forward(mode: FakeCuda) -> None:
     """One call a layer, every part by itself; of a shared prompt also its responses to the prompt, not causally."""
     for family in FAMILIES:
         _, batch = forward(mode, family, "varlen")
-        assert batch.bounds.shape == (len(PARTS),)
+        assert batch.layout.parts.query_bounds.shape == (len(PARTS),)
         attended(mode, [(TOKENS, TOKENS, LONGEST, LONGEST, True)] * LAYERS)
     _, batch = forward(mode, "Qwen3", "varlen", shares=True)
     assert batch.layout.parts.queries == (3, 2, 3, 5)  # the prompt, its two responses but for their ends, the third
@@ -263,12 +263,12 @@ def check_attention_in_float32(mode: FakeCuda) -> None:
 
 def check_head(mode: FakeCuda) -> None:
     """The output head: bfloat16 operands into float32, the weight cast once a call, gradients summed in float32."""
-    scored, chunk = 40, 16
+    scored = 40
     hidden = torch.zeros(scored, WIDTH, device="cuda")
     weight = torch.zeros(VOCAB, WIDTH, device="cuda")
     labels = torch.zeros(scored, dtype=torch.int64, device="cuda")
     ctx = Context(True, True)
-    found = _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 0.7, chunk, True, HALF, HALF)
+    found = _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 0.7, (HALF, HALF), None)
     assert [(tuple(x.shape), x.dtype) for x in found] == [((scored,), FULL)] * 2
     products = mode.of("aten.mm.dtype")
     assert [tuple(r.shape) for *_, r in products] == [(16, VOCAB), (16, VOCAB), (8, VOCAB)]
@@ -300,7 +300,7 @@ def check_head_in_float32(mode: FakeCuda) -> None:
     """model.head=float32 beside bfloat16 products: logits in float32, the two backward products of rounded numbers."""
     hidden, weight = torch.zeros(40, WIDTH, device="cuda"), torch.zeros(VOCAB, WIDTH, device="cuda")
     labels, ctx = torch.zeros(40, dtype=torch.int64, device="cuda"), Context(True, True)
-    _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 1.0, 16, False, FULL, HALF)
+    _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 1.0, (FULL, HALF), None)
     assert {x.dtype for args, _, _ in mode.of("aten.mm.default") for x in args} == {FULL}
     assert not mode.of("aten.mm.dtype")
     grads = _ChunkedLogProbs.backward(ctx, torch.ones(40, device="cuda"), None)
@@ -316,10 +316,9 @@ def check_decoding(mode: FakeCuda) -> None:
     policy = policy_of("Qwen3", head=FULL)
     may_end = torch.zeros(VOCAB, dtype=torch.bool, device="cuda")
     prompts = [Prompt("a", [3, 5, 7], seed=0), Prompt("b", [4], seed=1)]
-    groups = [[SampleUnderWay(2 * i + j, j, prompt) for j in range(2)] for i, prompt in enumerate(prompts)]
     with torch.no_grad(), policy.autocast():
-        batch = Batch(policy, Sampling(1.0, 0, 8), may_end)
-        batch.compact_and_admit(groups)
+        batch = Batch(policy, Sampling(1.0, 0, 8), prompts, 2, may_end)
+        batch.compact_and_admit([0, 1])
         assert len(mode.of("aten._flash_attention_forward.default")) == LAYERS
         for _ in range(2):
             mode.calls.clear()
@@ -350,7 +349,7 @@ def main(folder: Path) -> None:
     load_guard(folder)
     for name, check in sorted(globals().items()):
         if name.startswith("check_"):
-            with FakeCuda() as mode:
+            with FakeCuda() as mode, mock.patch("rlreason.model.log_probs.CHUNK", 16):
                 check(mode)
 
 

@@ -77,14 +77,6 @@ def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab)
     torch.testing.assert_close(log_probs.double(), mass.log(), atol=2e-5 if vocab < 50_000 else 1e-4, rtol=0)
 
 
-def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
-    """Bug: cached decoding drifts from a forward pass over the whole sequence."""
-    response = engine.generate([Prompt("p", [5, 6], 0)], Sampling(0.0, 0, 8), n=1)[0]
-    with torch.no_grad():
-        logits = policy.model(input_ids=torch.tensor([[5, 6, *response.token_ids]]), use_cache=False).logits[0]
-    assert response.token_ids == logits[1:-1].argmax(-1).tolist()
-
-
 @pytest.mark.parametrize(
     ("n", "sampling"),
     [
@@ -216,9 +208,9 @@ def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine
     check_greedy(engine, prompts, Sampling(0.0, min_tokens, 60, LETTERS))
 
 
-@pytest.mark.parametrize(("stop", "min_tokens"), [(("zzz", PAD), 0), ((PAD,), 6)])
+@pytest.mark.parametrize(("stop", "min_tokens"), [(("zzz", PAD), 0), ((PAD,), 6), ((f"a{PAD}", f"e{PAD}"), 0)])
 def test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problems, stop, min_tokens):
-    """Bug: it is sought in text from which special tokens were taken."""
+    """Bug: it is sought in text from which special tokens were taken, or only where it is one as a whole."""
     tokenizer, sampling = engine.policy.tokenizer, Sampling(1.0, min_tokens, 40, stop)
     with made_likely(engine, pad := tokenizer.pad_token_id, 6.0):
         responses = engine.generate(prompts_for(engine.policy, problems), sampling, n=8)
@@ -228,11 +220,6 @@ def test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problem
     assert all(r.finish_reason == "stop" and PAD not in r.text for r in ended)
     assert not any(PAD in stop and pad in r.token_ids[min_tokens:-1] for r in responses)
     assert any(pad in r.token_ids[:min_tokens] for r in responses) == bool(min_tokens)
-
-
-def test_a_stop_string_that_holds_a_special_token_ends_the_response(engine, problems):
-    """Bug: it is sought only where a special token is the whole string."""
-    test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problems, (f"a{PAD}", f"e{PAD}"), 0)
 
 
 def test_the_boundary_is_what_vllm_checks(tokenizer):
@@ -285,9 +272,10 @@ def waits() -> Calls:
     return Calls(lambda func, args: func in WAITS)
 
 
-def test_a_step_is_one_forward_pass_and_one_small_read(policy):
+def test_a_step_is_one_forward_pass_and_one_small_read(policy, monkeypatch):
     """Bug: a step waits for the device once more, or reads a prompt again."""
-    prompts, shapes, engine, steps = ragged_prompts(policy, 6), [], HFEngine(policy), 100
+    prompts, shapes, engine, steps, reads = ragged_prompts(policy, 6), [], HFEngine(policy), 100, []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda values: reads.append(values) or values)
     with waits() as few:
         engine.generate(prompts, Sampling(1.0, 8, 9), n=8)
     with waits() as many:
@@ -298,11 +286,8 @@ def test_a_step_is_one_forward_pass_and_one_small_read(policy):
         )
     assert shapes[0] == (1, sum(len(p.token_ids) for p in prompts))  # each group's prompt once, in one pass
     assert shapes[1:] == [(48, 1)] * (steps - 1)  # the last token is not read
-    counts = engine.counts
-    assert (counts.steps, counts.prompts, counts.prompt_tokens) == (steps - 1, 1, shapes[0][1])
-    assert counts.host_reads == steps + 2  # which rows may have ended, each step; tokens and log-probabilities once
+    assert len(reads) == (9 + 1) + (steps + 1)  # which rows may have ended, each step; what they have drawn, once
     assert many.count == few.count  # none of them in a step
-    assert counts.reallocations == 2  # the first gives 64 columns
 
 
 def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
@@ -315,8 +300,7 @@ def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
         lambda: [engine.generate(prompts, Sampling(1.0, 0, 8), 2) for engine in (together, apart)],
     )
     assert [r.token_ids for r in several] == [r.token_ids for r in few]
-    assert together.counts.prompts == 2 < apart.counts.prompts
-    assert max(rows) <= PROMPT_TOKENS < sum(len(p.token_ids) for p in prompts) == together.counts.prompt_tokens
+    assert max(rows) <= PROMPT_TOKENS < sum(len(p.token_ids) for p in prompts) == sum(rows[:2])
 
 
 def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(policy):
@@ -351,24 +335,6 @@ def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy
         watched(half, look, lambda: HFEngine(half, max_rows=4).generate(prompts, Sampling(1.0, 8, 12), 2))
     assert casts.count == sum(w.shape == shape for w in half.backbone.parameters())
     assert seen == {torch.bfloat16}
-
-
-def test_samples_of_a_prompt_keep_it_once(policy):
-    """Bug: every sample gets a copy of its prompt's keys."""
-    prompts = [Prompt(str(i), list(range(5, 15 + 3 * i)), seed=i) for i in range(4)]
-    seen: list[tuple[int, ...]] = []
-
-    def look(given) -> None:
-        if "prompts" in given:
-            cache, shared = given["past_key_values"], given["prompts"]
-            rows, (prompts, _, columns, _) = len(cache.keys[0]), cache.prompt_keys[0].shape
-            assert len(shared.place) == len(given["input_ids"]) == rows
-            seen.append((prompts, columns, rows))
-
-    engine = HFEngine(policy, max_rows=16)
-    watched(policy, look, lambda: engine.generate(prompts, Sampling(1.0, 0, 40, ("=", "a")), n=8))
-    assert seen[0] == (2, 13, 16)  # two prompts at a time, as many columns as the longer has tokens
-    assert any(0 < count < rows < 16 for count, _, rows in seen)  # groups of which some have ended
 
 
 @pytest.mark.long

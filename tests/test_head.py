@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -40,10 +41,12 @@ def exact(hidden, weight, labels, along):
     return found.detach(), -(all_of_them.exp() * all_of_them).sum(-1).detach(), *gradients
 
 
-def computed(hidden, weight, labels, along, chunk=16, **types):
+def computed(hidden, weight, labels, along, chunk=16, types=(FULL, FULL)):
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    found, entropy = chunked_log_probs(hidden, weight, labels, 0.7, chunk, **types)
-    return found.detach(), entropy.detach(), *torch.autograd.grad(found @ along, [hidden, weight])
+    with mock.patch("rlreason.model.log_probs.CHUNK", chunk):
+        found, entropy = chunked_log_probs(hidden, weight, labels, 0.7, types)
+        gradients = torch.autograd.grad(found @ along, [hidden, weight])
+    return found.detach(), entropy.detach(), *gradients
 
 
 def apart(a, b):
@@ -67,7 +70,7 @@ def test_the_error_of_gradients_is_that_of_rounding_and_does_not_grow_with_the_c
     """As the docstring says: about 0.2%, of three roundings to 8 bits, whatever the number of chunks."""
     hidden, weight, labels, along = given(positions=256)
     log_probs, _, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
-    rounded = partial(computed, hidden, weight, labels, along, head=HALF, want_entropy=False)
+    rounded = partial(computed, hidden, weight, labels, along, types=(HALF, HALF))
     assert (rounded()[0] - log_probs).abs().max() < 1e-5
     whole, parts = rounded(chunk=256)[2:], rounded(chunk=4)[2:]
     for one, other, theirs in zip(whole, parts, expected, strict=True):
@@ -79,7 +82,7 @@ def test_in_float32_nothing_is_rounded():
     tensors = given(positions=50)  # the last of the chunks is a short one
     for mine, theirs in zip(computed(*tensors), exact(*tensors), strict=True):
         assert apart(mine, theirs) < 1e-6
-    half, _, *gradients = computed(*tensors, head=FULL, products=HALF)
+    half, _, *gradients = computed(*tensors, types=(FULL, HALF))
     assert torch.equal(half, computed(*tensors)[0])
     assert [g.dtype for g in gradients] == [FULL, FULL]
 

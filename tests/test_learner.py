@@ -190,13 +190,14 @@ def test_the_entropy_bonus_raises_entropy(policy):
     assert all(after > before for before, after in itertools.pairwise(entropy))
 
 
-def test_gradients_through_chunks_are_those_of_full_logits():
+def test_gradients_through_chunks_are_those_of_full_logits(monkeypatch):
+    monkeypatch.setattr("rlreason.model.log_probs.CHUNK", 8)
     g = torch.Generator().manual_seed(0)
     inputs = [torch.randn(n, 16, generator=g).requires_grad_() for n in (37, 50)]
     labels, (a, b) = torch.randint(50, (37,), generator=g), torch.randn(2, 37, generator=g)
     full = (inputs[0] @ inputs[1].T / 0.7).log_softmax(-1)
     expected = torch.autograd.grad((a * full[range(37), labels] - b * (full.exp() * full).sum(-1)).sum(), inputs)
-    log_probs, entropy = chunked_log_probs(*inputs, labels, 0.7, chunk=8)
+    log_probs, entropy = chunked_log_probs(*inputs, labels, 0.7)
     found = torch.autograd.grad((a * log_probs + b * entropy).sum(), inputs)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 

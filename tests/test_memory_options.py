@@ -9,7 +9,6 @@ import torch
 from conftest import random_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
@@ -209,16 +208,6 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line():
     ):
         (line,) = [*wrong_values(settings, "model."), *settings.problems()]
         assert line.startswith("model.")
-
-
-@pytest.mark.parametrize(("tied", "count"), [(True, 20), (False, 21)])
-def test_named_weights_are_those_of_a_saved_folder(made, tied, count, tmp_path):
-    policy = made(tied)
-    policy.save(tmp_path / "model")
-    saved, named = load_file(tmp_path / "model/model.safetensors"), dict(policy.named_weights())
-    assert len(named) == count
-    assert named.keys() == saved.keys()
-    assert all(torch.equal(named[name], saved[name]) for name in saved)
 
 
 def quadratic(optimizer_of, steps=40):

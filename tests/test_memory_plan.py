@@ -17,10 +17,11 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.build import reserve_of
 from rlreason.engines.decoding import PROMPT_TOKENS, PreallocatedCache
 from rlreason.engines.hf import HFEngine
-from rlreason.engines.vllm import plan_memory
+from rlreason.engines.vllm import llm_arguments
+from rlreason.engines.vllm_process import Place
 from rlreason.model import memory as f
 from rlreason.model.log_probs import CHUNK
-from rlreason.model.memory import PROMPT, PUBLISHED, Sampled, Workload, shape_from, shape_of, workload_of
+from rlreason.model.memory import PUBLISHED, Sampled, Workload, shape_from, shape_of, workload_of
 from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.plan import (
     CONTEXT,
@@ -40,7 +41,6 @@ from rlreason.model.plan import (
 from rlreason.model.policy import Policy
 from rlreason.runtime.machine import Device, processor
 from rlreason.training.build import make_learner, make_policy
-from rlreason.training.preflight import assumed_prompt
 from rlreason.types import Grade, Response, Sample
 
 CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
@@ -283,8 +283,8 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
         engine = ("weights", "libraries", "engine's weights", "KV cache")
         later = sum(amount for part, amount in held.items() if part not in engine)
         assert reserve_of(run, policy, longest) == held_later(work) == later > 0
-        given = plan_memory(policy, None, longest, 8, None, reserve_of(run, policy, longest)).cache
-        assert given == 8 * planned_cache(work, CPU)[1]  # there is room for every row
+        arguments, _ = llm_arguments(policy, Place("here"), longest, 8, None, reserve_of(run, policy, longest))
+        assert arguments["kv_cache_memory_bytes"] == 8 * planned_cache(work, CPU)[1]  # there is room for every row
     assert f.vllm_cache(10, 50_000, 100, 10**6, None) == (20_000, 2280)
 
 
@@ -343,15 +343,6 @@ def test_a_control_groups_limit_bounds_the_memory():
         "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
     }
     assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
-
-
-def test_a_template_counts_before_prompts_are_measured(tmp_path, composed):
-    lengths = {}
-    for name, text in (("short", "{question}"), ("long", "word " * 300 + "{question}")):
-        (tmp_path / f"{name}.prompt").write_text(text)
-        lengths[name] = assumed_prompt(typed(composed(*LARGE, f"prompt.file={tmp_path}/{name}.prompt")))
-    assert lengths["short"] >= PROMPT
-    assert lengths["long"] - lengths["short"] == pytest.approx(500, abs=4)  # characters / 3
 
 
 # Several ranks: whole models or parts of one, and engines on GPUs of their own

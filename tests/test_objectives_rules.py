@@ -57,8 +57,6 @@ def test_every_rule_names_setting_value_and_cure_in_one_line(objective, changes,
     assert line.startswith(start)
     assert cure in line.removeprefix(start)
     assert "\n" not in line
-    with pytest.raises(ValueError, match="no card"):
-        objective_card(changed(objective, changes))
 
 
 # The card

@@ -44,15 +44,6 @@ def test_packed_scores_equal_one_sequence_at_a_time_in_the_order_given(policy):
         at += len(response)
 
 
-def test_rows_and_flat_are_the_same_numbers():
-    batch = pack(random_pairs(50, 6))
-    flat = torch.arange(1.0, len(batch.labels) + 1, requires_grad=True)
-    rows = batch.to_rows(flat)
-    assert torch.equal(rows[batch.response_mask], flat)
-    rows.sum().backward()
-    assert flat.grad.eq(1).all()
-
-
 @pytest.mark.parametrize(
     ("asked", "capability", "dtype", "kernel"),
     [

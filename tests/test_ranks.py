@@ -14,7 +14,6 @@ from rlreason.model.parameters import (
     add_lora,
     choose_dtype,
     materialize,
-    one_layer_of,
     skeleton_of,
     with_one_layer,
 )
@@ -155,7 +154,7 @@ def test_a_model_of_one_layer_computes_what_the_whole_one_does_without_its_other
     short = with_one_layer(whole)
     assert (short.config.num_hidden_layers, whole.config.num_hidden_layers) == (1, 3)
     mixed = hf.Qwen3Config(**SIZES, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"])
-    assert one_layer_of(mixed).layer_types == ["full_attention"]
+    assert with_one_layer(hf.Qwen3ForCausalLM(mixed)).config.layer_types == ["full_attention"]
     cut = copy.deepcopy(whole)
     cut.model.layers = cut.model.layers[:1]
     with torch.no_grad():

@@ -29,7 +29,7 @@ from rlreason.engines import vllm as vllm_engine
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine
-from rlreason.engines.vllm_process import Place, load_by_file
+from rlreason.engines.vllm_process import Place, call_all, load_by_file
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy, load_policy
@@ -78,7 +78,7 @@ def test_a_stale_prefix_cache_is_seen(engine):
     found = check(engine)
     assert not found.differing
     assert found.mismatch > 10 * found.bound
-    assert engine.processes[0].call("ask", "reset_prefix_cache")
+    assert call_all(engine.processes, "ask", "reset_prefix_cache") == [True]
     assert check(engine).holds
 
 
@@ -205,7 +205,7 @@ def test_an_error_inside_vllm_or_a_hang_is_one_message_and_later_calls_name_it(t
     """Bug: a run waits forever for an engine that hangs."""
     engine = start(tokenizer, tmp_path / "error")
     with pytest.raises(EngineError, match=r"no_such_method(.|\n)*last lines of .*vllm.log"):
-        engine.processes[0].call("ask", "collective_rpc", "no_such_method")
+        call_all(engine.processes, "ask", "collective_rpc", "no_such_method")
     with pytest.raises(EngineError, match=r"is dead since: .*no_such_method"):
         engine.generate(PROMPT, Sampling(max_tokens=4), 1)
     engine.close()

@@ -1,6 +1,7 @@
 """What surrounds vLLM and runs without it: where engines run, the memory plan, requests that wait, sent weights."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
-from rlreason.engines.build import place_on, places_of
-from rlreason.engines.vllm import plan_memory
+from rlreason.engines.build import places_of
+from rlreason.engines.vllm import llm_arguments
 from rlreason.engines.vllm_process import DirectTransfer, Place, environment
 from rlreason.engines.vllm_server import Server, differing_tensors, digest
 from rlreason.errors import ConfigError
@@ -32,8 +33,9 @@ def test_engines_get_gpus_that_are_there_each_its_own(placement, engines, ranks,
     assert max(found) < gpus
     assert (min(found) >= ranks) == (placement == "second_gpu")
     assert all(str(gpu) in describe_placement(placement, found) for gpu in found)
-    for gpu in found:
-        place = place_on(gpu, ranks, sleep=True)
+    with mock.patch("torch.cuda.device_count", return_value=gpus):
+        _, places = places_of(RolloutConfig("vllm", placement=placement, gpus=engines), "cuda", ranks)
+    for gpu, place in zip(found, places, strict=True):
         assert (place.transfer == "nccl") == (gpu > 0)
         assert (place.transfer == "ipc") == (gpu == 0 and ranks == 1)
         assert place.sleeps == (gpu < ranks)
@@ -50,7 +52,7 @@ def test_an_engines_process_sees_its_gpu_alone_and_not_the_trainers_ranks():
     """Bug: vLLM takes the trainer's rank for its own, or computes on the trainer's GPU."""
     ours = {"PATH": "bin", "LOCAL_RANK": "3", "TORCHELASTIC_RUN_ID": "x", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     ours |= {"CUDA_VISIBLE_DEVICES": "7,GPU-5, 3,1"}
-    theirs = [environment(ours, place_on(gpu, 1, True), "files", 2, exact=False) for gpu in range(4)]
+    theirs = [environment(ours, Place("GPU", gpu), "files", 2, exact=False) for gpu in range(4)]
     assert [v["CUDA_VISIBLE_DEVICES"] for v in theirs] == ["7", "GPU-5", "3", "1"]
     for variables in theirs:
         assert not variables.keys() & {"LOCAL_RANK", "TORCHELASTIC_RUN_ID"}
@@ -91,13 +93,13 @@ def test_stacked_layers_are_compared_part_by_part():
 
 def test_memory_is_planned_before_anything_is_loaded(policy):
     """Bug: a cache that cannot hold one sequence shows itself after minutes of loading."""
-    plan = plan_memory(policy, None, max_len=100, max_rows=8, cache_gb=None)
+    here = Place("the processor")
+    given, _ = llm_arguments(policy, here, max_len=100, max_rows=8, cache_gb=None)
     token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
-    assert plan.cache == token * (100 + 128) * 8
-    assert plan.weights == 4 * sum(p.numel() for p in policy.model.parameters())
+    assert given["kv_cache_memory_bytes"] == token * (100 + 128) * 8
     for gigabytes in (0.0001, 1e6):  # not one sequence; more than there is
         with pytest.raises(ConfigError, match=r"rollout\.kv_cache_gb"):
-            plan_memory(policy, None, max_len=100, max_rows=8, cache_gb=gigabytes)
+            llm_arguments(policy, here, max_len=100, max_rows=8, cache_gb=gigabytes)
 
 
 class Scripted:
@@ -123,9 +125,9 @@ def test_samples_that_wait_do_not_wait_in_the_engine():
     scripted = Scripted()
     server = Server(scripted)
     server.llm = scripted
-    server.sample([([5, 6], 7)] * 50, 40, 32, {})
+    server.sample([(i, [5, 6], 7) for i in range(50)], 40, 32, {})
     assert 32 <= scripted.most <= 64
-    assert [ended.place for _, _, ended_now in scripted.messages for ended in ended_now] == list(range(2000))
+    assert [ended[0] for _, _, ended_now in scripted.messages for ended in ended_now] == list(range(2000))
 
 
 # The sending side of the weight transfer, as far as a processor shows it
@@ -137,10 +139,13 @@ class Told:
     def __init__(self, transfer: str) -> None:
         self.place, self.calls = Place("GPU", 0, transfer=transfer), list[tuple[str, dict]]()
 
-    def call(self, *asked) -> None:
+    def send(self, *asked) -> None:
         *how, name, _, _, arguments = asked
         assert how == ["ask", "collective_rpc"]
         self.calls.append((name, arguments))
+
+    def message(self) -> tuple[str, None]:
+        return "done", None
 
 
 def names_and_shapes(weights) -> list[tuple[str, list[int]]]:
@@ -154,7 +159,7 @@ def test_nccl_sends_every_weight_in_the_order_that_it_announces(policy, monkeypa
     sent, process = [], Told("nccl")
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: info)
     monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **_: sent.extend(iterator))
-    DirectTransfer(process, policy).send(policy)
+    DirectTransfer(process, policy).sender.send_weights()
     assert names_and_shapes(sent) == names_and_shapes(policy.engine_weights())
     assert {weight.dtype for _, weight in sent} == {policy.compute_dtype}
     names = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
@@ -184,7 +189,7 @@ def test_ipc_shares_every_weight_in_parts_that_hold_the_largest(policy, monkeypa
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="a card"))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    DirectTransfer(process, policy).send(policy)
+    DirectTransfer(process, policy).sender.send_weights()
     told = [arguments["update_info"] for name, arguments in process.calls if name == "update_weights"]
     sent = [(info["names"][0], info["shapes"][0]) for info in told]
     assert sent == names_and_shapes(policy.engine_weights())

@@ -65,7 +65,7 @@ def head(asked: Asked) -> Found:
             hidden.grad = weight.grad = None
             synchronized()
             began = time.perf_counter()
-            log_probs, _ = chunked_log_probs(hidden, weight, labels, head=dtype, products=dtype)
+            log_probs, _ = chunked_log_probs(hidden, weight, labels, types=(dtype, dtype))
             log_probs.sum().backward()
             synchronized()
             times.append(time.perf_counter() - began)

@@ -43,6 +43,7 @@ class Demand:
 
     longest: int  # tokens of the longest prompt with a full response
     rows: int  # responses requested in one call
+    reserve: int = 0  # bytes that the trainer allocates later, which the engine leaves free
 
 
 Finished = Callable[[int, Response], None]
@@ -52,10 +53,7 @@ class Engine(Protocol):
     """Sample responses to prompts with the most recently loaded weights."""
 
     weight_version: int  # counts weight syncs; stamped on every response
-
-    @property
-    def drawn(self) -> int:
-        """Tokens sampled since the last `generate` began, for the progress display; approximate for vLLM."""
+    drawn: int  # tokens sampled since the last `generate` began, for the progress display; approximate for vLLM
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -55,9 +56,9 @@ def make_engine(
     where, places = places_of(run.rollout, policy.device.type, ranks_here(run))
     say(where)
     largest = demand()
-    alone = run.rollout.placement == "second_gpu"
-    reserve = 0 if alone or run.rollout.kv_cache_gb is not None else reserve_of(run, policy, largest.longest)
-    return VLLMEngine(policy, run.rollout, places, folder, largest, say, reserve)
+    if run.rollout.placement != "second_gpu" and run.rollout.kv_cache_gb is None:
+        largest = replace(largest, reserve=reserve_of(run, policy, largest.longest))
+    return VLLMEngine(policy, run.rollout, places, folder, largest, say)
 
 
 def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, list[Place]]:
@@ -73,18 +74,13 @@ def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, lis
     if device == "cpu":
         places = [Place(f"the processor ({k + 1} of {engines})") for k in range(engines)]
         return "rollout.placement=cpu: there is no GPU here", places
-    gpus = engine_gpus(placement, engines, ranks, torch.cuda.device_count())
-    return describe_placement(placement, gpus), [place_on(gpu, ranks, rollout.sleep) for gpu in gpus]
-
-
-def place_on(gpu: int, ranks: int, sleep: bool) -> Place:
-    """Return the place of an engine on this GPU, of which the first is that of rank 0, who sends the weights.
-
-    Next to other ranks a file stands in for CUDA IPC: vLLM's sending side would wait for all ranks to take part.
-    """
-    if gpu > 0:
-        return Place(f"GPU {gpu}", gpu, sleeps=sleep and gpu < ranks, transfer="nccl")
-    return Place("GPU 0", 0, sleeps=sleep, transfer="ipc" if ranks == 1 else None)
+    gpus, places = engine_gpus(placement, engines, ranks, torch.cuda.device_count()), []
+    for gpu in gpus:
+        # The first GPU is that of rank 0, who sends the weights. Next to other ranks a file stands in for CUDA IPC:
+        # vLLM's sending side would wait for all ranks to take part.
+        transfer: Literal["ipc", "nccl"] | None = "nccl" if gpu else "ipc" if ranks == 1 else None
+        places.append(Place(f"GPU {gpu}", gpu, rollout.sleep and gpu < ranks, transfer))
+    return describe_placement(placement, gpus), places
 
 
 def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
@@ -98,12 +94,11 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
         response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
         work = workload_of(run, shape, here, max(1, longest - response))
         return held_later(replace(work, parallel="shard") if policy.in_main_memory else work)
-    weights = list(policy.model.parameters())
-    trained = [weight for weight in weights if weight.requires_grad and run.trains]
-    gradients = sum(int(weight.nbytes) for weight in trained)
+    parameters = list(policy.model.parameters())
+    trained = [weight for weight in parameters if weight.requires_grad and run.trains]
+    gradients = sum(weight.nbytes for weight in trained)
     moments = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
-    has_reference = getattr(run, "kl_placement", "none") != "none"
-    copies = int(has_reference) + int(policy.in_main_memory)  # of which none is on the device yet
+    # whole copies of which none is on the device yet
+    copies = (getattr(run, "kl_placement", "none") != "none") + policy.in_main_memory
     first = gradients if getattr(run, "restarts", False) else 0
-    whole = sum(int(weight.nbytes) for weight in weights)
-    return moments + copies * whole + first
+    return int(moments + copies * sum(weight.nbytes for weight in parameters) + first)

@@ -1,13 +1,13 @@
 """Decode sequences of any age in one batch: read prompts, draw tokens, drop ended sequences."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlreason.engines.base import Prompt, Sampling
@@ -86,10 +86,7 @@ def _moved(old: Tensor, kept: Tensor, added: int, width: int, free: int = 0) -> 
 
     Each is (rows, heads, columns, head_dim). The rest is 0: masked values are still multiplied, so must be finite.
     """
-    new = old.new_zeros(len(kept) + added, old.shape[1], width + free, old.shape[3])
-    first = max(0, old.shape[2] - width)
-    new[: len(kept), :, width - old.shape[2] + first : width] = old[:, :, first:].index_select(0, kept)
-    return new
+    return F.pad(old.index_select(0, kept), (0, 0, width - old.shape[2], free, 0, 0, 0, added))
 
 
 BLOCK = 256  # tokens whose probabilities are summed before the cumulative sum over blocks
@@ -147,26 +144,6 @@ PROMPT_TOKENS = 8192  # read in one pass, whose memory grows with them
 COMPACT_BELOW = 0.8  # share of unended sequences below which ended ones are dropped and waiting ones admitted
 
 
-@dataclass(frozen=True, slots=True)
-class SampleUnderWay:
-    """One sample that is being decoded."""
-
-    place: int  # in the list that `generate` returns
-    number: int  # among the samples of its prompt
-    prompt: Prompt
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counters of one call of `generate`, for metrics and for the tests that bound its cost."""
-
-    steps: int = 0  # forward passes that read one token of each row
-    prompts: int = 0  # forward passes that read prompts
-    prompt_tokens: int = 0  # read in them
-    reallocations: int = 0  # of the cache
-    host_reads: int = 0  # times the processor waited for the device
-
-
 class Batch:
     """The sequences being decoded, one per row; each has its newest token in the newest column of the cache.
 
@@ -174,30 +151,31 @@ class Batch:
     """
 
     def __init__(
-        self, policy: Policy, sampling: Sampling, may_end: Tensor, compiled: Callable[..., Tensor] | None = None
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        prompts: Sequence[Prompt],
+        n: int,
+        may_end: Tensor,
+        compiled: Callable[..., Tensor] | None = None,
     ) -> None:
-        """`may_end` (vocab,) bool: whether a token ends a response or can complete a stop string.
+        """`n`: samples of each prompt; `may_end` (vocab,) bool: whether a token ends a response or a stop string.
 
         `compiled` computes the hidden states of a step; None: the model's backbone.
         """
         self.policy, self.sampling, self.may_end = policy, sampling, may_end
-        self.compiled = compiled
-        self.counts = Counts()
-        self.sequences: list[SampleUnderWay] = []
+        self.requests, self.n, self.compiled = prompts, n, compiled
         self.full = True  # no column is left for another token
         self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole=compiled is not None)
-        # On the host, so that planning does not wait for the device: (rows,) the tokens that each response has in the
-        # cache, the index of its prompt, and whether it has ended and waits to be dropped.
-        self.lengths, self.asked = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        # On the host, so that planning does not wait for the device: (rows,) the place of each sample among all n of
+        # all prompts, the tokens that its response has in the cache, the index of its prompt there, and whether it has
+        # ended and waits to be dropped.
+        self.places = self.lengths = self.asked = np.zeros(0, np.int64)
         self.ended = np.zeros(0, np.bool_)
-        rows = torch.zeros(0, 1, dtype=torch.int64, device=policy.device)
-        self.turn = rows  # (rows, 1) tokens drawn so far; of ended rows, the index of the last
-        self.prompt_lengths = rows  # (rows, 1)
-        self.tokens = rows.expand(0, sampling.max_tokens)  # (rows, max_tokens) all that were drawn
-        self.log_probs = self.tokens.float()  # (rows, max_tokens)
-        self.uniforms = self.tokens.double()  # (rows, max_tokens) from the prompt's seed and the sample's number alone
-        self.mask = self.log_probs[:, None, None]  # (rows, 1, 1, prompt columns + columns) 0: attended to, else -inf
-        self.prompts = CachedPrompts([], [], rows, rows)
+        # Of each row (max_tokens): all that were drawn, and the random numbers, from the prompt's seed and the sample's
+        # number alone.
+        self.tokens = torch.zeros(0, sampling.max_tokens, dtype=torch.int64, device=policy.device)
+        self.log_probs, self.uniforms = self.tokens.float(), self.tokens.double()
         self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
     @property
@@ -207,30 +185,30 @@ class Batch:
 
     def should_compact(self) -> bool:
         """Whether to drop ended sequences: they cost work in each step, but dropping them costs about one step."""
-        return self.full or self.alive < COMPACT_BELOW * len(self.sequences)
+        return self.full or self.alive < COMPACT_BELOW * len(self.places)
 
-    def compact_and_admit(self, admitted: Sequence[Sequence[SampleUnderWay]] = ()) -> None:
-        """Drop ended sequences and admit whole groups, when every row waits for a draw or for a step."""
-        kept, most = np.flatnonzero(~self.ended), self.sampling.max_tokens
-        new = [sequence for group in admitted for sequence in group]
-        self.sequences = [self.sequences[i] for i in kept] + new
+    def compact_and_admit(self, admitted: Sequence[int] = ()) -> None:
+        """Drop ended sequences and admit those of these prompts, when every row waits for a draw or for a step."""
+        kept, most, n = np.flatnonzero(~self.ended), self.sampling.max_tokens, self.n
+        prompts = [self.requests[i] for i in admitted]
+        drawn = [np.random.default_rng([prompt.seed, number]).random(most) for prompt in prompts for number in range(n)]
+        new = [i * n + number for i in admitted for number in range(n)]
+        self.places = np.concatenate([self.places[kept], np.array(new, np.int64)])
         self.lengths = np.concatenate([self.lengths[kept], np.zeros(len(new), np.int64)])
         self.ended = np.zeros(len(self.lengths), np.bool_)
-        drawn = [np.random.default_rng([s.prompt.seed, s.number]).random(most) for s in new]
         rows, blank = self._on_device(kept), self.tokens.new_zeros(len(new), most)
         self.uniforms = torch.cat([self.uniforms[rows], self._on_device(np.reshape(drawn, (-1, most)))])
-        self.turn = self._on_device(self.lengths)[:, None]
+        self.turn = self._on_device(self.lengths)[:, None]  # (rows, 1) tokens drawn; of ended rows the last one's index
         self.tokens = torch.cat([self.tokens[rows], blank])
         self.log_probs = torch.cat([self.log_probs[rows], blank.float()])
-        groups = np.repeat(np.arange(len(admitted)), [len(group) for group in admitted])
-        self._move_cache(kept, [group[0].prompt for group in admitted], groups)
+        self._move_cache(kept, prompts, np.repeat(np.arange(len(prompts)), n))
         self.full = False
 
     def _move_cache(self, kept: NDArray[np.int64], prompts: Sequence[Prompt], groups: NDArray[np.int64]) -> None:
         """Keep these rows of cache and logits, and read the prompts of the new rows; `groups`: the prompt of each."""
         rows, asked, width = self._on_device(kept), np.unique(self.asked[kept]), int(self.lengths.max())
         self.asked = np.concatenate([np.searchsorted(asked, self.asked[kept]), len(asked) + groups])
-        sizes = np.array([len(sequence.prompt.token_ids) for sequence in self.sequences])
+        sizes = np.array([len(self.requests[place // self.n].token_ids) for place in self.places.tolist()])
         packed, first, ends = self._read_prompts(prompts)
         self.logits = torch.cat([self.logits[rows], first[self._on_device(groups)]])
         before = torch.arange(-int(sizes.max()), 0, device=self.policy.device)
@@ -238,14 +216,13 @@ class Batch:
         needed = max(1, self.sampling.max_tokens - int(self.lengths.min()))
         room = min(needed, max(HEADROOM, width // 4))
         self.cache.compact_and_admit(rows, len(groups), width, room, self._on_device(asked), columns, packed)
-        self.counts.reallocations += 1
         self.prompts = self._place_rows()
-        self.prompt_lengths = self._on_device(sizes)[:, None]
+        self.prompt_lengths = self._on_device(sizes)[:, None]  # (rows, 1)
         own = torch.arange(self.cache.room, device=self.policy.device)
         written = (own >= width - self.turn) & (own < width)
-        attends = torch.cat([before >= -self.prompt_lengths, written], 1)
+        attends = torch.cat([before >= -self.prompt_lengths, written], 1)[:, None, None]
+        # (rows, 1, 1, prompt columns + columns) 0: attended to, else -inf
         self.mask = torch.zeros(attends.shape, device=self.policy.device).masked_fill_(~attends, float("-inf"))
-        self.mask = self.mask[:, None, None]
 
     def _place_rows(self) -> CachedPrompts:
         """Return which rows have which prompt; rows of one prompt are adjacent, any number of them."""
@@ -268,12 +245,10 @@ class Batch:
             batch = pack([(prompt.token_ids, []) for prompt in some], self.policy.device)
             caches.append(DynamicCache())
             hidden = self.policy.hidden_states(batch, caches[-1])
-            bounds = batch.bounds[1:].long()
+            bounds = batch.layout.parts.query_bounds[1:].long()
             logits.append(self.policy.logits(hidden[bounds - 1]))
             ends.append(bounds + before)
             before += len(hidden)
-        self.counts.prompts += len(caches)
-        self.counts.prompt_tokens += before
         return caches, torch.cat(logits), torch.cat(ends)
 
     def draw(self, banned: Tensor) -> NDArray[np.int64]:
@@ -286,14 +261,16 @@ class Batch:
         ids, log_probs = draw(self.logits, self.uniforms.gather(1, self.turn)[:, 0], sampling.temperature)
         self.tokens.scatter_(1, self.turn, ids[:, None])
         self.log_probs.scatter_(1, self.turn, log_probs[:, None])
-        may_end = self._on_host(self.may_end[ids])
+        may_end = self.may_end[ids].cpu().numpy()
         return np.flatnonzero(~self.ended & (may_end | (self.lengths + 1 >= sampling.max_tokens)))
 
-    def of_rows(self, rows: NDArray[np.int64], values: Tensor) -> list[list[Any]]:
-        """Return these values, `tokens` or `log_probs`, of all tokens that these rows have drawn."""
-        sizes = self.lengths[rows] + 1
-        several = self._on_host(values[self._on_device(rows), : int(sizes.max())])
-        return [row[:size].tolist() for row, size in zip(several, sizes.tolist(), strict=True)]
+    def of_rows(self, rows: NDArray[np.int64]) -> Iterator[tuple[list[int], list[float]]]:
+        """Yield the tokens that these rows have drawn, and their log-probabilities, after one wait for the device."""
+        sizes, at = self.lengths[rows] + 1, self._on_device(rows)
+        both = torch.stack([self.tokens[at].double(), self.log_probs[at].double()])
+        tokens, log_probs = both[..., : int(sizes.max())].cpu().numpy()
+        for ids, scores, size in zip(tokens.astype(np.int64), log_probs, sizes, strict=True):
+            yield ids[:size].tolist(), scores[:size].tolist()
 
     def step(self) -> None:
         """Run the model on the token just drawn for each row."""
@@ -302,7 +279,6 @@ class Batch:
         # Ended rows stay within the context: a position beyond it could break the others.
         self.turn = (self.turn + 1).clamp_(max=self.sampling.max_tokens - 1)
         self.logits = self.policy.logits(hidden)
-        self.counts.steps += 1
 
     def _hidden_states(self, ids: Tensor) -> Tensor:
         """Read a token (rows, 1) of each row into the cache; return the last hidden states (rows, width)."""
@@ -325,10 +301,6 @@ class Batch:
     def _on_device(self, numbers: NDArray[Any]) -> Tensor:
         return on_device(torch.from_numpy(numbers), self.policy.device)
 
-    def _on_host(self, values: Tensor) -> NDArray[Any]:
-        self.counts.host_reads += 1
-        return values.cpu().numpy()
-
 
 class UnpaddedBatch(Batch):
     """Sequences that begin together after prompts of one length, so that no padding enters a recurrent state.
@@ -342,8 +314,6 @@ class UnpaddedBatch(Batch):
             self.own = DynamicCache(config=self.policy.model.config)
             asked = self._on_device(np.array([prompt.token_ids for prompt in prompts]))
             self.logits = self.policy.logits(self.policy.read(asked, self.own)[:, -1])
-            self.counts.prompts += 1
-            self.counts.prompt_tokens += asked.numel()
             rows = self._on_device(groups)
         self.own.reorder_cache(rows)  # type: ignore[arg-type]  # any tensor of row numbers
         self.logits = self.logits[rows]
@@ -354,12 +324,11 @@ class UnpaddedBatch(Batch):
 
 def _rows_of(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Split the prompts, in order, into rows of at most `PROMPT_TOKENS` tokens; a longer one gets its own row."""
-    rows, free = list[list[Prompt]](), 0
+    rows, size = list[list[Prompt]](), 0
     for prompt in prompts:
-        size = len(prompt.token_ids)
-        if not rows or size > free:
+        size += len(prompt.token_ids)
+        if not rows or size > PROMPT_TOKENS:
             rows.append([])
-            free = PROMPT_TOKENS
+            size = len(prompt.token_ids)
         rows[-1].append(prompt)
-        free -= size
     return rows

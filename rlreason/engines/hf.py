@@ -1,18 +1,15 @@
 """The in-process engine: sample from the policy's own weights with a preallocated KV cache."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rlreason.engines.base import Finished, Prompt, Sampling, Stops, closing_tokens
-from rlreason.engines.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
+from rlreason.engines.decoding import PROMPT_TOKENS, Batch, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
-from rlreason.types import FinishReason, Response
+from rlreason.types import Response
 
 
 class HFEngine:
@@ -29,7 +26,6 @@ class HFEngine:
         elif compile:
             say("! rollout.compile=true has no effect: this model samples by its own forward pass and its own cache")
         self.weight_version = self.drawn = 0
-        self.counts = Counts()  # of the newest `generate`
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Count a weight sync; nothing is copied. `ValueError` for another policy."""
@@ -44,81 +40,54 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
-        """Sample n responses to each prompt; see `engines.base.Engine`."""
-        responses: dict[int, Response] = {}
-        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
-        # does not cache cast weights.
-        casts = self.policy.compute_dtype != torch.float32
-        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast():
-            for place, response in self._sample(prompts, sampling, n):
-                responses[place] = response
-                if finished is not None:
-                    finished(place, response)
-        return [responses[place] for place in range(len(prompts) * n)]
+        """Sample n responses to each prompt; see `engines.base.Engine`.
 
-    def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> Iterator[tuple[int, Response]]:
-        """Decode up to `max_rows` sequences at a time; waiting groups are admitted as others end.
-
-        Yield each response as it ends, with its place.
+        Up to `max_rows` sequences are decoded at a time; waiting groups are admitted as others end.
         """
-        policy, vocab = self.policy, self.policy.head.shape[0]
+        policy, vocab, responses = self.policy, self.policy.head.shape[0], dict[int, Response]()
         stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
-        end_ids = frozenset(i for i in policy.end_ids | sampling.end_ids if i < vocab)  # a config may name others
+        end_ids = [i for i in sorted(policy.end_ids | sampling.end_ids) if i < vocab]  # a config may name others
         closing = closing_tokens(policy.tokenizer.get_vocab(), sampling.stop)
         may_end = torch.zeros(vocab, dtype=torch.bool)
-        may_end[[i for i in end_ids | closing if i < vocab]] = True
-        banned = torch.tensor(sorted(end_ids), device=policy.device)
+        may_end[[*end_ids, *(i for i in closing if i < vocab)]] = True
+        banned = torch.tensor(end_ids, device=policy.device)
         # Decode sequences of similar length together, because attention covers the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
-        batch = (Batch if policy.packs else UnpaddedBatch)(policy, sampling, may_end.to(policy.device), self.compiled)
-        self.drawn, self.counts = 0, batch.counts
-        while waiting or batch.alive:
-            if waiting and batch.should_compact():
-                admitted = self._admitted(waiting, n, batch.alive, prompts)
-                batch.compact_and_admit(
-                    [[SampleUnderWay(i * n + j, j, prompts[i]) for j in range(n)] for i in admitted]
-                )
-            rows = batch.draw(banned)
-            self.drawn += batch.alive
-            alive()
-            if len(rows):
-                yield from self._ended(batch, rows, end_ids, stops)
-            if batch.alive:
-                if not waiting and batch.should_compact():
-                    batch.compact_and_admit()  # before the step, so that it skips ended sequences
-                batch.step()
-
-    def _ended(
-        self, batch: Batch, rows: NDArray[np.int64], end_ids: AbstractSet[int], stops: Stops
-    ) -> Iterator[tuple[int, Response]]:
-        """Yield the responses of those of these rows that have ended, each with its place."""
-        ended: list[tuple[int, list[int], FinishReason, int]] = []
-        for row, token_ids in zip(rows.tolist(), batch.of_rows(rows, batch.tokens), strict=True):
-            overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
-            if overhang is not None:
-                ended.append((row, token_ids, "stop", overhang))
-            elif len(token_ids) == batch.sampling.max_tokens:
-                ended.append((row, token_ids, "length", 0))
-        if not ended:
-            return
-        rows = np.array([row for row, *_ in ended])
-        batch.ended[rows] = True
-        for (row, token_ids, reason, overhang), log_probs in zip(
-            ended, batch.of_rows(rows, batch.log_probs), strict=True
-        ):
-            sequence = batch.sequences[row]
-            yield (
-                sequence.place,
-                Response(
-                    problem_id=sequence.prompt.problem_id,
-                    prompt_ids=sequence.prompt.token_ids,
-                    token_ids=token_ids,
-                    log_probs=log_probs,
-                    text=stops.text(token_ids, overhang),
-                    finish_reason=reason,
-                    weight_version=self.weight_version,
-                ),
-            )
+        kind, self.drawn = Batch if policy.packs else UnpaddedBatch, 0
+        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
+        # does not cache cast weights.
+        casts = policy.compute_dtype != torch.float32
+        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), policy.autocast():
+            batch = kind(policy, sampling, prompts, n, may_end.to(policy.device), self.compiled)
+            while waiting or batch.alive:
+                if waiting and batch.should_compact():
+                    batch.compact_and_admit(self._admitted(waiting, n, batch.alive, prompts))
+                rows = batch.draw(banned)
+                self.drawn += batch.alive
+                alive()
+                for row, (token_ids, log_probs) in zip(rows, batch.of_rows(rows) if len(rows) else (), strict=True):
+                    overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
+                    if overhang is None and len(token_ids) < sampling.max_tokens:
+                        continue
+                    batch.ended[row] = True
+                    place = int(batch.places[row])
+                    prompt = prompts[place // n]
+                    responses[place] = Response(
+                        problem_id=prompt.problem_id,
+                        prompt_ids=prompt.token_ids,
+                        token_ids=token_ids,
+                        log_probs=log_probs,
+                        text=stops.text(token_ids, overhang or 0),
+                        finish_reason="length" if overhang is None else "stop",
+                        weight_version=self.weight_version,
+                    )
+                    if finished is not None:
+                        finished(place, responses[place])
+                if batch.alive:
+                    if not waiting and batch.should_compact():
+                        batch.compact_and_admit()  # before the step, so that it skips ended sequences
+                    batch.step()
+        return [responses[place] for place in range(len(prompts) * n)]
 
     def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
         """Take the groups of n that fit next to the `alive` rows, a larger one alone.

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -87,18 +87,12 @@ class Rollouts:
             grading.shutdown(wait=False, cancel_futures=True)  # after an interruption the grades are not needed
 
 
+FORWARD, WITH_BACKWARD = 1, 3  # passes
+
+
 def sampling_work(responses: Sequence[Response], seconds: float) -> Work:
     """Return the work of sampling these: each prompt and every response token goes through the model once."""
-    groups: dict[str, list[Response]] = {}
-    for response in responses:
-        groups.setdefault(response.problem_id, []).append(response)
-    work = Work(seconds)
-    for group in groups.values():
-        work = work.plus(group_work(len(group[-1].prompt_ids), [len(r.token_ids) for r in group]))
-    return work
-
-
-FORWARD, WITH_BACKWARD = 1, 3  # passes
+    return _work([(response.problem_id, FORWARD, response) for response in responses], seconds)
 
 
 def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = False) -> Work:
@@ -106,14 +100,19 @@ def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = Fal
 
     A sample with advantage 0 only goes forward, unless `all_learn`: a KL or entropy term gives it a gradient.
     """
-    groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for s in batch:
-        if s.has_loss:
-            passes = WITH_BACKWARD if s.advantage or all_learn else FORWARD
-            groups.setdefault((tuple(s.response.prompt_ids), passes), []).append(len(s.response.token_ids))
+    passes = [WITH_BACKWARD if s.advantage or all_learn else FORWARD for s in batch]
+    learned = [(tuple(s.response.prompt_ids), n, s.response) for s, n in zip(batch, passes, strict=True) if s.has_loss]
+    return _work(learned, seconds)
+
+
+def _work(responses: Sequence[tuple[object, int, Response]], seconds: float) -> Work:
+    """Return the work of (group, passes, response) each: a prompt counts once a group."""
+    groups: dict[tuple[object, int], list[Response]] = {}
+    for key, passes, response in responses:
+        groups.setdefault((key, passes), []).append(response)
     work = Work(seconds)
-    for (prompt, passes), lengths in groups.items():
-        work = work.plus(group_work(len(prompt), lengths, passes))
+    for (_, passes), group in groups.items():
+        work = work.plus(group_work(len(group[-1].prompt_ids), [len(r.token_ids) for r in group], passes))
     return work
 
 
@@ -147,7 +146,12 @@ def rollout_metrics(samples: Sequence[ScoredResponse], prefix: str = "rollout") 
     groups: dict[str, list[ScoredResponse]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
-    distinct = sum(len({s.tokens_key for s in group}) / len(group) for group in groups.values())
+    distinct, copies = 0.0, 0
+    for group in groups.values():
+        distinct += len({s.tokens_key for s in group}) / len(group)
+        # The probability is the engine's: independent draws do not repeat such a response, shared seeds do.
+        unlikely = [s.tokens_key for s in group if s.nll > LONG_ODDS]
+        copies += len(unlikely) - len(set(unlikely))
     return {
         "reward/mean": sum(s.grade.reward for s in samples) / n,
         "reward/min": min(s.grade.reward for s in samples),
@@ -157,22 +161,10 @@ def rollout_metrics(samples: Sequence[ScoredResponse], prefix: str = "rollout") 
         f"{prefix}/length_max": max(s.length for s in samples),
         f"{prefix}/truncated": sum(s.truncated for s in samples) / n,
         f"{prefix}/distinct": distinct / len(groups),  # share of distinct responses within a group
-        f"{prefix}/improbable_copies": improbable_copies(groups.values()) / n,
+        f"{prefix}/improbable_copies": copies / n,
         f"{prefix}/tokens": sum(s.length for s in samples),
         **metrics_by_outcome(samples, prefix),
     }
-
-
-def improbable_copies(groups: Iterable[Sequence[ScoredResponse]]) -> int:
-    """Count responses that repeat another of their group whose probability was below one in ten billion.
-
-    The probability is the engine's: independent draws do not repeat such a response, shared seeds do.
-    """
-    copies = 0
-    for group in groups:
-        unlikely = [s.tokens_key for s in group if s.nll > LONG_ODDS]
-        copies += len(unlikely) - len(set(unlikely))
-    return copies
 
 
 def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[str, float]:

@@ -9,7 +9,6 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from rlreason.engines.vllm_server import (
     PROBE,
     PROBE_PROMPT,
     PROBE_TOKENS,
-    Ended,
     WeightCheck,
     differing_tensors,
     digest,
     largest_mismatch,
     mismatch_bound,
-    probe_prompt,
 )
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.memory import kv_of_token, vllm_cache
@@ -57,49 +54,45 @@ class VLLMEngine:
         folder: Path,
         demand: Demand,
         say: Callable[[str], None] = print,
-        reserve: int = 0,
     ) -> None:
-        """`reserve`: bytes that the trainer allocates later, which vLLM's cache leaves free."""
+        """Start the processes, as many as there are places."""
         self.policy, self.rollout, self.say = policy, rollout, say
         self.max_len = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
         self.max_rows = min(rollout.max_rows, demand.rows)
         self.asleep = False
         self.weight_version = 0
-        self._drawn: dict[EngineProcess, int] = {}
-        self._probe = probe_prompt(policy.padded_from or policy.head.shape[0], self.max_len)
+        self.drawn = 0  # tokens sampled since the last `generate` began
+        # The same tokens for every weight sync, spread over the whole vocabulary.
+        length, seeded = max(1, min(PROBE_PROMPT, self.max_len - PROBE_TOKENS)), torch.Generator().manual_seed(0)
+        ids = torch.randint(policy.padded_from or len(policy.head), (length,), generator=seeded)
+        self._probe = Prompt("probe", ids.tolist(), seed=0)
         self._lock = threading.Lock()  # one call at a time, from whichever thread
         self.processes: list[EngineProcess] = []
         try:
-            self._start(places, folder, reserve)
+            began, dtype, arguments = time.monotonic(), policy.compute_dtype, dict[str, dict[str, Any]]()
+            for place, log in zip(places, ENGINE_LOGS, strict=False):
+                process = EngineProcess(place, folder / log, rollout.timeout_s, exact=dtype == torch.float32)
+                self.processes.append(process)
+            version, lengths = call_all(self.processes, "version")[0], (self.max_len, self.max_rows)
+            if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
+                span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
+                raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
+            for place in places:  # each plans with the memory that is free before any of them takes some
+                given, words = llm_arguments(policy, place, *lengths, rollout.kv_cache_gb, demand.reserve)
+                say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {words} ...")
+                arguments[place.name] = given
+            for process in self.processes:
+                place, folder_of_model = process.place, write_model(policy, Path(process.files) / "model")
+                process.send("start", folder_of_model, place.transfer, arguments[place.name])
+            for process in self.processes:
+                process.message()
+            self._sync_weights()
+            #: Of vLLM's start, for provenance; of several engines, by name.
+            self.arguments = arguments if len(places) > 1 else given
+            say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
         except BaseException:
             self.close()
             raise
-
-    def _start(self, places: Sequence[Place], folder: Path, reserve: int) -> None:
-        began, dtype, arguments = time.monotonic(), self.policy.compute_dtype, dict[str, dict[str, Any]]()
-        for place, log in zip(places, ENGINE_LOGS, strict=False):
-            process = EngineProcess(place, folder / log, self.rollout.timeout_s, exact=dtype == torch.float32)
-            self.processes.append(process)
-        version, lengths = version_of(self.processes), (self.max_len, self.max_rows)
-        for place in places:  # each plans with the memory that is free before any of them takes some
-            memory = plan_memory(self.policy, place.gpu, *lengths, self.rollout.kv_cache_gb, reserve)
-            given = llm_arguments(str(dtype).removeprefix("torch."), *lengths, memory, place)
-            self.say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {memory} ...")
-            arguments[place.name] = given
-        for process in self.processes:
-            place, folder_of_model = process.place, write_model(self.policy, Path(process.files) / "model")
-            process.send("start", folder_of_model, place.transfer, arguments[place.name])
-        for process in self.processes:
-            process.answer()
-        self._sync_weights()
-        #: Of vLLM's start, for provenance; of several engines, by name.
-        self.arguments = arguments if len(places) > 1 else given
-        self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
-
-    @property
-    def drawn(self) -> int:
-        """Tokens sampled since the last `generate` began."""
-        return sum(self._drawn.values())
 
     def sleepers(self) -> list[EngineProcess]:
         """Return the processes that free their memory while the policy trains."""
@@ -144,25 +137,35 @@ class VLLMEngine:
         """Sample with each of k processes every k-th prompt: neighbours are often alike."""
         stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
-        step = len(self.processes)
-        shares = {process: range(k, len(prompts), step) for k, process in enumerate(self.processes)}
-        responses: dict[int, Response] = {}
-        self._drawn, busy = {}, [process for process, share in shares.items() if share]
+        responses, busy, self.drawn = dict[int, Response](), list[EngineProcess](), 0
         try:
-            for process in busy:
-                asked = [(prompts[i].token_ids, prompts[i].seed) for i in shares[process]]
+            for first, process in enumerate(self.processes[: len(prompts)]):
+                numbers = range(first, len(prompts), len(self.processes))
+                asked = [(i, prompts[i].token_ids, prompts[i].seed) for i in numbers]
                 process.send("sample", asked, n, self.max_rows, arguments)
+                busy.append(process)
             while busy:
                 for process in spoken(busy):
                     message = process.message()
                     if message[0] == "done":
                         busy.remove(process)
                         continue
-                    self._drawn[process] = message[1]
-                    for ended in message[2]:
-                        i = shares[process][ended.place // n]
-                        place = i * n + ended.place % n
-                        responses[place] = self._response(process, prompts[i], ended, stops)
+                    self.drawn += message[1]
+                    for place, token_ids, log_probs, reason, stop in message[2]:
+                        if reason not in ("stop", "length") or len(log_probs) != len(token_ids):
+                            raise process.failed(f"a sample ended with {reason!r}, {len(token_ids)} tokens")
+                        # a token's id where no string ended it
+                        overhang = stops.overhang(token_ids) if isinstance(stop, str) else 0
+                        prompt = prompts[place // n]
+                        responses[place] = Response(
+                            problem_id=prompt.problem_id,
+                            prompt_ids=prompt.token_ids,
+                            token_ids=token_ids,
+                            log_probs=log_probs,
+                            text=stops.text(token_ids, overhang or 0),
+                            finish_reason=reason,
+                            weight_version=self.weight_version,
+                        )
                         if finished is not None:
                             finished(place, responses[place])
         except BaseException:  # the next call must not see what these still sample
@@ -170,21 +173,6 @@ class VLLMEngine:
                 process.failure = process.failure or "its sampling was broken off"
             raise
         return responses
-
-    def _response(self, process: EngineProcess, prompt: Prompt, ended: Ended, stops: Stops) -> Response:
-        token_ids, reason = ended.token_ids, ended.finish_reason
-        if reason not in ("stop", "length") or len(ended.log_probs) != len(token_ids):
-            raise process.failed(f"a sample ended with {reason!r}, {len(token_ids)} tokens")
-        by_string = isinstance(ended.stop_reason, str)  # a token id where a token ended it
-        return Response(
-            problem_id=prompt.problem_id,
-            prompt_ids=prompt.token_ids,
-            token_ids=token_ids,
-            log_probs=ended.log_probs,
-            text=stops.text(token_ids, (stops.overhang(token_ids) or 0) if by_string else 0),
-            finish_reason=reason,
-            weight_version=self.weight_version,
-        )
 
     def _sync_weights(self) -> dict[str, float]:
         """Replace the weights in place, empty the prefix caches, and check the result.
@@ -228,7 +216,7 @@ class VLLMEngine:
         if by_file := [process for process in self.processes if process.place.transfer is None]:
             load_by_file(by_file, self.policy)
         for process in self.processes:
-            if process not in by_file:
+            if process.place.transfer is not None:
                 process.load(self.policy)
 
     def check_weights(self) -> dict[EngineProcess, WeightCheck]:
@@ -236,15 +224,16 @@ class VLLMEngine:
 
         By digests of rows, so that no weights are sent.
         """
-        dtype, scorer = self.policy.compute_dtype, LogProbScorer(self.policy, self.max_len)
-        ours = {name: digest(weight.detach().to(dtype)) for name, weight in self.policy.engine_weights()}
-        held, checks = call_all(self.processes, "digests"), {}
+        policy, checks = self.policy, dict[EngineProcess, WeightCheck]()
+        ours = {name: digest(weight) for name, weight in policy.engine_weights()}
+        held = call_all(self.processes, "digests")
         probes = self._sample([self._probe] * len(self.processes), PROBE)  # one for each
+        pairs = [(probes[k].prompt_ids, probes[k].token_ids) for k in range(len(probes))]
+        trainer = LogProbScorer(policy, self.max_len).log_probs(pairs)
         for k, (process, (theirs, fused)) in enumerate(zip(self.processes, held, strict=True)):
-            probe = probes[k]
-            trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
-            mismatch = largest_mismatch(probe.log_probs, trainer)
-            checks[process] = WeightCheck(mismatch, mismatch_bound(dtype), *differing_tensors(theirs, ours, fused))
+            mismatch = largest_mismatch(probes[k].log_probs, trainer[k])
+            compared = differing_tensors(theirs, ours, fused)
+            checks[process] = WeightCheck(mismatch, mismatch_bound(policy.compute_dtype), *compared)
         return checks
 
     def close(self) -> None:
@@ -254,64 +243,36 @@ class VLLMEngine:
             hide_secrets(process.log)
 
 
-def version_of(processes: Sequence[EngineProcess]) -> str:
-    """Return vLLM's version; `ConfigError` where it cannot be imported, or the version is not a tested one."""
-    try:
-        version, *_ = call_all(processes, "version")
-    except EngineError as error:
-        raise ConfigError(f"rollout=vllm: vLLM cannot be imported: {INSTALL}; or choose rollout=hf. {error}") from error
-    if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
-        span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
-        raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
-    return str(version)
+def llm_arguments(
+    policy: Policy, place: Place, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
+) -> tuple[dict[str, Any], str]:
+    """Return the arguments of `vllm.LLM` besides the model's folder, and the plan of its memory in words.
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes that the engine will take, planned before loading."""
-
-    weights: int
-    cache: int
-    free: int
-
-    def __str__(self) -> str:
-        weights, cache, free = (f"{size / 2**30:.2g}" for size in (self.weights, self.cache, self.free))
-        return f"{weights} GB of weights + {cache} GB of cache, {free} GB free"
-
-
-def plan_memory(
-    policy: Policy, gpu: int | None, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
-) -> MemoryPlan:
-    """Plan the cache by `model.memory.vllm_cache`, in the free memory of the GPU less `reserve` bytes.
-
-    `gpu` None: in main memory. `ConfigError` where `cache_gb` does not hold one sequence, or the plan does not fit.
+    The cache is planned by `model.memory.vllm_cache`, in the free memory of the GPU, or of the processor, less
+    `reserve` bytes. `ConfigError` where `cache_gb` does not hold one sequence, or the plan does not fit.
     """
     dtype = policy.compute_dtype
-    if gpu is not None:
-        free = torch.cuda.mem_get_info(gpu)[0]
+    if place.gpu is not None:
+        free, total = torch.cuda.mem_get_info(place.gpu)
     else:
         import psutil  # vLLM brings it
 
-        free = int(psutil.virtual_memory().available)
+        free = total = int(psutil.virtual_memory().available)
     config = policy.model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
     weights = model_size(policy.model) * dtype.itemsize
     cache, one = vllm_cache(token, free - weights - reserve, max_len, max_rows, cache_gb)
-    plan = MemoryPlan(weights, cache, free)
+    sizes = "{:.2g} GB of weights + {:.2g} GB of cache, {:.2g} GB free"
+    plan = sizes.format(*(number / 2**30 for number in (weights, cache, free)))
     if cache < one or weights + cache > free:
         raise ConfigError(
             f"rollout=vllm needs {plan}, and one sequence of {max_len} tokens takes {one / 2**30:.3g} GB of cache: "
             "leave rollout.kv_cache_gb out, lower rollout.max_rows or sampling.max_tokens, or choose a smaller model"
         )
-    return plan
-
-
-def llm_arguments(dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, place: Place) -> dict[str, Any]:
-    """Return the arguments of `vllm.LLM` besides the model's folder."""
     arguments: dict[str, Any] = {
-        "dtype": dtype,
+        "dtype": str(dtype).removeprefix("torch."),
         "load_format": "dummy",  # the first weight sync brings the weights
         "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
@@ -323,12 +284,12 @@ def llm_arguments(dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, p
         "hf_overrides": {"head_dtype": "float32"},
         "max_model_len": max_len,
         "max_num_seqs": max_rows,
-        "kv_cache_memory_bytes": memory.cache,
+        "kv_cache_memory_bytes": cache,
         "enable_prefix_caching": True,
         "seed": 0,
     }
     if place.gpu is None:
-        return arguments | {
+        arguments |= {
             "enforce_eager": True,
             "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
             # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
@@ -336,11 +297,13 @@ def llm_arguments(dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, p
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(4096, max_len),
         }
-    return arguments | {
-        "enable_sleep_mode": place.sleeps,
-        "gpu_memory_utilization": 0.9 * memory.free / torch.cuda.mem_get_info(place.gpu)[1],
-        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
-    }
+    else:
+        arguments |= {
+            "enable_sleep_mode": place.sleeps,
+            "gpu_memory_utilization": 0.9 * free / total,
+            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
+        }
+    return arguments, plan
 
 
 def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:

@@ -103,10 +103,6 @@ class EngineProcess:
             raise self._ended() from error
         self.heard = time.monotonic()
 
-    def answer(self) -> Any:
-        """Wait for the result of what was sent; `EngineError` where it fails, or takes too long."""
-        return self.message()[1]
-
     def message(self) -> tuple[Any, ...]:
         """Wait for its next message: ("done", result), or ("step", ...) while it samples."""
         spoken([self])
@@ -118,11 +114,6 @@ class EngineProcess:
         if message[0] == "failed":
             raise self.failed(message[1])
         return message
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call this method of `Server` and return its result."""
-        self.send(method, *arguments)
-        return self.answer()
 
     def _ended(self) -> EngineError:
         return self.failed(f"vLLM's process has ended (exit code {self.process.wait(ENDING_S)})")
@@ -146,7 +137,8 @@ class EngineProcess:
         def send() -> None:
             try:
                 self._transfer = self._transfer or DirectTransfer(self, policy)
-                self._transfer.send(policy)
+                self._transfer.policy = policy
+                self._transfer.sender.send_weights()
             except BaseException as error:
                 errors.append(error)
 
@@ -183,16 +175,13 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
 
 def last_lines(log: Path, count: int = 5) -> str:
     """Return the end of vLLM's log for an error message; secrets are hidden."""
-    if not log.is_file():
-        return ""
     lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 
 def hide_secrets(log: Path) -> None:
     """Rewrite the log without secrets, once vLLM's process, which writes into it, has ended."""
-    if log.is_file():
-        log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+    log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 # How weights travel.
@@ -200,15 +189,9 @@ def hide_secrets(log: Path) -> None:
 MEMORY = Path("/dev/shm")  # a file system in main memory; a container's often holds 64 MB
 
 
-def engine_weights(policy: Policy, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the policy's weights in the engine's number format, on this device."""
-    for name, weight in policy.engine_weights():
-        yield name, weight.detach().to(policy.compute_dtype).to(device)
-
-
 def load_by_file(processes: Sequence[EngineProcess], policy: Policy) -> None:
     """Give these processes the policy's weights by one file, in main memory if it has room there."""
-    weights = {name: weight.contiguous() for name, weight in engine_weights(policy, torch.device("cpu"))}
+    weights = {name: weight.cpu().contiguous() for name, weight in policy.engine_weights()}
     size = sum(weight.nbytes for weight in weights.values())
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 1.01 * size + 2**20
     with temporary_folder("rlreason-weights-", MEMORY if has_room else None) as folder:
@@ -221,7 +204,7 @@ def call_all(processes: Sequence[EngineProcess], method: str, *arguments: Any) -
     """Call this method of `Server` in all processes at once; return the results."""
     for process in processes:
         process.send(method, *arguments)
-    return [process.answer() for process in processes]
+    return [process.message()[1] for process in processes]
 
 
 BUFFER = 256 << 20  # bytes of weights that are shared between two processes at a time, or of the largest weight
@@ -252,22 +235,16 @@ class DirectTransfer:
                 port = probe.getsockname()[1]
             info = NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
         both: Any = self
-        self._sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
-
-    def send(self, policy: Policy) -> None:
-        """Replace the engine's weights by the policy's."""
-        self.policy = policy
-        self._sender.send_weights()
+        self.sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
 
     def metadata(self) -> list[Any]:
         """Return name, number format and shape of every weight, in the order of a pass."""
         from vllm.distributed.weight_transfer import ParamMeta
 
-        dtype = self.policy.compute_dtype
-        return [ParamMeta(name, dtype, tuple(weight.shape)) for name, weight in self.policy.engine_weights()]
+        return [ParamMeta(name, w.dtype, tuple(w.shape)) for name, w in self.policy.engine_weights()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return engine_weights(self.policy, self.policy.device)
+        return ((name, weight.to(self.policy.device)) for name, weight in self.policy.engine_weights())
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._tell("init_weight_transfer_engine", init_info=init_info)
@@ -282,4 +259,4 @@ class DirectTransfer:
         self._tell("finish_weight_update")  # without vLLM's version: responses carry the engine's
 
     def _tell(self, method: str, **arguments: Any) -> None:
-        self.process.call("ask", "collective_rpc", method, None, (), arguments)
+        call_all([self.process], "ask", "collective_rpc", method, None, (), arguments)

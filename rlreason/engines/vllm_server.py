@@ -26,12 +26,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.base import Sampling
 
 FILES = "rlreason-vllm-"  # prefix of the folder for the process's temporary files
 
@@ -72,21 +72,14 @@ def mismatch_bound(dtype: torch.dtype) -> float:
     return 1e-3 if dtype == torch.float32 else 0.5
 
 
-def probe_prompt(vocab: int, context: int) -> Prompt:
-    """Return the probe's prompt: the same tokens for every weight sync, spread over the whole vocabulary."""
-    length = max(1, min(PROBE_PROMPT, context - PROBE_TOKENS))
-    generator = torch.Generator().manual_seed(0)
-    return Prompt("probe", torch.randint(vocab, (length,), generator=generator).tolist(), seed=0)
-
-
 def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float:
     """Return max |a - b| over the probe's tokens; nan, which is within no bound, where a number is nan.
 
     >>> largest_mismatch([-1.0, -2.0], [-1.0, -2.5]), largest_mismatch([float("nan"), 0.0], [0.0, 1.0])
     (0.5, nan)
     """
-    engines, trainers = torch.tensor(engine, dtype=torch.float64), torch.tensor(trainer, dtype=torch.float64)
-    return float((engines - trainers).abs().max())
+    both = torch.tensor([engine, trainer], dtype=torch.float64)
+    return float((both[0] - both[1]).abs().max())
 
 
 #: A weight's shape, and the digests of its rows, which tell it from any other.
@@ -94,8 +87,19 @@ Digest = tuple[tuple[int, ...], list[int]]
 
 
 def digest(weight: Tensor) -> Digest:
-    """Digest a weight, so that it can be compared without sending it."""
-    return tuple(weight.shape), row_digests(weight).tolist()
+    """Digest a weight, so that it can be compared without sending it.
+
+    Of each row: the sum over its indices j of bits_j * odd_j, modulo 2^64. An odd factor is invertible modulo 2^64, so
+    one changed number always changes the digest; the factors differ, so exchanged numbers do too.
+
+    >>> len(set(digest(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]))[1]))
+    2
+    """
+    bits = weight.detach().contiguous().view({2: torch.int16, 4: torch.int32}[weight.dtype.itemsize])
+    bits = bits.reshape(len(weight), -1)
+    odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
+    rows = torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
+    return tuple(weight.shape), rows.tolist()
 
 
 def differing_tensors(
@@ -111,33 +115,18 @@ def differing_tensors(
     used: dict[str, int] = {}  # rows of the engine's tensor compared so far
     compared, differing = 0, []
     for name, (shape, rows) in trainer.items():
-        module, _, kind = name.rpartition(".")
-        path, dot, layer = module.rpartition(".")
-        key = f"{path}{dot}{whole_of.get(layer, layer)}.{kind}"
+        *path, layer, kind = name.split(".")
+        key = ".".join([*path, whole_of.get(layer, layer), kind])
+        held_shape, held = engine.get(key, ((), []))
         start = used.get(key, 0)
         end = start + shape[0]
-        if key not in engine or engine[key][0][1:] != shape[1:] or engine[key][0][0] < end:
+        if held_shape[1:] != shape[1:] or len(held) < end:
             continue
         used[key] = end
         compared += 1
-        if engine[key][1][start:end] != rows:
+        if held[start:end] != rows:
             differing.append(name)
     return compared, tuple(differing)
-
-
-def row_digests(weight: Tensor) -> Tensor:
-    """Digest each row, (rows, ...) -> (rows,): the sum over a row's indices j of bits_j * odd_j, modulo 2^64.
-
-    An odd factor is invertible modulo 2^64, so one changed number always changes the digest; the factors differ, so
-    exchanged numbers do too.
-
-    >>> row_digests(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).unique().numel()
-    2
-    """
-    bits = weight.detach().contiguous().view({2: torch.int16, 4: torch.int32}[weight.dtype.itemsize])
-    bits = bits.reshape(len(weight), -1)
-    odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
-    return torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
 
 
 def repack_tied_head(model: nn.Module) -> None:
@@ -145,16 +134,6 @@ def repack_tied_head(model: nn.Module) -> None:
     head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
     if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
         head.quant_method.process_weights_after_loading(head)
-
-
-class Ended(NamedTuple):
-    """A response that has ended; `place`: its index among the request's."""
-
-    place: int
-    token_ids: list[int]
-    log_probs: list[float]
-    finish_reason: Any  # stop, length, or what vLLM says where it fails
-    stop_reason: str | int | None
 
 
 class Server:
@@ -179,30 +158,32 @@ class Server:
             arguments = arguments | {"weight_transfer_config": WeightTransferConfig(backend=backend)}
         self.llm = LLM(folder, **arguments)
 
-    def sample(self, prompts: Sequence[tuple[list[int], int]], n: int, rows: int, arguments: dict[str, Any]) -> None:
-        """Sample n responses to each prompt, given by token ids and seed, `rows` at a time.
+    def sample(
+        self, prompts: Sequence[tuple[int, list[int], int]], n: int, rows: int, arguments: dict[str, Any]
+    ) -> None:
+        """Sample n responses to each prompt, given by number, token ids and seed, `rows` at a time.
 
         Requests wait here and not in vLLM, where each takes about 10 kB. They are n and not one of n: each is
-        returned as soon as it has ended.
+        returned as soon as it has ended, with its place, number x n + k.
         """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         arguments = arguments | {"output_kind": RequestOutputKind.FINAL_ONLY}
-        engine, drawn, begun, done = self.llm.llm_engine, 0, 0, 0
+        engine, begun, done = self.llm.llm_engine, 0, 0
         while done < len(prompts) * n:
             while begun < min(len(prompts) * n, done + 2 * rows):
-                token_ids, seed = prompts[begun // n]
+                number, token_ids, seed = prompts[begun // n]
                 of_request = SamplingParams(**arguments, seed=seed % 2**62 + begun % n)
-                engine.add_request(str(begun), tokens_input(token_ids), of_request)
+                engine.add_request(str(number * n + begun % n), tokens_input(token_ids), of_request)
                 begun += 1
-            drawn += min(begun - done, rows)
-            ended = []
+            drawn, ended = min(begun - done, rows), []
             for output in engine.step():
                 (one,) = output.outputs
-                log_probs, reasons = list(one.logprobs.logprobs), (one.finish_reason, one.stop_reason)
-                ended.append(Ended(int(output.request_id), list(one.token_ids), log_probs, *reasons))
+                log_probs = list(one.logprobs.logprobs)
+                reasons = one.finish_reason, one.stop_reason  # stop, length, or what vLLM says where it fails
+                ended.append((int(output.request_id), list(one.token_ids), log_probs, *reasons))
             done += len(ended)
             self.connection.send(("step", drawn, ended))
 
@@ -240,26 +221,22 @@ def end_with(trainer: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def serve(connection: "Connection[Any, Any]") -> None:
-    """Answer requests until the trainer closes the pipe."""
-    server = Server(connection)
-    while True:
-        method, arguments = connection.recv()
-        try:
-            answer = ("done", getattr(server, method)(*arguments))
-        except Exception as error:
-            traceback.print_exc()  # into vllm.log
-            answer = ("failed", f"{type(error).__name__}: {error}")
-        connection.send(answer)
-
-
 def main() -> None:
-    """Serve the trainer whose pipe and process id the command line names."""
+    """Answer the trainer whose pipe and process id the command line names, until it closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they stop the trainer, which ends this process when it is ready
     end_with(int(sys.argv[2]))
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    server = Server(connection)
     with suppress(EOFError, BrokenPipeError):
-        serve(Connection(int(sys.argv[1])))
+        while True:
+            method, arguments = connection.recv()
+            try:
+                answer = ("done", getattr(server, method)(*arguments))
+            except Exception as error:
+                traceback.print_exc()  # into vllm.log
+                answer = ("failed", f"{type(error).__name__}: {error}")
+            connection.send(answer)
 
 
 if __name__ == "__main__":

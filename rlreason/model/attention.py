@@ -1,11 +1,10 @@
 """Attention for packed training and cached sampling, and the kernels that this machine can use."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -57,43 +56,31 @@ class CachedPrompts:
     rows: Tensor  # (prompts * most,) the rows of each prompt, padded with any row; a prompt has up to `most` rows
     place: Tensor  # (rows,) the index of each row in `rows`
 
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        """softmax(scale q K^T + mask) V for one query per row, where K and V are a prompt's, followed by the row's own.
 
-def single_query(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, prompts: CachedPrompts | None, layer: int
-) -> Tensor:
-    """softmax(scale q K^T + mask) V for one query per row, where K and V are a prompt's, followed by the row's own.
+        q (rows, heads, 1, head_dim); k, v (rows, kv_heads, columns, head_dim); mask (rows, 1, 1, prompt columns +
+        columns), 0 or -inf. Returns (rows, 1, heads, head_dim). A general kernel would copy keys once per query head.
+        """
+        rows, heads, _, width = q.shape
+        grouped = q.reshape(rows, k.shape[1], -1, width)
+        of_prompt = self._times(grouped, self.keys[layer].transpose(-1, -2))
+        scores = torch.cat([of_prompt, grouped @ k.transpose(-1, -2)], -1)
+        # One pass scales, masks and converts the products to float32: each pass costs as much as the softmax.
+        weights = torch.add(mask, scores, alpha=scale).softmax(-1).to(v.dtype)
+        before = of_prompt.shape[-1]  # columns of the prompt
+        out = weights[..., before:] @ v + self._times(weights[..., :before], self.values[layer])
+        return out.reshape(rows, 1, heads, width)
 
-    q (rows, heads, 1, head_dim); k, v (rows, kv_heads, columns, head_dim); mask (rows, 1, 1, prompt columns + columns),
-    0 or -inf (or bool). Returns (rows, 1, heads, head_dim). A general kernel would copy keys once per query head.
-    """
-    rows, heads, _, width = q.shape
-    kv_heads = k.shape[1]
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
-    scores = grouped @ k.transpose(-1, -2)
-    if prompts is not None:
-        scores = torch.cat([_product(grouped, prompts.keys[layer].transpose(-1, -2), prompts), scores], -1)
-    # One pass scales, masks and converts the products to float32: each pass costs as much as the softmax.
-    scores = torch.add(mask, scores, alpha=scale if scale is not None else width**-0.5)
-    weights = scores.softmax(-1).to(v.dtype)
-    before = weights.shape[-1] - k.shape[-2]  # columns of the prompt
-    out = weights[..., before:] @ v
-    if prompts is not None:
-        out = out + _product(weights[..., :before], prompts.values[layer], prompts)
-    return out.reshape(rows, 1, heads, width)
-
-
-def _product(x: Tensor, shared: Tensor, prompts: CachedPrompts) -> Tensor:
-    """Multiply x (rows, kv_heads, group, n) by its prompt's matrix: (prompts, kv_heads, n, m) -> (.., group, m)."""
-    count, group = len(shared), x.shape[2]
-    most = len(prompts.rows) // count
-    if most == 1:
-        return x @ shared
-    asked = x.flatten(1).index_select(0, prompts.rows).view(count, most, *x.shape[1:])
-    found = asked.transpose(1, 2).flatten(2, 3) @ shared  # (prompts, kv_heads, most * group, m)
-    by_row: Tensor = found.unflatten(2, (most, group)).transpose(1, 2).flatten(0, 1)
-    return by_row.flatten(1).index_select(0, prompts.place).view(len(x), x.shape[1], group, -1)
+    def _times(self, x: Tensor, shared: Tensor) -> Tensor:
+        """Multiply x (rows, kv_heads, group, n) by its prompt's matrix: (prompts, kv_heads, n, m) -> (.., group, m)."""
+        most, group = len(self.rows) // len(shared), x.shape[2]
+        if most == 1:
+            return x @ shared
+        asked = x.flatten(1).index_select(0, self.rows).view(len(shared), most, *x.shape[1:])
+        found = asked.transpose(1, 2).flatten(2, 3) @ shared  # (prompts, kv_heads, most * group, m)
+        by_row: Tensor = found.unflatten(2, (most, group)).transpose(1, 2).flatten(0, 1)
+        return by_row.flatten(1).index_select(0, self.place).view(len(x), x.shape[1], group, -1)
 
 
 #: Kernel -> its name in transformers, which interprets parts of a name, such as flash.
@@ -101,7 +88,7 @@ NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_a
 
 
 def packed_attention(
-    module: nn.Module,
+    module: Any,  # an attention layer of transformers
     query: Tensor,  # (batch, heads, seq, head_dim)
     key: Tensor,  # (batch, kv_heads, seq, head_dim)
     value: Tensor,
@@ -109,33 +96,33 @@ def packed_attention(
     scaling: float | None = None,
     layout: Layout | None = None,  # of packed sequences
     prompts: CachedPrompts | None = None,  # of sequences being decoded
-    kernel: str = "sdpa",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed sequence -> (batch, seq, heads, head_dim); no attention weights.
 
-    `kernel` computes it for numbers in half precision. Without a `layout` it is ordinary attention.
+    The model's kernel computes it for numbers in half precision. Without a `layout` it is ordinary attention.
     """
     if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if prompts is not None:
+        assert attention_mask is not None
+        return prompts.attend(module.layer_idx, query, key, value, attention_mask, scale), None
     if layout is None:
-        if query.shape[2] == 1 and attention_mask is not None:
-            layer: Any = module.layer_idx
-            return single_query(query, key, value, attention_mask, scaling, prompts, layer), None
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scale, **kwargs)
     half = query.dtype in HALF  # a check in float32 tests the numbers, not the kernel
+    kernel = module.config._attn_implementation if half else ""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
-    if layout.shared is not None or not query.is_cuda or (kernel == "varlen" and half):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if layout.shared is not None or not query.is_cuda or kernel == NAMES["varlen"]:
         return attention_by_layout(q, k, v, layout, scale)[None], None
-    if kernel == "flash_attention_2" and half:
+    if kernel == NAMES["flash_attention_2"]:
         from flash_attn import flash_attn_varlen_func
 
         tensors = q.contiguous(), k.contiguous(), v.contiguous()
-        return flash_attn_varlen_func(*tensors, *layout.parts.limits(), softmax_scale=scaling, causal=True)[None], None
+        return flash_attn_varlen_func(*tensors, *layout.parts.limits(), softmax_scale=scale, causal=True)[None], None
     # torch's float32 kernel on a GPU takes no grouped heads, and without it all scores would be kept for backward
-    return one_by_one(query, key, value, list(layout.parts.queries), scaling, repeat=not half), None
+    return one_by_one(query, key, value, list(layout.parts.queries), scale, repeat=not half), None
 
 
 def one_by_one(
@@ -161,6 +148,6 @@ def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
     return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **kwargs)
 
 
-for _kernel, _name in NAMES.items():
-    AttentionInterface.register(_name, partial(packed_attention, kernel=_kernel))
+for _name in NAMES.values():
+    AttentionInterface.register(_name, packed_attention)
     AttentionMaskInterface.register(_name, _mask)

@@ -47,26 +47,6 @@ class Chat:
                 "or a prompt without one (prompt=r1_zero)"
             ) from error
 
-    def prompt(self, user: str) -> str:
-        """Return the prompt for one user's turn with its special tokens as text: encode it without adding any."""
-        return self._text([("user", user)], add_generation_prompt=True)
-
-    def end_of_turn(self) -> int | None:
-        """The id of the special token that the template puts after an assistant's turn; None if there is none."""
-        after = self._text([("user", "How many?"), ("assistant", "It is 42.")]).rpartition("42.")[2].lstrip()
-        first = self.tokenizer.encode(after, add_special_tokens=False)[:1]
-        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
-        return first[0] if first and first[0] in special else None
-
-    def describe(self) -> dict[str, Any]:
-        """Describe everything that can make two prompts of the same user's turn differ, for evaluation protocols."""
-        return {
-            "prompt": self.prompt("{user}"),
-            "template": hashlib.sha256(self.template.encode()).hexdigest()[:16],
-            "system": self.system,
-            "enable_thinking": self.enable_thinking,
-        }
-
     def check(self) -> None:
         """Raise `ConfigError` if the template is missing or does not support the settings."""
         if self.enable_thinking is not None and "enable_thinking" not in self.template:
@@ -74,24 +54,29 @@ class Chat:
                 f"prompt.enable_thinking={str(self.enable_thinking).lower()}: this model's chat template has no such "
                 "switch: leave it out (prompt.enable_thinking=null), or choose a model that has it, such as Qwen3"
             )
-        prompt = self.prompt(WRITTEN)
+        prompt = self.text(user=WRITTEN)
         if WRITTEN not in prompt or (self.system or "").strip() not in prompt:
             raise ConfigError(
                 f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template leaves out or alters the "
                 f"text of a turn: {CURE}"
             )
 
-    def _text(self, turns: list[tuple[str, str]], add_generation_prompt: bool = False) -> str:
-        system = [] if self.system is None else [("system", self.system)]
+    def text(self, **turns: str) -> str:
+        """Return these turns by role behind the system message, with special tokens as text: encode it without more.
+
+        Without a turn of the assistant it is a prompt.
+        """
+        if self.system is not None:
+            turns = {"system": self.system} | turns
         thinking: dict[str, Any] = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         template = self.template
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [{"role": role, "content": content} for role, content in system + turns],
+                    [{"role": role, "content": content} for role, content in turns.items()],
                     chat_template=template,
                     tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
+                    add_generation_prompt="assistant" not in turns,
                     strftime_now=TODAY.strftime,  # replaces the template's clock
                     **thinking,
                 )
@@ -115,9 +100,9 @@ class PromptEncoder:
         """Raise `ConfigError` if a chat's user would write a control token of the chat, such as the end of a turn."""
         if self.chat is None:
             return
-        special = {i: str(t) for i, t in self.policy.tokenizer.added_tokens_decoder.items() if t.special}
-        frame = self.chat.prompt("")
-        control = [text for i, text in special.items() if text in frame or i in self.policy.end_ids]
+        frame, end_ids = self.chat.text(user=""), self.policy.end_ids
+        special = [(i, str(t)) for i, t in self.policy.tokenizer.added_tokens_decoder.items() if t.special]
+        control = [text for i, text in special if text in frame or i in end_ids]
         for problem in problems:
             text = self.fill(problem.question) if problem.prompt is None else ""
             if found := [token for token in control if token in text]:
@@ -128,10 +113,14 @@ class PromptEncoder:
 
     def __call__(self, problem: Problem) -> list[int]:
         """Return token ids, including those that the tokenizer or the chat template adds."""
-        text = self.fill(problem.question) if problem.prompt is None else problem.prompt
-        if self.chat is None or problem.prompt is not None:
+        if problem.prompt is not None:
+            return self.policy.encode_prompt(problem.prompt)
+        text = self.fill(problem.question)
+        if self.chat is None:
             return self.policy.encode_prompt(text)
-        return self.policy.checked_ids(self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False))
+        return self.policy.checked_ids(
+            self.policy.tokenizer.encode(self.chat.text(user=text), add_special_tokens=False)
+        )
 
 
 PromptIds = Callable[[Problem], list[int]]
@@ -164,15 +153,29 @@ def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that ends a response in a chat, which a base model's folder may not name."""
-    chat = chat_of(prompt, tokenizer)
-    return None if chat is None else chat.end_of_turn()
+    """Return the special token that the chat template puts after an assistant's turn, if there is one.
+
+    It ends a response, and a base model's folder may not name it.
+    """
+    if (chat := chat_of(prompt, tokenizer)) is None:
+        return None
+    after = chat.text(user="How many?", assistant="It is 42.").rpartition("42.")[2].lstrip()
+    first = tokenizer.encode(after, add_special_tokens=False)[:1]
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    return first[0] if first and first[0] in special else None
 
 
 def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Describe the prompt for a protocol: the template's text, and the chat template, if any."""
-    chat = chat_of(prompt, tokenizer)
-    return {"prompt": template_of(prompt.file), "chat": chat.describe() if chat else {}}
+    """Return all that can make two prompts of a question differ, for a protocol: the templates, a chat's settings."""
+    facts: dict[str, Any] = {"prompt": template_of(prompt.file), "chat": {}}
+    if (chat := chat_of(prompt, tokenizer)) is not None:
+        facts["chat"] = {
+            "prompt": chat.text(user="{user}"),
+            "template": hashlib.sha256(chat.template.encode()).hexdigest()[:16],
+            "system": chat.system,
+            "enable_thinking": chat.enable_thinking,
+        }
+    return facts
 
 
 def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:

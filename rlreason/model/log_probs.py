@@ -32,13 +32,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Like `F.linear`, it computes in the dtype of an enclosing autocast. Differentiable once, and not by the transforms
     of `torch.func`: for more, use torch's own layers, or weights in float64.
     """
-    if not _is_for_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    if learns:
-        result: Tensor = _Linear.apply(x, weight, bias)
-        return result
-    return _onednn(x, weight, bias)
+    fast = (
+        not torch.compiler.is_compiling()  # the compiler makes its own choice
+        and x.numel() * weight.shape[0] >= LEAST
+        and x.dtype == weight.dtype == torch.float32
+        and _onednn_is_faster(x.device.type)
+        and not torch.is_autocast_enabled("cpu")
+    )
+    result: Tensor = _Linear.apply(x, weight, bias) if fast else F.linear(x, weight, bias)
+    return result
 
 
 def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,17 +82,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.shape[-1])
-        return (
-            _onednn(grad, weight.t()) if of_x else None,
-            _outer(rows, x.reshape(-1, x.shape[-1])) if of_weight else None,
-            rows.sum(0) if of_bias else None,
-        )
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b of a (rows, n) and b (rows, m); oneDNN is faster with the smaller one first."""
-    return _onednn(a.t(), b.t()) if a.shape[1] <= b.shape[1] else _onednn(b.t(), a.t()).t()
+        grad_weight, rows = None, grad.reshape(-1, grad.shape[-1])
+        if of_weight:  # faster with the smaller one first
+            a, b = rows.t(), x.reshape(-1, x.shape[-1]).t()
+            grad_weight = _onednn(a, b) if len(a) <= len(b) else _onednn(b, a).t()
+        return _onednn(grad, weight.t()) if of_x else None, grad_weight, rows.sum(0) if of_bias else None
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -102,17 +98,6 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _dense(x: Tensor) -> Tensor:
     """The same values without gaps: with a slice or an expanded tensor oneDNN takes a thousand times as long."""
     return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
-
-
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is large enough, in float32, and on a processor where oneDNN is faster."""
-    return (
-        not torch.compiler.is_compiling()  # the compiler makes its own choice
-        and x.numel() * weight.shape[0] >= LEAST
-        and x.dtype == weight.dtype == torch.float32
-        and _onednn_is_faster(x.device.type)
-        and not torch.is_autocast_enabled("cpu")
-    )
 
 
 def use_fast_products(model: nn.Module) -> None:
@@ -161,21 +146,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         temperature: float,
-        chunk: int,
-        want_entropy: bool,
-        head: torch.dtype,
-        products: torch.dtype,
-        padded_from: int | None = None,
+        types: tuple[torch.dtype, torch.dtype],
+        padded_from: int | None,
     ) -> tuple[Tensor, Tensor]:
         n = hidden.shape[0]
-        log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
-        log_norm = torch.empty_like(log_probs)
-        entropy = torch.empty_like(log_probs) if want_entropy else log_probs.new_zeros(0)
+        log_probs, log_norm, entropy = (torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(3))
         # Reused by all chunks: new memory costs more than the writing.
-        space = hidden.new_empty(min(chunk, n), weight.shape[0], dtype=torch.float32)
-        rows, factors = operand(hidden, head), operand(weight, head)
-        for start in range(0, n, chunk):
-            at = slice(start, start + chunk)
+        space = hidden.new_empty(min(CHUNK, n), weight.shape[0], dtype=torch.float32)
+        rows, factors = operand(hidden, types[0]), operand(weight, types[0])
+        for start in range(0, n, CHUNK):
+            at = slice(start, start + CHUNK)
             logits = _logits(rows[at], factors, temperature, padded_from)  # (chunk, vocab)
             top = logits.amax(-1, keepdim=True)
             logits -= top
@@ -184,29 +164,29 @@ class _ChunkedLogProbs(torch.autograd.Function):
             log_total = total.log()
             log_probs[at] = logits.gather(1, labels[at, None])[:, 0] - log_total
             log_norm[at] = top[:, 0] + log_total
-            if want_entropy:
-                entropy[at] = log_total - exp.mul_(logits).sum(-1) / total
+            entropy[at] = log_total - exp.mul_(logits).sum(-1) / total
             del logits  # else it is held while the next chunk's is computed
         ctx.save_for_backward(rows, weight, labels, log_norm, entropy)
-        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, hidden.dtype
-        ctx.head, ctx.products, ctx.padded_from = head, products, padded_from
+        ctx.temperature, ctx.types, ctx.padded_from, ctx.dtype = temperature, types, padded_from, hidden.dtype
         ctx.set_materialize_grads(False)  # no backward work for an entropy that is only measured
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         rows, weight, labels, log_norm, entropy = ctx.saved_tensors
-        grad = torch.zeros_like(log_norm) if grads[0] is None else grads[0] / ctx.temperature
-        grad_entropy = grads[1] / ctx.temperature if entropy.numel() and grads[1] is not None else None
+        head, products = ctx.types
+        grad, grad_entropy = (None if given is None else given / ctx.temperature for given in grads)
+        if grad is None:
+            grad = torch.zeros_like(log_norm)
         grad_hidden = torch.empty_like(rows, dtype=ctx.dtype)
         # The weight gradient sums over all chunks, so it is float32 whatever the dtype of products.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        space = rows.new_empty(min(ctx.chunk, len(rows)), weight.shape[0], dtype=torch.float32)
-        factors = operand(weight, ctx.head)
-        same = ctx.products == ctx.head  # else numbers are rounded only for these two products
-        inputs, slopes = (rows, factors) if same else (rows.to(ctx.products), weight.to(ctx.products))
-        for start in range(0, rows.shape[0], ctx.chunk):
-            at = slice(start, start + ctx.chunk)
+        space = rows.new_empty(min(CHUNK, len(rows)), weight.shape[0], dtype=torch.float32)
+        factors = operand(weight, head)
+        same = products == head  # else numbers are rounded only for these two products
+        inputs, slopes = (rows, factors) if same else (rows.to(products), weight.to(products))
+        for start in range(0, len(rows), CHUNK):
+            at = slice(start, start + CHUNK)
             logits = _logits(rows[at], factors, ctx.temperature, ctx.padded_from)
             logits -= log_norm[at, None]
             probs = torch.exp(logits, out=space[: len(logits)])
@@ -219,13 +199,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 del by_entropy
             del logits  # before the products below, and before the next chunk's
             grad_logits.scatter_add_(1, labels[at, None], grad[at, None])
-            grad_logits = operand(grad_logits, ctx.products) if same else grad_logits.to(ctx.products)
+            grad_logits = operand(grad_logits, products) if same else grad_logits.to(products)
             grad_hidden[at] = product(grad_logits, slopes.t())
             if grad_weight is not None:
                 product(grad_logits.t(), inputs[at].t(), add_to=grad_weight)
             del grad_logits  # rounded, it has its own memory
         weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, weight_grad, None, None, None, None, None, None, None
+        return grad_hidden, weight_grad, None, None, None, None
 
 
 def chunked_log_probs(
@@ -233,10 +213,7 @@ def chunked_log_probs(
     weight: Tensor,
     labels: Tensor,
     temperature: float = 1.0,
-    chunk: int = CHUNK,
-    want_entropy: bool = True,
-    head: torch.dtype | None = None,
-    products: torch.dtype | None = None,
+    types: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
     padded_from: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of each distribution softmax(h W^T / T).
@@ -244,20 +221,17 @@ def chunked_log_probs(
         log p(y_t) = z_t[y_t] / T - logsumexp(z_t / T),    H_t = -sum_v p_t(v) log p_t(v)
 
     hidden (n, width), weight (vocab, width), labels (n,) int64; returns two float32 tensors (n,), in nats. Gradients
-    flow through both to `hidden` and `weight`; the entropy is empty when `want_entropy` is false.
+    flow through both to `hidden` and `weight`.
 
-    `head` is the number type of h and W in the logits' product, there and back (None: that of `hidden`); z and its sums
-    are float32. `products` is the type of what the two products of the backward pass multiply (None: `head`): in
-    bfloat16 the gradients of h and W have an error of 0.15% of their norms (random numbers, tests/test_head.py); that
-    of W is summed in float32. From the id `padded_from` on, rows of W belong to no token and have probability 0.
+    `types`: first that of h and W in the logits' product, there and back; z and its sums are float32. Then that of what
+    the two products of the backward pass multiply: in bfloat16 the gradients of h and W have an error of 0.15% of their
+    norms (random numbers, tests/test_head.py); that of W is summed in float32. From the id `padded_from` on, rows of W
+    belong to no token and have probability 0.
 
     >>> h, w = torch.zeros(2, 3), torch.ones(4, 3)
     >>> lp, entropy = chunked_log_probs(h, w, torch.tensor([0, 3]))
     >>> torch.allclose(lp, torch.tensor(0.25).log()) and torch.allclose(entropy, torch.tensor(4.0).log())
     True
     """
-    head = head or hidden.dtype
-    out: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(
-        hidden, weight, labels, temperature, chunk, want_entropy, head, products or head, padded_from
-    )
+    out: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(hidden, weight, labels, temperature, types, padded_from)
     return out

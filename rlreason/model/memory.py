@@ -97,13 +97,19 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
         sizes = width, model.layers, heads, heads, width // heads, 3 * width
         return ModelShape(TINY_VOCABULARY, *sizes, True, context=TINY_CONTEXT), "model=tiny"
     name = model.folder or ""
-    file = Path(name) / "config.json" if Path(name).is_dir() else _in_cache(name)
-    if file is not None:
+    if Path(name).is_dir():
+        file: Any = Path(name) / "config.json"
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        file = None
+        with suppress(ValueError):  # not a valid name on the hub
+            file = try_to_load_from_cache(name, "config.json")
+    if isinstance(file, str | Path):
         shape = None
         with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, ZeroDivisionError):
-            shape = shape_from(json.loads(file.read_text(encoding="utf-8")))
-        known = str(file) if shape else f"the shape is unknown: the plan reads {', '.join(FAMILIES)} from {file}"
-        return shape, known
+            shape = shape_from(json.loads(Path(file).read_text(encoding="utf-8")))
+        return shape, str(file) if shape else f"the shape is unknown: the plan reads {', '.join(FAMILIES)} from {file}"
     if name in PUBLISHED:
         return PUBLISHED[name], f"the published shape of {name}"
     return None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json"
@@ -126,16 +132,6 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
         norm_bytes=FAMILIES[family],
         context=config.get("max_position_embeddings") or 1 << 30,
     )
-
-
-def _in_cache(name: str) -> Path | None:
-    """Return the config.json of a model in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    file = None
-    with suppress(ValueError):  # not a valid name on the hub
-        file = try_to_load_from_cache(name, "config.json")
-    return Path(file) if isinstance(file, str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +195,14 @@ class Workload:
 def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Workload:
     """Return the workload of a run; `prompt`: tokens of its longest prompt, if known."""
     settings: Any = run
-    model, rollout, options, trains = run.model, run.rollout, vars(run), run.trains
+    model, rollout, trains = run.model, run.rollout, run.trains
     on_gpu, weights = device.kind == "cuda", 2 if model.weights == "bfloat16" else 4
     half = model.dtype == "bfloat16" or (model.dtype == "auto" and on_gpu and device.bf16)
-    rank, freeze = (model.lora.rank, model.freeze) if trains else (0, ())
-    trained, gradients = trained_numbers(shape, weights, freeze, rank, model.lora.targets) if trains else (0, 0)
+    lora, trained, gradients = model.lora, 0, 0
     prompt = prompt or (TINY_PROMPT if model.made_on_the_spot else PROMPT)
     tokens = most = run.micro_batch_tokens
     if trains:
+        trained, gradients = trained_numbers(shape, weights, model.freeze, lora.rank, lora.targets)
         if run.samples_to_learn:
             most = min(most, shape.context, prompt + run.sampling.max_tokens)
         tokens = min(tokens, (settings.sequences_per_micro_batch() or settings.train_batch_size) * most)
@@ -222,12 +218,12 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
         products=2 if half or weights == 2 else 4,
         trained=trained,
         gradients=gradients,
-        adapters=rank > 0,
+        adapters=trains and lora.rank > 0,
         optimizer=run.optimizes_by or "adamw",
         checkpointing=model.gradient_checkpointing,
         tokens=tokens,
-        reference=options.get("kl_placement", "none") != "none",
-        restarts=bool(getattr(run, "restarts", False)),
+        reference=getattr(run, "kl_placement", "none") != "none",
+        restarts=getattr(run, "restarts", False),
         prompt=prompt,
         sampled=tuple(sampled),
         max_rows=rollout.max_rows,
@@ -239,7 +235,7 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
         engines=rollout.gpus if rollout.engine == "vllm" else 1,
         cache_gb=rollout.kv_cache_gb,
         ranks=(place.world if place else run.ranks_requested) if trains else 1,
-        parallel=str(options.get("parallel", "auto")),
+        parallel=getattr(run, "parallel", "auto"),
     )
 
 

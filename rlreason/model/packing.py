@@ -26,12 +26,11 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrompts:
-    """Parts of a row whose prompt is in another part."""
+class SharedPrompts(Cut):
+    """The responses of each group, end to end, as queries, and their prompt as keys."""
 
-    across: Cut  # the responses of each group, end to end, and their prompt
-    response_at: Tensor  # (tokens of `across.queries`,) their positions in the row
-    prompt_at: Tensor  # (tokens of `across.keys`,)
+    response_at: Tensor  # (tokens of `queries`,) their positions in the row
+    prompt_at: Tensor  # (tokens of `keys`,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,11 @@ class Layout:
     """Where packed sequences are in a row."""
 
     parts: Cut  # of the whole row: sequences that share nothing, prompts, responses; each attends to itself
-    shared: SharedPrompts | None = None  # None: each part is a separate sequence
+    shared: SharedPrompts | None  # None: each part is a separate sequence
 
 
 #: Results of attention: outputs (tokens, heads, head_dim), and log-sum-exps of scores (heads, tokens) float.
 Attended = tuple[Tensor, Tensor]
-Gradients = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
 
 
 def merged(one: Attended, other: Attended) -> Attended:
@@ -65,10 +63,10 @@ def merged(one: Attended, other: Attended) -> Attended:
 class _SharedPromptAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
-        out, lse = _attend(q, k, v, layout.parts, True, scale)
+        out, lse = _attend(q, k, v, layout.parts, scale)
         if (shared := layout.shared) is not None:
             rows, prompts = shared.response_at, shared.prompt_at
-            across = _attend(q[rows], k[prompts], v[prompts], shared.across, False, scale)
+            across = _attend(q[rows], k[prompts], v[prompts], shared, scale)
             out[rows], lse[:, rows] = merged((out[rows], lse[:, rows]), across)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
@@ -77,12 +75,12 @@ class _SharedPromptAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        layout, scale, grad = ctx.layout, ctx.scale, grads[0]
-        dq, dk, dv = _differentiate(grad, q, k, v, (out, lse), layout.parts, True, scale)
-        if (shared := layout.shared) is not None:
+        (grad,), shared = grads, ctx.layout.shared
+        dq, dk, dv = _differentiate((grad, q, out, lse.t()), k, v, ctx.layout.parts, ctx.scale)
+        if shared is not None:
             rows, prompts = shared.response_at, shared.prompt_at
-            both = out[rows], lse[:, rows]
-            more = _differentiate(grad[rows], q[rows], k[prompts], v[prompts], both, shared.across, False, scale)
+            of_rows = tuple(x[rows] for x in (grad, q, out, lse.t()))
+            more = _differentiate(of_rows, k[prompts], v[prompts], shared, ctx.scale)
             dq[rows] += more[0]  # no position occurs twice in either
             dk[prompts] += more[1]
             dv[prompts] += more[2]
@@ -95,43 +93,41 @@ def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: 
     return found
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
-    """Compute one variable-length flash call on a GPU, else one call per stretch, written into one tensor."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, cut: Cut, scale: float) -> Attended:
+    """Compute one variable-length flash call on a GPU, else one call per stretch."""
+    causal = not isinstance(cut, SharedPrompts)
     if q.is_cuda:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q.contiguous(), k.contiguous(), v.contiguous(), *cut.limits(), 0.0, causal, False, scale=scale
         )
         return out, lse
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
-    heads = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
-    into = out.transpose(0, 1)[None].split(cut.queries, 2), lse[None].split(cut.queries, 2)
-    for one, keys, values, to, norm_to in zip(*heads, *into, strict=True):
-        found, norm = attend(one, keys, values, 0.0, causal, scale=scale)
-        to.copy_(found)
-        norm_to.copy_(norm)
-    return out, lse
+    stretches = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
+    found = [attend(*one, 0.0, causal, scale=scale) for one in zip(*stretches, strict=True)]
+    outs, norms = zip(*found, strict=True)
+    return torch.cat(outs, 2)[0].transpose(0, 1).to(q.dtype).contiguous(), torch.cat(norms, 2)[0]
 
 
 def _differentiate(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attended: Attended, cut: Cut, causal: bool, scale: float
-) -> Gradients:
-    """Compute the backward pass of `_attend`."""
-    out, lse = attended
+    by_query: tuple[Tensor, ...], k: Tensor, v: Tensor, cut: Cut, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the backward pass of `_attend`: gradients of queries, keys and values.
+
+    `by_query`: the gradient of the outputs, queries, outputs and log-sum-exps, each (tokens, heads, ...).
+    """
+    causal = not isinstance(cut, SharedPrompts)
+    grad, q, out, lse = by_query
     if q.is_cuda:
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
-        tensors = [x.contiguous() for x in (grad, q, k, v, out, lse)]
+        tensors = [x.contiguous() for x in (grad, q, k, v, out, lse.t())]
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
             *tensors, *cut.limits(), 0.0, causal, *no_dropout, scale=scale
         )
         return dq, dk, dv
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    by_query = [_stretches(x, cut.queries) for x in (grad, q, out, lse.t())]
-    by_key = [_stretches(x, cut.keys) for x in (k, v)]
-    found: list[Gradients] = []
-    for g, one, output, norm, keys, values in zip(*by_query, *by_key, strict=True):
-        found.append(differentiate(g, one, keys, values, output, norm, 0.0, causal, scale=scale))
+    sizes = (cut.queries, cut.queries, cut.keys, cut.keys, cut.queries, cut.queries)
+    stretches = map(_stretches, (grad, q, k, v, out, lse), sizes)
+    found = [differentiate(*one, 0.0, causal, scale=scale) for one in zip(*stretches, strict=True)]
     dq, dk, dv = (torch.cat(parts, 2)[0].transpose(0, 1).to(q.dtype) for parts in zip(*found, strict=True))
     return dq, dk, dv
 
@@ -162,11 +158,6 @@ class PackedBatch:
     response_mask: Tensor  # (sequences, longest response) bool: from lengths, never from token values
     row_at: Tensor  # (scored,) index of each response token in the mask, row after row
 
-    @property
-    def bounds(self) -> Tensor:
-        """Where each part of the row begins and ends: (parts + 1,) int32."""
-        return self.layout.parts.query_bounds
-
     def to_rows(self, flat: Tensor) -> Tensor:
         """(scored,) -> (sequences, longest response), zero after a row's end. Differentiable."""
         rows = flat.new_zeros(self.response_mask.numel())
@@ -192,26 +183,25 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     if share_prompts:
         groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
     for group in groups:
-        prompt, responses = group[0][0], [response for _, response in group]
-        first, size = len(ids), len(prompt)
+        prompt, first = group[0][0], len(ids)
         if not prompt:
             raise ValueError("a prompt without tokens has no position that predicts the first response token")
         ids += prompt
-        positions += range(size)
-        sizes = [size]
-        for response in responses:
-            at, tokens = len(ids), response[:-1]
-            ids += tokens
-            positions += range(size, size + len(tokens))
-            score_at += [first + size - 1, *range(at, at + len(tokens))][: len(response)]
-            sizes.append(len(tokens))
-        if len(responses) == 1:  # one sequence
+        begin, sizes = len(ids), [len(prompt)]
+        positions += range(len(prompt))
+        for _, response in group:
+            at = len(ids)
+            ids += response[:-1]
+            sizes.append(len(ids) - at)
+            positions += range(len(prompt), len(prompt) + sizes[-1])
+            score_at += [begin - 1, *range(at, len(ids))][: len(response)]
+        if len(group) == 1:  # one sequence
             sizes = [sum(sizes)]
-        elif any(sizes[1:]):
-            prompt_sizes.append(size)
-            response_sizes.append(sum(sizes[1:]))
-            prompt_at += range(first, first + size)
-            response_at += range(first + size, len(ids))
+        elif len(ids) > begin:
+            prompt_sizes.append(len(prompt))
+            response_sizes.append(len(ids) - begin)
+            prompt_at += range(first, begin)
+            response_at += range(begin, len(ids))
         parts += [size for size in sizes if size]
 
     lengths = [len(response) for _, response in pairs]
@@ -219,22 +209,23 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
     width = max(lengths, default=0)
     row_at = [i * width + place for i, length in enumerate(lengths) for place in range(length)]
-    tensors = lists_on_device([ids, positions, score_at, labels, lengths, row_at, *bounds], device)
-    input_ids, position_ids, scored, targets, response_lengths, places, *ends = tensors
+    lists = ids, positions, score_at, labels, lengths, row_at, response_at, prompt_at, *bounds
+    tensors = lists_on_device(lists, device)
+    of_ids, of_positions, scored, of_labels, of_lengths, rows, responses, prompts, *ends = tensors
     part_bounds, response_bounds, prompt_bounds = (x.to(torch.int32) for x in ends)
     shared = None
     if prompt_sizes:
-        across = Cut(tuple(response_sizes), tuple(prompt_sizes), response_bounds, prompt_bounds)
-        shared = SharedPrompts(across, *lists_on_device([response_at, prompt_at], device))
+        sizes_of_both = tuple(response_sizes), tuple(prompt_sizes)
+        shared = SharedPrompts(*sizes_of_both, response_bounds, prompt_bounds, responses, prompts)
     return PackedBatch(
-        input_ids=input_ids[None],
-        position_ids=position_ids[None],
+        input_ids=of_ids[None],
+        position_ids=of_positions[None],
         layout=Layout(Cut(tuple(parts), tuple(parts), part_bounds, part_bounds), shared),
         score_at=scored,
-        labels=targets,
-        lengths=response_lengths,
-        response_mask=torch.arange(width, device=device) < response_lengths[:, None],
-        row_at=places,
+        labels=of_labels,
+        lengths=of_lengths,
+        response_mask=torch.arange(width, device=device) < of_lengths[:, None],
+        row_at=rows,
     )
 
 
@@ -274,15 +265,16 @@ def within_budget(
     [[0, 1], [2, 3]]
     """
     rows = rows or [1] * len(sizes)
-    bins: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # tokens and rows left in each bin
+    most = sum(rows) if max_rows is None else max_rows
+    bins = list[tuple[list[int], list[int]]]()  # the items of each, and its [tokens, rows]
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        fits = (n for n, left in enumerate(free) if left[0] >= sizes[index] and left[1] >= rows[index])
-        place = next(fits, len(bins))
-        if place == len(bins):
-            bins.append([])
-            free.append((budget, sum(rows) if max_rows is None else max_rows))
-        bins[place].append(index)
-        tokens_left, rows_left = free[place]
-        free[place] = tokens_left - sizes[index], rows_left - rows[index]
-    return bins
+        size, count = sizes[index], rows[index]
+        fits = (one for one in bins if one[1][0] + size <= budget and one[1][1] + count <= most)
+        chosen = next(fits, ([], [0, 0]))
+        items, load = chosen
+        if not items:
+            bins.append(chosen)
+        items.append(index)
+        load[0] += size
+        load[1] += count
+    return [items for items, _ in bins]

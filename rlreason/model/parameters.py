@@ -164,18 +164,14 @@ def load_model(path: str) -> PreTrainedModel:
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         # the files may have a head although config.json says that it is tied
         model.config.get_text_config().tie_word_embeddings = False
-    return model
-
-
-def keep_what_can_be_saved(model: PreTrainedModel) -> None:
-    """Reduce generation settings that transformers would refuse to save to their tokens, in place."""
     settings = model.generation_config
     try:
         if settings is not None:
             settings.validate(strict=True)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError):  # transformers would refuse to save these settings: only their tokens are kept
         tokens = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.generation_config = GenerationConfig(**tokens)
+    return model
 
 
 def from_config(config: PretrainedConfig) -> PreTrainedModel:
@@ -194,18 +190,13 @@ def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
         return from_config(config)
 
 
-def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the same architecture with only its first layer."""
-    short = copy.deepcopy(config)
-    short.num_hidden_layers = 1
-    if getattr(short, "layer_types", None):
-        short.layer_types = short.layer_types[:1]
-    return short
-
-
 def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
     """Copy the model with only its first layer, between its embeddings and its output head."""
-    short = from_config(one_layer_of(model.config))
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    short = from_config(config)
     wanted = short.state_dict()
     short.load_state_dict({name: w for name, w in merged_weights(model) if name in wanted}, strict=False)  # tied ones
     return short
@@ -213,16 +204,12 @@ def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 def materialize(module: nn.Module, device: torch.device) -> None:
     """Allocate memory on the device for tensors without any, in place; tied ones stay tied."""
-    new: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
-        for name, old in part._parameters.items():
-            if old is not None and old.is_meta:
-                if old not in new:
-                    new[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
-                part._parameters[name] = new[old]
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                part._buffers[name] = torch.empty_like(buffer, device=device)
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if any(tensor.is_meta for tensor in own):
+            part.to_empty(device=device, recurse=False)
+    if isinstance(module, PreTrainedModel):
+        module.tie_weights()
 
 
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -397,13 +384,12 @@ def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[t
 
 def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """Warn about a GPU that torch cannot access, or one without bfloat16."""
-    if hardware.card:
-        lacks = not hardware.bf16 and model.dtype == "auto" and model.weights == "float32"
-        return (
-            [f"{hardware.card} has no bfloat16: products in float32, which take several times as long"] if lacks else []
-        )
-    unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
-    return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
+    if not hardware.card:
+        unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
+        return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
+    if hardware.bf16 or model.dtype != "auto" or model.weights != "float32":
+        return []
+    return [f"{hardware.card} has no bfloat16: products in float32, which take several times as long"]
 
 
 def lists_on_device(

@@ -128,7 +128,11 @@ def plan_of(work: Workload, device: Device) -> Plan:
         work = replace(work, parallel="shard")
     sharded = work.parallel == "shard"
     held, step = trainer_parts(work)
-    engine = engine_parts(work, device)
+    if work.engine == "vllm":  # one of several with a GPU each
+        engine = {"engine's weights": work.products * work.shape.numbers, "KV cache": planned_cache(work, device)[0]}
+    else:
+        cache, beside = max((in_process_bytes(work, request) for request in work.sampled), key=sum, default=(0, 0))
+        engine = {"KV cache": cache, "decoding": beside}
     training, sampling = held | step, held | ({} if work.elsewhere else engine)
     if work.engine == "hf" and sharded:  # rank 0 samples from its whole copy, in main memory
         sampling = held
@@ -138,9 +142,10 @@ def plan_of(work: Workload, device: Device) -> Plan:
         training |= engine
     of_vllm = CONTEXT[device.kind] * (1 if work.elsewhere else 2) + VLLM[device.kind]  # it has a process of its own
     base = {"libraries": of_vllm if work.engine == "vllm" and not work.elsewhere else CONTEXT[device.kind]}
+    training, sampling = ({k: v for k, v in (base | parts).items() if v} for parts in (training, sampling))
     return Plan(
-        {name: amount for name, amount in (base | training).items() if amount},
-        {name: amount for name, amount in (base | sampling).items() if amount},
+        training,
+        sampling,
         {"libraries": of_vllm} | engine if work.elsewhere else {},
         work.ranks,
         work.parallel,
@@ -192,23 +197,16 @@ def held_later(work: Workload) -> int:
     return later if work.parallel == "shard" else later - held["weights"]
 
 
-def engine_parts(work: Workload, device: Device) -> Parts:
-    """What the engine takes while it samples; one of several with a GPU each."""
-    if work.engine == "vllm":
-        return {"engine's weights": work.products * work.shape.numbers, "KV cache": planned_cache(work, device)[0]}
-    cache, beside = max((in_process_bytes(work, request) for request in work.sampled), key=sum, default=(0, 0))
-    return {"KV cache": cache, "decoding": beside}
-
-
 def planned_cache(work: Workload, device: Device) -> tuple[int, int]:
     """Return (bytes of vLLM's cache, bytes of one sequence) as vLLM's start will plan them, with the weights loaded."""
-    s = work.shape
-    there = device.second_free if work.elsewhere else device.free
-    trainer = 0 if work.elsewhere or work.parallel == "shard" else trainer_parts(work)[0]["weights"]
-    free = max(0, (1 << 62 if there is None else there) - trainer - CONTEXT[device.kind])
-    room = free - work.products * s.numbers - held_later(work)
+    numbers, weights = work.shape.numbers, 0
+    free = device.second_free if work.elsewhere else device.free
+    if not work.elsewhere and work.parallel != "shard":
+        weights = trainer_parts(work)[0]["weights"]
+    room = (1 << 62 if free is None else free) - weights - CONTEXT[device.kind] - work.products * numbers
     rows = min(work.max_rows, max((-(-sampled.count // work.engines) for sampled in work.sampled), default=1))
-    return vllm_cache(kv_of_token(s.layers, s.kv_width, work.products), room, work.longest, rows, work.cache_gb)
+    token = kv_of_token(work.shape.layers, work.shape.kv_width, work.products)
+    return vllm_cache(token, room - held_later(work), work.longest, rows, work.cache_gb)
 
 
 Saving = tuple[dict[str, Any], bool]  # settings that save memory, whether the run learns the same, but for rounding
@@ -257,24 +255,21 @@ def _halves(number: int, least: int) -> Iterator[int]:
         yield number
 
 
-def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Fitting | None:
+def fitting(run: RunConfig, work: Workload, plan: Plan, device: Device) -> Fitting | None:
     """Return the first savings of the list that make the run fit; None if all of them together do not.
 
     Those that the run's rules refuse, and those that lower nothing that is too large, are left out.
     """
-    work = workload_of(run, shape, device, prompt)
-    plan, settings, same_result = plan_of(work, device), dict[str, Any](), True
-    limit = SHARE * (device.free or 0)
+    settings, same_result, limit = dict[str, Any](), True, SHARE * (device.free or 0)
     for saved, same in savings(run, work.longest):
         changed = with_changes(run, settings | saved)
-        work = workload_of(changed, shape, device, prompt)
-        less = plan_of(work, device)
+        less_work = workload_of(changed, work.shape, device, work.prompt)
+        less = plan_of(less_work, device)
         pairs = (plan.training, less.training), (plan.sampling, less.sampling)
         helps = any(limit < sum(then.values()) > sum(now.values()) for then, now in pairs)
-        if changed.problems() or not helps:
+        cache, one = planned_cache(less_work, device)
+        if changed.problems() or not helps or (run.rollout.engine == "vllm" and cache < one):
             continue
-        if work.engine == "vllm" and planned_cache(work, device)[0] < planned_cache(work, device)[1]:
-            continue  # not even one sequence
         plan, settings, same_result = less, settings | saved, same_result and same
         if plan.fits(device):
             overrides = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()]
@@ -345,7 +340,7 @@ def planned(run: RunConfig, device: Device, prompt: int | None = None) -> Planne
     work = workload_of(run, shape, device, prompt)
     device = device_per_rank(device, work.ranks)
     plan = plan_of(work, device)
-    cure = None if plan.fits(device) else fitting(run, shape, device, prompt)
+    cure = None if plan.fits(device) else fitting(run, work, plan, device)
     return Planned(device, source, work, plan, cure)
 
 
@@ -354,11 +349,12 @@ def table(outcome: Planned) -> list[str]:
     if outcome.plan is None or outcome.work is None:
         return [outcome.source]
     plan, work = outcome.plan, outcome.work
-    rows = [("", plan.first, "sampling")]
-    for part in dict.fromkeys([*plan.training, *plan.sampling]):
-        first, second = (size(held[part]) if part in held else "-" for held in (plan.training, plan.sampling))
+    peaks, rows = (plan.training, plan.sampling), [("", plan.first, "sampling")]
+    for part in plan.training | plan.sampling:
+        first, second = (size(held[part]) if part in held else "-" for held in peaks)
         rows.append((part, first, second))
-    rows.append(("together", size(sum(plan.training.values())), size(sum(plan.sampling.values()))))
+    first, second = (size(sum(held.values())) for held in peaks)
+    rows.append(("together", first, second))
     lines = [
         f"{work.shape.numbers / 1e6:.4g} M parameters, by {outcome.source}",
         f"{'float32' if work.products == 4 else 'bfloat16'} products, rows of {work.tokens} tokens, prompts taken as "

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from rlreason.model.parameters import (
     DTYPES,
     choose_dtype,
     hardware_here,
-    keep_what_can_be_saved,
     load_model,
     load_tokenizer,
     merged_weights,
@@ -42,8 +40,8 @@ class Policy:
     packs = True  # pack several sequences into a row; else each gets its own forward pass, the model's own
     logit_scale = 1.0  # the model multiplies its logits by this
     padded_from: int | None = None  # the first row of the output head without a token, if any
-    #: (pairs, token budget, temperature, whether entropies are wanted) -> scores by all ranks, if several train this.
-    deal: "Callable[[Sequence[Pair], int, float, bool], list[TokenScores]] | None" = None
+    #: (pairs, token budget, temperature) -> scores by all ranks, if several train this policy.
+    deal: "Callable[[Pairs, int, float], list[TokenScores]] | None" = None
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class Policy:
         self._by_token = frozenset(name for name, weight in every if weight is rows or weight is embeddings)
         self.remarks: list[str] = []  # measures to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
-        self.weights, self.compute_dtype, self.head_dtype = weights, compute_dtype, head_dtype
+        self.weights, self.compute_dtype, self.head_dtype = weights, torch.float32, torch.float32  # for the check
         # Of packed rows, which the layout defines: without one, transformers would derive them from the positions.
         self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         products = compute_dtype if weights == torch.float32 else weights
@@ -84,14 +82,13 @@ class Policy:
         if weights == torch.float32:
             self._move()
         check_model(self)
+        self.compute_dtype, self.head_dtype = products, head_dtype
         if weights != torch.float32:  # the float32 weights may not fit on the device
             round_weights(self.model, weights)
-            self.compute_dtype = weights
             self._move()
         if in_main_memory:
             self._check_first_layer()
-            return
-        if self.attention in ("varlen", "flash_attention_2"):
+        elif self.attention in ("varlen", "flash_attention_2"):
             check_kernel(self)
 
     def _check_first_layer(self) -> None:
@@ -104,11 +101,6 @@ class Policy:
         self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
         del short, part
         torch.cuda.empty_cache()  # leave it to an engine that starts next
-
-    def stop_sharing(self, why: str) -> None:
-        """Give every response its own copy of the prompt from now on."""
-        self.shares_prompts = False
-        self.remarks.append(f"each response is computed behind a prompt of its own ({why})")
 
     def copy(self) -> "Policy":
         """Copy the policy with its model; what was checked of it holds for the copy."""
@@ -194,19 +186,14 @@ class Policy:
         """Divide the pairs, by number, into rows of at most `budget` tokens; see `packing.divide`."""
         return divide(pairs, budget, max_rows if self.packs else 1, self.shares_prompts)
 
-    def log_probs(
-        self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    def log_probs(self, batch: PackedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every response token, both (scored,) float32, both with gradient."""
         alive()
         with self.autocast():
             hidden = self.hidden_states(batch)
-        scored, head = hidden.index_select(0, batch.score_at), self.head_dtype
-        products = self.compute_dtype if head == torch.float32 else head
-        return chunked_log_probs(
-            scored, self.head, batch.labels, temperature / self.logit_scale, want_entropy=want_entropy, head=head,
-            products=products, padded_from=self.padded_from,
-        )  # fmt: skip
+        types = self.head_dtype, self.compute_dtype if self.head_dtype == torch.float32 else self.head_dtype
+        scored, scale = hidden.index_select(0, batch.score_at), temperature / self.logit_scale
+        return chunked_log_probs(scored, self.head, batch.labels, scale, types, self.padded_from)
 
     def describe(self) -> str:
         """Describe size, precision, device, attention kernel and measures to save memory, in one line."""
@@ -247,9 +234,12 @@ class Policy:
         return ids
 
     def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`named_weights` for a separate engine, which cannot sample a row without a token: it gets none of those."""
+        """`named_weights` for a separate engine, in its number format.
+
+        It cannot sample a row without a token: it gets none of those.
+        """
         for name, weight in self.named_weights():
-            yield name, weight[: self.padded_from] if name in self._by_token else weight
+            yield name, (weight[: self.padded_from] if name in self._by_token else weight).to(self.compute_dtype)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return every weight under its name in transformers, tied ones once, adapters merged.
@@ -278,20 +268,13 @@ def load_policy(
     `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory; the others
     as in `Policy`.
     """
-    tokenizer, model = load_tokenizer(path), load_model(path)
-    keep_what_can_be_saved(model)
-    products = choose_dtype(dtype, hardware_here())
+    tokenizer, model, products = load_tokenizer(path), load_model(path), choose_dtype(dtype, hardware_here())
     return Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
 
 
 Pairs = Sequence[Pair]  # (prompt ids, response ids)
-
-
-class TokenScores(NamedTuple):
-    """One number per token of a response."""
-
-    log_probs: list[float]  # natural logarithms
-    entropies: list[float]  # nats, of the distribution at the scorer's temperature
+#: Log-probabilities and entropies, in nats, of the tokens of a response.
+TokenScores = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,32 +285,30 @@ class LogProbScorer:
     token_budget: int  # tokens of one pass, into which several pairs are packed
     temperature: float = 1.0  # above 0
 
-    def __call__(self, pairs: Pairs, want_entropy: bool = True) -> list[TokenScores]:
+    def __call__(self, pairs: Pairs) -> list[TokenScores]:
         """Return log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair."""
         if self.policy.deal is not None:  # several ranks train it, and score together
-            return self.policy.deal(pairs, self.token_budget, self.temperature, want_entropy)
-        rows = self.policy.divide(pairs, self.token_budget)
-        scores = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
+            return self.policy.deal(pairs, self.token_budget, self.temperature)
+        scores = scored_rows(self.policy, pairs, self.policy.divide(pairs, self.token_budget), self.temperature)
         return [scores[i] for i in range(len(pairs))]
 
     def log_probs(self, pairs: Pairs) -> list[list[float]]:
-        """Return log-probabilities only, which is cheaper."""
-        return [scores.log_probs for scores in self(pairs, want_entropy=False)]
+        """Return log-probabilities only."""
+        return [log_probs for log_probs, _ in self(pairs)]
 
 
 @torch.no_grad()
 def scored_rows(
-    policy: Policy, pairs: Pairs, rows: Sequence[Sequence[int]], temperature: float, want_entropy: bool
+    policy: Policy, pairs: Pairs, rows: Sequence[Sequence[int]], temperature: float
 ) -> dict[int, TokenScores]:
     """Return the scores of some of the pairs, by number, in one pass for each of `rows`."""
-    scores = dict[int, TokenScores]()
+    scores: dict[int, TokenScores] = {}
     for numbers in rows:
         batch = policy.pack([pairs[i] for i in numbers])
-        log_probs, entropy = policy.log_probs(batch, temperature, want_entropy)
         sizes = batch.lengths.tolist()
-        entropies = entropy.split(sizes) if want_entropy else [entropy] * len(numbers)  # empty if not wanted
-        for i, of_tokens, of_choices in zip(numbers, log_probs.split(sizes), entropies, strict=True):
-            scores[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
+        log_probs, entropies = (values.split(sizes) for values in policy.log_probs(batch, temperature))
+        for i, of_tokens, of_choices in zip(numbers, log_probs, entropies, strict=True):
+            scores[i] = of_tokens.tolist(), of_choices.tolist()
     return scores
 
 
@@ -350,19 +331,19 @@ def check_model(policy: Policy) -> None:
     layers is scored a sequence at a time, and refused if sampling from its cache gives other numbers.
     """
     policy.model.set_attn_implementation("eager")
-    states = ", ".join(_recurrent_layers(policy.model))
+    # The kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention.
+    layers = [m for m in policy.model.modules() if any(isinstance(child, nn.Conv1d) for child in m.children())]
+    linear = {"linear_attention"}.intersection(getattr(policy.model.config, "layer_types", None) or ())
+    states = ", ".join(sorted({type(layer).__name__ for layer in layers} or linear))
     if states:
         policy.packs = policy.shares_prompts = False
         policy.attention, policy.why_attention = "sdpa" if policy.model._supports_sdpa else "eager", "the model's own"
         policy.remarks.append(f"one sequence to a pass, which is slower ({states}: a state goes from token to token)")
     theirs = _model_log_probs(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
-    types = policy.compute_dtype, policy.head_dtype
-    policy.compute_dtype = policy.head_dtype = torch.float32
     found = [_packed_log_probs(policy)]
     if policy.shares_prompts and found[0].device.type == "cpu":  # on a GPU in half precision: `check_kernel`
         found.append(_packed_log_probs(policy, share=True))
-    policy.compute_dtype, policy.head_dtype = types
     if states:
         try:
             found.append(_model_log_probs(policy, by_token=True))
@@ -390,13 +371,6 @@ def _model_log_probs(policy: Policy, by_token: bool = False) -> Tensor:
     return torch.stack(found)
 
 
-def _recurrent_layers(model: PreTrainedModel) -> list[str]:
-    """List the kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
-    parents = (layer for layer in model.modules() if any(isinstance(child, nn.Conv1d) for child in layer.children()))
-    linear = {"linear_attention"}.intersection(getattr(model.config, "layer_types", None) or ())
-    return sorted({type(layer).__name__ for layer in parents} or linear)
-
-
 def _packed_log_probs(policy: Policy, share: bool = False) -> Tensor:
     """Log-probabilities of the short sequences, in one row, or in a row each if the policy scores that way."""
     pairs = _short_pairs(policy)
@@ -404,40 +378,37 @@ def _packed_log_probs(policy: Policy, share: bool = False) -> Tensor:
     return torch.cat([policy.log_probs(pack(row, policy.head.device, share))[0] for row in rows])
 
 
-def _short_pairs(policy: Policy) -> list[tuple[list[int], list[int]]]:
+def _short_pairs(policy: Policy) -> list[Pair]:
     """Short sequences that every model can read, two with the same prompt; a longer one, where a state may drift."""
     size = policy.padded_from or policy.head.shape[0]
-    pairs = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9])]
-    pairs += [] if policy.packs else [([5, 7, 11], [(17 * i) % 97 + 3 for i in range(40)])]
-    return [([i % size for i in prompt], [i % size for i in response]) for prompt, response in pairs]
+    spans = [((3, 6), (11, 14)), ((3, 6), (6, 10)), ((4, 5), (9, 12))] + [((5, 8), (20, 60))] * (not policy.packs)
+    return [([i % size for i in range(*prompt)], [i % size for i in range(*response)]) for prompt, response in spans]
 
 
 def check_kernel(policy: Policy) -> None:
     """Compare the policy's kernel, in its own dtype, with one causal call per sequence.
 
     Stop sharing prompts if that changes log-probabilities or gradients, or cannot be computed here; `ConfigError` if
-    they are other ones without sharing too.
+    they are other ones without sharing too. Half precision may change log-probabilities by a tenth of these bounds.
     """
     policy.model.set_attn_implementation(NAMES["sdpa"])
-    plain = _with_gradient(policy)
+    log_probs, gradient = _with_gradient(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention])
-    if policy.shares_prompts and (why := _apart(policy, plain, share=True)):
-        policy.stop_sharing(why)
-    if why := _apart(policy, plain):
-        raise ConfigError(f"model.attention={policy.attention} is wrong here ({why}): choose model.attention=sdpa")
-
-
-def _apart(policy: Policy, plain: tuple[Tensor, Tensor], share: bool = False) -> str:
-    """Say by how much log-probabilities and gradients differ; "" where half precision may: it stays below a tenth."""
-    try:
-        log_probs, gradient = _with_gradient(policy, share)
-    except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
-        return first_line(error)
-    worst = (log_probs - plain[0]).abs().max().item()
-    apart = ((gradient - plain[1]).norm() / plain[1].norm()).item()
-    if worst < 0.5 and apart < 0.1:
-        return ""
-    return f"log-probabilities differ by up to {worst:.2g}, gradients by {apart:.2g} of their norm"
+    for share in (True, False) if policy.shares_prompts else (False,):
+        try:
+            found = _with_gradient(policy, share)
+        except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
+            why = first_line(error)
+        else:
+            worst = (found[0] - log_probs).abs().max().item()
+            apart = ((found[1] - gradient).norm() / gradient.norm()).item()
+            if worst < 0.5 and apart < 0.1:
+                continue
+            why = f"log-probabilities differ by up to {worst:.2g}, gradients by {apart:.2g} of their norm"
+        if not share:
+            raise ConfigError(f"model.attention={policy.attention} is wrong here ({why}): choose model.attention=sdpa")
+        policy.shares_prompts = False
+        policy.remarks.append(f"each response is computed behind a prompt of its own ({why})")
 
 
 def _with_gradient(policy: Policy, share: bool = False) -> tuple[Tensor, Tensor]:

@@ -2,22 +2,11 @@
 
 import textwrap
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
-from rlreason.objectives.losses import loss_named
+from rlreason.objectives.losses import Formula, loss_named
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.objectives.published import check_objective, differences, equal_objectives
-
-
-class Row(NamedTuple):
-    """One part of the formula: its title, plain text, LaTeX, and remarks."""
-
-    title: str
-    plain: str
-    latex: str
-    note: str = ""
-
+from rlreason.objectives.published import differences, equal_objectives
 
 _KL = {"k1": ("x", "x_t"), "k2": ("x^2 / 2", r"\tfrac12 x_t^2"), "k3": ("exp(-x) - 1 + x", "e^{-x_t} - 1 + x_t")}
 _KL_NOTE = {
@@ -30,21 +19,7 @@ _KL_NOTE = {
 }
 
 
-def _advantage(o: Objective) -> Row:
-    baseline, norm = BASELINES[o.baseline], STD_NORMS[o.std_norm]
-    note = f"baseline={o.baseline}, std_norm={o.std_norm}; groups by problem id"
-    if o.std_norm == "none":
-        return Row("Advantage", f"A = {baseline.plain}", f"A_i = {baseline.latex}", f"{note}; no divisor, so no eps")
-    eps = f"{o.advantage_eps:g}"
-    return Row(
-        "Advantage",
-        f"A = ({baseline.plain}) / ({norm.plain} + {eps})",
-        rf"A_i = \frac{{{baseline.latex}}}{{{norm.latex} + {eps}}}",
-        f"{note}; {norm.note}, eps {eps}",
-    )
-
-
-def aggregation_row(norm: LengthNormConfig) -> Row:
+def _aggregation(norm: LengthNormConfig) -> Formula:
     """Describe what an optimizer step averages token losses over."""
     shared = "counted over the whole optimizer step (all micro-batches and ranks)"
     if norm.kind == "masked_mean":
@@ -61,12 +36,12 @@ def aggregation_row(norm: LengthNormConfig) -> Row:
         plain = f"sum of l / (C x number of sequences), C = {constant}"
         latex = r"\frac{1}{C N} \sum_i \sum_t \ell_{i,t}"
         note = f"C = {constant}, N sequences, {shared}; every token weighs the same in every step"
-    return Row("Aggregation", f"L = {plain}", f"L = {latex}", f"length_norm={norm.kind}; {note}")
+    return Formula(f"L = {plain}", f"L = {latex}", f"length_norm={norm.kind}; {note}")
 
 
-def _kl(o: Objective) -> Row:
+def _kl(o: Objective) -> Formula:
     if o.kl_placement == "none":
-        return Row("KL", "none", "", "no reference model")
+        return Formula("none", "", "no reference model")
     plain, latex = _KL[o.kl_estimator]
     coef, note = f"{o.kl_coef:g}", _KL_NOTE[o.kl_estimator, o.kl_placement]
     define = r"x_t = \log \frac{\pi_\theta(y_t)}{\pi_{ref}(y_t)},\quad "
@@ -75,58 +50,61 @@ def _kl(o: Objective) -> Row:
     else:
         plain = f"r - {coef} sum over tokens of ({plain}), before the baseline"
         latex = rf"r_i \leftarrow r_i - {coef} \sum_t ({latex})"
-    return Row(
-        "KL", f"{plain}, x = log pi - log ref", define + latex, f"{o.kl_estimator} in the {o.kl_placement}; {note}"
+    return Formula(
+        f"{plain}, x = log pi - log ref", define + latex, f"{o.kl_estimator} in the {o.kl_placement}; {note}"
     )
 
 
-def _mismatch(o: Objective) -> Row:
-    if o.mismatch == "none":
-        return Row("Mismatch", "none", "", "the gap between engine and trainer log-probs is not corrected")
-    cap = f"{o.mismatch_cap:g}"
-    define = r"w_t = \frac{\pi_{old}(y_t)}{\pi_{engine}(y_t)},\quad "
-    if o.mismatch == "truncate":
-        plain, latex = f"min(w, {cap})", rf"\min(w_t, {cap})"
-    else:
-        plain, latex = f"(w if w <= {cap} else 0)", rf"w_t\,[w_t \le {cap}]"
-    return Row(
-        "Mismatch",
-        f"l x {plain}, w = pi_old / pi_engine",
-        define + rf"\ell_t \leftarrow \operatorname{{sg}}\left[{latex}\right] \ell_t",
-        f"{o.mismatch}, cap {cap}, per token, no gradient",
-    )
-
-
-def formula_rows(o: Objective) -> list[Row]:
+def _formulas(o: Objective) -> dict[str, Formula]:
     """Return every part that applies, in the order of computation: rewards, advantage, token loss, divisor."""
-    rows = []
+    parts: dict[str, Formula] = {}
     if o.overlong == "penalty":
         latex = r"r_i \leftarrow r_i + \min(0, \max(-1, (L_{max} - L_{cache} - |y_i|) / L_{cache}))"
         plain = "r + soft length penalty in [-1, 0], before the baseline"
-        rows.append(Row("Overlong", plain, latex, "DAPO's formula"))
+        parts["Overlong"] = Formula(plain, latex, "DAPO's formula")
     if o.kl_placement == "reward":
-        rows.append(_kl(o))
+        parts["KL"] = _kl(o)
+    baseline, norm, eps = BASELINES[o.baseline], STD_NORMS[o.std_norm], f"{o.advantage_eps:g}"
+    note = f"baseline={o.baseline}, std_norm={o.std_norm}; groups by problem id"
+    if o.std_norm == "none":
+        plain, latex, note = f"A = {baseline.plain}", f"A_i = {baseline.latex}", f"{note}; no divisor, so no eps"
+    else:
+        plain = f"A = ({baseline.plain}) / ({norm.plain} + {eps})"
+        latex = rf"A_i = \frac{{{baseline.latex}}}{{{norm.latex} + {eps}}}"
+        note += f"; {norm.note}, eps {eps}"
+    parts["Advantage"] = Formula(plain, latex, note)
     plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
-    rows += [_advantage(o), Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}"), _mismatch(o)]
+    parts["Token loss"] = Formula(plain, latex, f"{o.loss.loss_type}; {note}")
+    plain, latex, note = "none", "", "the gap between engine and trainer log-probs is not corrected"
+    if o.mismatch != "none":
+        cap = f"{o.mismatch_cap:g}"
+        plain, latex = f"(w if w <= {cap} else 0)", rf"w_t\,[w_t \le {cap}]"
+        if o.mismatch == "truncate":
+            plain, latex = f"min(w, {cap})", rf"\min(w_t, {cap})"
+        plain = f"l x {plain}, w = pi_old / pi_engine"
+        define = r"w_t = \frac{\pi_{old}(y_t)}{\pi_{engine}(y_t)},\quad "
+        latex = define + rf"\ell_t \leftarrow \operatorname{{sg}}\left[{latex}\right] \ell_t"
+        note = f"{o.mismatch}, cap {cap}, per token, no gradient"
+    parts["Mismatch"] = Formula(plain, latex, note)
     if o.kl_placement != "reward":
-        rows.append(_kl(o))
+        parts["KL"] = _kl(o)
     if o.entropy_coef:
         coef, latex = f"{o.entropy_coef:g}", r"\ell_t \leftarrow \ell_t - {}\, H(\pi_\theta)"
-        rows.append(Row("Entropy", f"l - {coef} H(pi)", latex.format(coef), "bonus"))
-    rows.append(aggregation_row(o.length_norm))
+        parts["Entropy"] = Formula(f"l - {coef} H(pi)", latex.format(coef), "bonus")
+    parts["Aggregation"] = _aggregation(o.length_norm)
     counted = o.length_norm.kind == "constant"
     if o.overlong == "mask":
         effect = "still counts in N" if counted else "leaves the divisor too"
-        rows.append(Row("Overlong", "truncated responses carry no loss", "", f"such a sequence {effect}"))
+        parts["Overlong"] = Formula("truncated responses carry no loss", "", f"such a sequence {effect}")
     if o.zero_variance == "skip":
         effect = "they leave the divisor too, so the gradient grows by all / live"
         if counted:
             effect = "they still count in N, so the policy gradient is unchanged"
         effect += "; KL and entropy terms of their tokens are dropped"
-        rows.append(Row("Zero variance", "groups of equal rewards are skipped", "", effect))
+        parts["Zero variance"] = Formula("groups of equal rewards are skipped", "", effect)
     on_policy = o.updates_per_rollout == 1
     note = f"optimizer steps per rollout batch: {o.updates_per_rollout}; epochs_per_rollout={o.epochs_per_rollout}"
-    return [*rows, Row("Samples", "on policy" if on_policy else "off policy", "", note)]
+    return parts | {"Samples": Formula("on policy" if on_policy else "off policy", "", note)}
 
 
 TEXT_WIDTH = 110  # columns
@@ -134,15 +112,17 @@ TEXT_WIDTH = 110  # columns
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One objective: the rows of its formula, the named and published ones that it equals, and how it differs."""
+    """One objective: the parts of its formula by title, the published ones that it equals, and how it differs."""
 
-    rows: tuple[Row, ...]
+    parts: dict[str, Formula]
     equal: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     def fitted(self, width: int = TEXT_WIDTH) -> str:
         """Return the card for a terminal, in at most `width` columns."""
-        entries = [entry for row in self.rows for entry in ((row.title, row.plain), ("", row.note)) if entry[1]]
+        entries = []
+        for title, part in self.parts.items():
+            entries += [(title, part.plain), ("", part.note)]
         entries.append(("Equals", "; ".join(self.equal) or "no named or published objective"))
         entries += [("Note", note) for note in self.notes]
         lines = ["Objective"]
@@ -154,24 +134,22 @@ class Card:
     @property
     def markdown(self) -> str:
         """The card with LaTeX, for a file."""
-        parts = ["# Objective"]
-        for row in self.rows:
-            parts += [f"## {row.title}", f"$$\n{row.latex}\n$$" if row.latex else row.plain, row.note]
-        parts += ["## Equals", "\n".join(f"- {title}" for title in self.equal) or "No named or published objective."]
-        parts += [f"- {note}" for note in self.notes]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        texts = ["# Objective"]
+        for title, part in self.parts.items():
+            texts += [f"## {title}", f"$$\n{part.latex}\n$$" if part.latex else part.plain, part.note]
+        texts += ["## Equals", "\n".join(f"- {title}" for title in self.equal) or "No named or published objective."]
+        texts += [f"- {note}" for note in self.notes]
+        return "\n\n".join(filter(None, texts)) + "\n"
 
 
 def objective_card(objective: Objective) -> Card:
-    """Return the card of an objective; `ValueError` if its settings contradict each other.
+    """Return the card of an objective whose settings do not contradict each other.
 
     >>> print(objective_card(Objective(std_norm="none")).fitted().splitlines()[1])
       Advantage      A = r - mean(group)
     """
-    if problems := check_objective(objective):
-        raise ValueError("no card for a contradictory objective:\n" + "\n".join(problems))
     equal, notes = equal_objectives(objective), differences(objective)
-    return Card(tuple(formula_rows(objective)), tuple(equal), tuple(notes))
+    return Card(_formulas(objective), tuple(equal), tuple(notes))
 
 
 def imitation_card(length_norm: LengthNormConfig, sampled: bool) -> Card:
@@ -182,6 +160,6 @@ def imitation_card(length_norm: LengthNormConfig, sampled: bool) -> Card:
     """
     source = "sampled responses that were graded correct" if sampled else "given responses"
     note = f"on the response tokens of {source}, end included"
-    row = Row("Token loss", "l = -log pi", r"\ell_t = -\log \pi_\theta(y_t)", note)
+    formula = Formula("l = -log pi", r"\ell_t = -\log \pi_\theta(y_t)", note)
     equal = "expert iteration (RFT, STaR)" if sampled else "SFT, maximum likelihood"
-    return Card((row, aggregation_row(length_norm)), (equal,))
+    return Card({"Token loss": formula, "Aggregation": _aggregation(length_norm)}, (equal,))

@@ -319,28 +319,25 @@ def loss_named(name: str) -> Loss:
 
 def of_function(name: str, function: Callable[..., Any]) -> Loss:
     """Wrap a function as a loss, with unrestricted numbers; its formula is its docstring's first line."""
-    prefix = f"loss={name}: "
     parameters = list(inspect.signature(function).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    read = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    others = [str(p) for p in parameters if p not in positional + numbers]
-    unknown = [p.name for p in positional[2:] if p.name not in MAY_READ]
-    if len(positional) < 2 or unknown or others:
+    if len(read) < 2 or set(read[2:]).difference(MAY_READ) or len(read) + len(numbers) < len(parameters):
         raise ConfigError(
-            f"{prefix}it takes ({', '.join(map(str, parameters))}), and a loss takes (advantages, policy_log_probs), "
-            f"{' and '.join(MAY_READ)} where it reads them, and its numbers after a *: change its parameters"
+            f"loss={name}: it takes ({', '.join(map(str, parameters))}), and a loss takes (advantages, "
+            f"policy_log_probs), {' and '.join(MAY_READ)} where it reads them, and its numbers after a *: change its "
+            "parameters"
         )
     for p in numbers:
         if p.default is not p.empty and (isinstance(p.default, bool) or not isinstance(p.default, int | float | None)):
-            raise ConfigError(f"{prefix}the default of {p.name} is {p.default!r:.40}: a loss has numbers alone")
-    return Loss(function, lambda **given: _formula(name, function, given), {p.name: FINITE for p in numbers})
+            raise ConfigError(f"loss={name}: the default of {p.name} is {p.default!r:.40}: a loss has numbers alone")
 
+    def formula(**given: float) -> Formula:
+        first = (inspect.getdoc(function) or "a function without a docstring").partition("\n")[0]
+        values = "".join(f"{key}={number:g}, " for key, number in given.items())
+        return Formula(first.rstrip("."), "", f"{values}a function of your own: {name}")
 
-def _formula(name: str, function: Callable[..., Any], numbers: Mapping[str, float]) -> Formula:
-    """Return the card's formula if none was given."""
-    first = (inspect.getdoc(function) or "a function without a docstring").partition("\n")[0]
-    given = "".join(f"{key}={number:g}, " for key, number in numbers.items())
-    return Formula(first.rstrip("."), "", f"{given}a function of your own: {name}")
+    return Loss(function, formula, {p.name: FINITE for p in numbers})
 
 
 def broken_contract(name: str, numbers: Mapping[str, float]) -> str:

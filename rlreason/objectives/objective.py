@@ -74,13 +74,12 @@ def own_loss_config(name: str) -> Any:
     loss = loss_named(name)
     defaults = {key: None if default is REQUIRED else default for key, default in loss.numbers.items()}
     own = [_loss_number(key, loss.ranges[key], default) for key, default in defaults.items()]
-    namespace = {"__module__": __name__, "__reduce__": _reduced}
+    # It is pickled by name: its class is made again from the function when loaded.
+    namespace = {
+        "__module__": __name__,
+        "__reduce__": lambda self: (own_loss_config, (self.loss_type,), vars(self).copy()),
+    }
     return make_dataclass("OwnLossConfig", own, bases=(LossConfig,), namespace=namespace)(name)
-
-
-def _reduced(config: Any) -> tuple[Any, ...]:
-    """Pickle the user's own loss by name: its class is made again from the function when loaded."""
-    return own_loss_config, (config.loss_type,), vars(config).copy()
 
 
 @dataclass

@@ -4,7 +4,7 @@ A combination that cannot work is refused before anything runs. An objective equ
 same gradient, given the same samples.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,11 +49,11 @@ def check_objective(objective: Objective) -> list[str]:
     ]
     if unknown:
         return unknown
-    return [*_problems_of_loss(o), *_problems_of_comparison(o), *_problems_of_terms(o)]
+    return list(_broken_rules(o))
 
 
-def _problems_of_loss(o: Objective) -> Iterator[str]:
-    loss, numbers = o.loss.loss_type, o.loss.numbers()
+def _broken_rules(o: Objective) -> Iterator[str]:
+    loss, numbers, baseline, std_norm = o.loss.loss_type, o.loss.numbers(), o.baseline, o.std_norm
     entry = loss_named(loss)
     missing = [key for key, default in entry.numbers.items() if default is REQUIRED and key not in numbers]
     for key in missing:
@@ -64,10 +64,6 @@ def _problems_of_loss(o: Objective) -> Iterator[str]:
         yield f"loss.{key}={numbers[key]} {rule}: {entry.ranges[key].cure}"
     if not missing and not broken:
         yield from (f"loss.{line}" for line in entry.problems(**numbers))
-
-
-def _problems_of_comparison(o: Objective) -> Iterator[str]:
-    loss, baseline, std_norm = o.loss.loss_type, o.baseline, o.std_norm
     if loss == "no_baseline" and (baseline, std_norm) != ("none", "none"):
         rule = "it weighs tokens by the raw reward"
         cure = "set baseline=none std_norm=none, or use loss_type=reinforce_with_baseline"
@@ -86,9 +82,6 @@ def _problems_of_comparison(o: Objective) -> Iterator[str]:
     if o.zero_variance == "skip" and baseline == "none":
         rule = "without a baseline a group of equal rewards still teaches"
         yield f"zero_variance=skip with baseline=none: {rule}; set zero_variance=keep"
-
-
-def _problems_of_terms(o: Objective) -> Iterator[str]:
     if o.loss.loss_type == "gspo" and o.length_norm.kind == "token":
         rule = "one ratio per sequence needs a weight per sequence, not one that grows with its length"
         yield f"length_norm=token with loss_type=gspo: {rule}; set length_norm=masked_mean"
@@ -131,19 +124,17 @@ def _like(base: Objective, title: str, name: str = "", **axes: Any) -> Published
     return Published(title, replace(base, **axes), name)
 
 
-def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
-    """Return GRPO's objective with another loss: the loss's numbers and the axes that differ, by name."""
-    numbers = {key: value for key, value in settings.items() if key in loss_named(name).numbers}
-    axes = {key: value for key, value in settings.items() if key not in numbers}
-    if kind := axes.pop("length_norm", None):
-        axes["length_norm"] = LengthNormConfig(kind)
-    return replace(GRPO, loss=replace(LossConfig(name) if name in LOSSES else own_loss_config(name), **numbers), **axes)
-
-
 def _titled(name: str) -> list[Published]:
-    """Return the objectives that a loss was published in."""
-    published = loss_named(name).published
-    return [Published(title, _of_loss(name, settings), exact=True) for title, settings in published.items()]
+    """Return the objectives that a loss was published in: GRPO's with this loss, its numbers and axes."""
+    loss, published = loss_named(name), []
+    config = LossConfig(name) if name in LOSSES else own_loss_config(name)
+    for title, settings in loss.published.items():
+        axes = {key: value for key, value in settings.items() if key not in loss.numbers}
+        if kind := axes.pop("length_norm", None):
+            axes["length_norm"] = LengthNormConfig(kind)
+        numbers = {key: settings[key] for key in settings if key in loss.numbers}
+        published.append(Published(title, replace(GRPO, loss=replace(config, **numbers), **axes), exact=True))
+    return published
 
 
 PUBLISHED: tuple[Published, ...] = (

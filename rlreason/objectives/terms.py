@@ -148,16 +148,15 @@ class StepSums:
         import torch
 
         parts = [*self.sums.values(), *more, *self.entropies, *self.mismatches]
-        values = torch.cat([part.reshape(-1).double() for part in parts]).tolist() if parts else []
-        sums = dict(zip(self.sums, values, strict=False))
-        at = len(sums) + len(more)
+        values = iter(torch.cat([part.reshape(-1).double() for part in parts]).tolist() if parts else ())
+        sums = {name: next(values) for name in self.sums}
+        others = [next(values) for _ in more]
         entropies: list[float | None] = [None] * len(samples)
-        for place, total in zip(self.places, values[at:], strict=False):
-            length = len(samples[place].response.token_ids)
+        for place in self.places:
+            length, total = len(samples[place].response.token_ids), next(values)
             entropies[place] = total / length if length else None
-        mismatches = values[at + len(self.places) :]
-        kept = [value for value, counts in zip(mismatches, self.compared, strict=True) if counts]
-        return StepValues(sums, values[len(sums) : at], entropies, kept)
+        mismatches = [value for value, counts in zip(values, self.compared, strict=True) if counts]
+        return StepValues(sums, others, entropies, mismatches)
 
 
 @dataclass(frozen=True, slots=True)

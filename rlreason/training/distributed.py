@@ -297,15 +297,13 @@ class RankedLearner(Learner):
 
     @on_all_ranks
     @torch.no_grad()
-    def score(
-        self, name: str, pairs: Pairs, token_budget: int, temperature: float, want_entropy: bool
-    ) -> list[TokenScores]:
+    def score(self, name: str, pairs: Pairs, token_budget: int, temperature: float) -> list[TokenScores]:
         """Score under the policy of this name as its scorer alone would, each rank its share of the rows."""
         policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
         rows = policy.divide(pairs, token_budget)
-        scores = scored_rows(policy, pairs, rows[rank::world], temperature, want_entropy)
+        scores = scored_rows(policy, pairs, rows[rank::world], temperature)
         if self.in_step and 0 < len(rows) % world <= rank:
-            scored_rows(policy, pairs, [rows[0][:1]], temperature, False)
+            scored_rows(policy, pairs, [rows[0][:1]], temperature)
         by_place = {place: score for part in self.ranks.all_gather(scores) for place, score in part.items()}
         return [by_place[i] for i in range(len(pairs))]
 
