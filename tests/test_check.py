@@ -54,7 +54,7 @@ def adapter_of_the_page():
 )  # fmt: skip
 def test_a_right_implementation_raises_no_alarm(module):
     for name in functions_of(module):
-        assert found_in(module, name) == ("ok", [], [])
+        assert found_in(module, name)[:2] == ("ok", [])
 
 
 @pytest.mark.parametrize("variant", RIGHT, ids=lambda v: f"{v[3]}-{v[2].strip()[:30]}")

@@ -242,12 +242,11 @@ class TextReward:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []  # (response, ground truth)
 
-    def __call__(self, response: str, ground_truth: str, *more: Any, **named: Any) -> dict[str, float]:
-        text, truth = str(response), str(ground_truth)
-        self.calls.append((text, truth))
-        number, _, right_truth = text.removeprefix("a").partition("|")
-        value = float(number) if text.startswith("a") else -0.0625 * len(text)
-        total = value if right_truth == truth else value - 1.5
+    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
+        self.calls.append((response, ground_truth))
+        number, _, right_truth = response.removeprefix("a").partition("|")
+        value = float(number) if response.startswith("a") else -0.0625 * len(response)
+        total = value if right_truth == ground_truth else value - 1.5
         return {"reward": total, "format_reward": 1.0 - value / 4, "answer_reward": value / 2 + 0.125}
 
 

@@ -24,7 +24,7 @@ from rlreason.courses.check.calling import (
     short_text,
     tensor,
 )
-from rlreason.courses.check.mistakes import NO_MISTAKE, Mistake, first_that
+from rlreason.courses.check.mistakes import NO_MISTAKE, first_that
 from rlreason.courses.check.recording import Scenario, Session, Update, as_text, find
 
 _BATCH: dict[str, Any] = {
@@ -231,7 +231,7 @@ def _judge_updates(updates: Sequence[Update]) -> None:
     _judge_rows(first)
     trials = [first, *(u for u in updates if bool(u.right.isfinite().all()))]
     if mistake := first_that(lambda m: all(u.gives(m) for u in trials)):
-        raise _bug_of_response(first, mistake) or _bug(first, mistake.kind)
+        raise _bug(first, mistake.kind)
     where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
     raise _bug(first, described("gradient at the optimizer step", [(u.at_step, u.right) for u in wrong], where))
 
@@ -282,19 +282,3 @@ def _bug(u: Update, kind: Kind) -> Bug:
     cosine = float(torch.nn.functional.cosine_similarity(u.at_step, u.right, 0))
     yours = f"gradient of norm {float(u.at_step.norm()):.4g} at the step, cosine {cosine:.3g} with ours"
     return Bug(*kind, yours, f"norm {float(u.right.norm()):.4g}")
-
-
-def _bug_of_response(u: Update, m: Mistake) -> Bug | None:
-    """Return a bug with the response whose advantage is furthest off; None if none is off."""
-    wrong, right = u.advantages(m), u.advantages()
-    gap = (wrong - right).nan_to_num(1e9).abs()
-    row = int(gap.argmax())
-    if float(gap[row]) < 1e-4:
-        return None
-    sample = u.samples[row]
-    shown = {
-        "question": repr(u.session.tokenizer.decode(sample.prompt_ids)),
-        "rewards of its responses": short_text([s.parts["reward"] for s in u.rollout if s.place == sample.place]),
-        "this response": f"{sample.text!r}, reward {short_text(sample.parts['reward'])}",
-    }
-    return Bug(*m.kind, f"its advantage is {float(wrong[row]):.4g}", f"{float(right[row]):.4g}", shown)

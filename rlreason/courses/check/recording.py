@@ -293,21 +293,15 @@ class Update:
         if len(self.samples) < self.size and len(self.rollout) % self.size:
             self.size = len(self.samples)
 
-    def advantages(self, m: Mistake = NO_MISTAKE) -> Tensor:
-        """Return the advantages (n,) of the samples, with one mistake."""
-        groups: list[list[RecordedSample]] = m("groups", self)
-        of_one_size = len({len(group) for group in groups}) == 1
-        ranked = [s for group in groups for s in group]
-        parts = [(ranked, len(groups[0]))] if of_one_size else [(group, len(group)) for group in groups]
-        rewards = [(torch.tensor([m("read", s.parts) for s in part]), size) for part, size in parts]
-        advantages = torch.cat([wrong_advantages(part, size, self.options, m) for part, size in rewards])
-        return advantages[[ranked.index(s) for s in self.samples]]
-
     def loss(self, m: Mistake, passes: Sequence[Sequence[RecordedSample]]) -> Tensor:
         """Return the loss of these micro-batches of the update, with gradient and one mistake."""
-        o = self.options
-        rewards = torch.tensor([s.parts["reward"] for s in self.samples])
-        of_sample = dict(zip(self.samples, m("input", self.advantages(m), rewards), strict=True))
+        o, groups = self.options, m("groups", self)
+        ranked = [s for group in groups for s in group]
+        of_one_size = len({len(group) for group in groups}) == 1
+        parts = [(ranked, len(groups[0]))] if of_one_size else [(group, len(group)) for group in groups]
+        rewards = [(torch.tensor([m("read", s.parts) for s in part]), size) for part, size in parts]
+        advantages = torch.cat([wrong_advantages(part, size, o, m) for part, size in rewards])
+        weights = m("input", advantages, torch.tensor([s.parts["reward"] for s in ranked]))
         total = torch.zeros(())
         for samples in passes:
             logits, labels, mask = _rows(self, tuple(samples))
@@ -315,7 +309,7 @@ class Update:
             old = torch.full_like(log_probs.detach(), OUTSIDE)
             old[mask] = torch.cat([m("old", s, self) for s in samples])
             mask = m("response", mask, torch.tensor([[s.truncated] for s in samples]))
-            a = torch.stack([of_sample[s] for s in samples])[:, None]
+            a = weights[[ranked.index(s) for s in samples], None]
             average = wrong_average(wrong_token_loss(o, a, log_probs, old, mask, m), mask, o, m)
             total = total + m("share", len(mask), self) * average
         return total
