@@ -324,14 +324,10 @@ def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[
 
     `ConfigError` for a reward without a second grader.
     """
-    grades = iter(grade_rows([row for row in rows if row["format_reward"] > 0], second_grader(graded), console))
-    verdicts: list[bool | None] = []
-    for row in rows:
-        verdict = None
-        if row["format_reward"] > 0 and (outcome := next(grades).outcome) not in ("timeout", "error"):
-            verdict = outcome == "correct"
-        verdicts.append(verdict)
-    return verdicts
+    formatted = [row for row in rows if row["format_reward"] > 0]
+    grades = iter(grade_rows(formatted, second_grader(graded), console))
+    outcomes = [next(grades).outcome if row["format_reward"] > 0 else "" for row in rows]
+    return [None if outcome in ("", "timeout", "error") else outcome == "correct" for outcome in outcomes]
 
 
 def second_grader(graded: RunGrading) -> RunGrading:

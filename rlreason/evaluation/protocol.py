@@ -111,8 +111,7 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[tuple[st
     algorithm, seconds = settings["algorithm"], summary["time/total"]
     parts = [*origin.get("earlier_parts", []), origin]
     in_time = seconds <= 3600 * HOURS and (len(parts) == 1 or OPEN)
-    devices = [part["device"] for part in parts if part["device"]["type"] != "cpu"]
-    cards = [(device["count"], device["name"]) for device in devices]
+    cards = [(of["count"], of["name"]) for of in (part["device"] for part in parts) if of["type"] != "cpu"]
     are_few = all(count <= GPUS and GPU in name for count, name in cards)
     data_hash = f"{data.get('path', data['name'])}, hash {summary['data']}"
     own_data = settings["eval"]["data"]

@@ -245,16 +245,15 @@ def _zero_reward(seen: Observation) -> Found:
 @monitor
 def _identical_samples(seen: Observation) -> Found:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
-    size = seen.group_size
-    copies = seen.value("rollout/improbable_copies")
-    if size > 1 and copies > 0:
+    copies, length = seen.value("rollout/improbable_copies"), seen.value("rollout/length", math.inf)
+    if seen.group_size < 2:
+        return None
+    if copies > 0:
         return found("identical_samples", {"copies": copies}, words="improbable_copies")
-    length = seen.value("rollout/length", math.inf)
     usual = seen.value("rollout/nll", math.inf) * length  # -log p of a response, in nats
     uncertain = seen.value("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
-    if size > 1 and uncertain and seen.value("rollout/distinct", 1.0) <= 1 / size + 1e-9:
-        return {"distinct": seen.value("rollout/distinct")}
-    return None
+    distinct = seen.value("rollout/distinct", 1.0)
+    return {"distinct": distinct} if uncertain and distinct <= 1 / seen.group_size + 1e-9 else None
 
 
 @monitor

@@ -172,21 +172,16 @@ def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = ""
         if "eval/accuracy" in row and last:
             evaluations.append(metrics)
             monitors.check(step, {}, evaluations=evaluations)
-    n_steps, ended_by = len(set(map(_step, rows))), status.partition(":")[2]
-    findings = [_summary(again, n_steps) for again in by_rule.values()]
+    n_steps, ended_by, findings = len(set(map(_step, rows))), status.partition(":")[2], list[Finding]()
+    for first, *others in by_rule.values():
+        steps = list(dict.fromkeys(finding.step or 0 for finding in (first, *others)))
+        evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(list(map(str, steps)))}"]
+        if others and others[-1].what != first.what:
+            evidence.append(f"at step {steps[-1]}: {others[-1].what}")
+        is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
+        passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
+        findings.append(replace(first, problem=not passing, evidence=evidence, step=steps[0]))
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
-
-
-def _summary(again: Sequence[Finding], n_steps: int) -> Finding:
-    """Return the first finding of a rule with the steps of all of them as evidence."""
-    first, last = again[0], again[-1]
-    steps = list(dict.fromkeys(finding.step or 0 for finding in again))
-    evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(list(map(str, steps)))}"]
-    if last.what != first.what:
-        evidence.append(f"at step {steps[-1]}: {last.what}")
-    is_long = any(step + 9 == later for step, later in zip(steps, steps[9:], strict=False))
-    passing = first.rule in PASSING and not is_long and len(steps) < n_steps / 2
-    return replace(first, problem=not passing, evidence=evidence, step=steps[0])
 
 
 def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

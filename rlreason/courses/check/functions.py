@@ -273,7 +273,10 @@ def _token_loss(i: Inputs, m: Mistake) -> Tensor:
 def _wrong_microbatch(i: Inputs, m: Mistake) -> Any:
     loss = _token_loss(i, m) if "loss_type" in i else m("sign", -i["policy_log_probs"])
     average = known.wrong_average(loss, i["response_mask"], options_of(i), m)
-    return known.wrong_step(average, i["gradient_accumulation_steps"], m), {}
+    backward, returned = m("backward", average, i["gradient_accumulation_steps"])
+    if backward is not None:
+        backward.backward()
+    return returned.detach(), {}
 
 
 def _numbers(seed: int, *shape: int) -> Tensor:

@@ -230,7 +230,7 @@ def _judge_updates(updates: Sequence[Update]) -> None:
     first = wrong[0]
     _judge_rows(first)
     trials = [first, *(u for u in updates if bool(u.right.isfinite().all()))]
-    if mistake := first_that(lambda m: all(u.gives(m) for u in trials)):
+    if mistake := first_that(lambda m: all(u.is_at_step(m("step", u, u.gradient_of(m, u.passes))) for u in trials)):
         raise _bug(first, mistake.kind)
     where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
     raise _bug(first, described("gradient at the optimizer step", [(u.at_step, u.right) for u in wrong], where))

@@ -348,15 +348,6 @@ def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
     return average
 
 
-def wrong_step(loss: Tensor, accumulation: int, m: Mistake) -> Tensor:
-    """Divide the loss by the micro-batches, call backward, return the loss; with one mistake."""
-    backward, returned = m("backward", loss, accumulation)
-    if backward is not None:
-        backward.backward()
-    detached: Tensor = returned.detach()
-    return detached
-
-
 def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tensor, m: Mistake) -> Tensor:
     """Return the loss of each token (batch, seq) by advantages a (batch, 1), with one mistake."""
     method = o.importance_reweighting_method

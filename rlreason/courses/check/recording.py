@@ -320,10 +320,6 @@ class Update:
         grads = torch.autograd.grad(self.loss(m, passes), parameters, retain_graph=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])
 
-    def gives(self, m: Mistake) -> bool:
-        """Return whether the mistake gives the gradient at the step."""
-        return self.is_at_step(m("step", self, self.gradient_of(m, self.passes)))
-
     def clipped(self, gradient: Tensor) -> Tensor:
         """Return a gradient scaled to a norm of at most `max_grad_norm`, as torch clips."""
         return gradient * min(1.0, self.options.max_grad_norm / (float(gradient.norm()) + 1e-6))

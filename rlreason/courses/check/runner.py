@@ -23,7 +23,10 @@ from rlreason.runtime.streams import Answer, Parser
 LOOP, STEP = "train_grpo", "grpo_train_step"
 SECONDS_TO_IMPORT = 120.0  # for a module, which may bring torch and vllm with it
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
-_PARAMETERS_OF_2026 = {"importance_reweighting_method", "advantage_normalizer"}
+_OF_2026 = {  # names of functions and parameters
+    "compute_rollout_rewards", "aggregate_loss_across_microbatch", STEP, "importance_reweighting_method",
+    "advantage_normalizer",
+}  # fmt: skip
 _UNCHECKED = ("evaluate_vllm", "init_vllm", "load_policy_into_vllm_instance", "log_generations")
 
 
@@ -43,8 +46,7 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the year of these functions, by names and parameters that only one year has; 2025 by default."""
     parameters = {name for function in functions.values() for name in inspect.signature(function).parameters}
-    names = set(names_of("cs336_2026")) - set(names_of("cs336_2025"))
-    return "cs336_2026" if names & functions.keys() or _PARAMETERS_OF_2026 & parameters else "cs336_2025"
+    return "cs336_2026" if _OF_2026 & (parameters | functions.keys()) else "cs336_2025"
 
 
 def findings_of(name: str, function: Callable[..., Any], course: str) -> tuple[str, list[dict[str, Any]], list[str]]:
