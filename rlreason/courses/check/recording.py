@@ -84,6 +84,7 @@ class Forward:
     ids: Tensor  # (rows, width)
     hidden: Tensor  # (rows, width, model width), what the output head is given
     coarse: bool  # in half precision
+    has_logits: bool = False  # whether the output head was called
     reached: bool = False  # a backward call reached it
     learned: bool = False  # with a gradient other than 0
     members: list[tuple[RecordedSample, int, int]] = field(default_factory=list)  # a sample, its row, its first place
@@ -115,6 +116,7 @@ class Session:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
         self.optimizer.register_step_pre_hook(self._on_step)
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
+        self.model.get_output_embeddings().register_forward_hook(self._on_head)
         stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
         self.prompts = [story.question for story in stories]
         kinds = [place % scenario.answers for place in range(len(stories))]
@@ -249,6 +251,10 @@ class Session:
 
         hidden.register_hook(on_backward)
 
+    def _on_head(self, module: Any, arguments: Any, output: Tensor) -> None:
+        if self.forwards and output.requires_grad:
+            self.forwards[-1].has_logits = True
+
     def _on_step(self, *_: Any) -> None:
         self.updates.append(Update(self))
         self.forwards = []
@@ -290,6 +296,11 @@ class Update:
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
         self.sampler = earlier[0].model if earlier else self.model
         self.epoch_began = earlier[-batch].model if batch else self.model
+        if self.samples and not all(f.has_logits for f in self.forwards):  # packed rows: take the next train batch
+            self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
+            self.strangers, self.passes = [], [self.samples]
+            for forward in self.forwards:
+                forward.members = []
         if len(self.samples) < self.size and len(self.rollout) % self.size:
             self.size = len(self.samples)
 
