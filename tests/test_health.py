@@ -89,7 +89,7 @@ def test_each_monitor(metrics, status):
     found, reason = monitors.reason_to_stop() or ("", "step 11: ")
     assert (found, reason[:9]) == (status, "step 11: ")
     if status:
-        assert (monitors.alarm()["step"], monitors.alarm()["rule"]) == (11, status.partition(":")[2])
+        assert (monitors.stopped["alarm"]["step"], monitors.stopped["alarm"]["rule"]) == (11, status.partition(":")[2])
         assert ending(status).exit_code == (5 if status.startswith("diverged") else 0)
 
 
@@ -98,7 +98,7 @@ def test_one_update_of_many():
     monitors = stopping()
     monitors.check(11, USUAL | {"train/grad_norm": 6.0}, [USUAL, USUAL, USUAL | {"train/grad_norm": 50.0}])
     assert monitors.reason_to_stop()[0] == "diverged:gradient_norm"
-    assert monitors.alarm()["numbers"] == {"gradient_norm": 50.0, "median": 1.0}
+    assert monitors.stopped["alarm"]["numbers"] == {"gradient_norm": 50.0, "median": 1.0}
     monitors = watching(gradient_norm="stop")
     for step in range(1, 41):  # nine of which had one before the last
         monitors.check(step, {"train/grad_norm": 30.0 if step == 40 else 0.0 if step % 4 else 1.0})
@@ -242,9 +242,7 @@ def test_steps_of_rows():
         {"rollout_step": 1, "train/loss": None},
         {"rollout_step": 2, "train/loss": 3.0},
     ]
-    seen = [(step, evaluates, len(updates)) for step, _, updates, evaluates in watch.events_of(rows)]
-    assert seen == [(0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1)]
-    assert [one.rule for one in monitored(rows, {})] == ["loss"]
+    assert [(one.rule, one.step) for one in monitored(rows, {})] == [("loss", 1)]
 
 
 def test_notes():
@@ -258,7 +256,7 @@ def test_notes():
     fell = first | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}
     few, lower = [("few_live_groups", False), ("many_cut", False)], [("accuracy_fell", True)]
     for of, found in ((rows, few), ([first, fell], lower), ([first, first], [])):
-        assert [(note.rule, note.problem) for note in watch.notes_on_learning(of)] == found
+        assert [(note.rule, note.problem) for note in watch.findings_of(of, {})] == found
     live = {"reward/frac_reward_zero_std": 0.5}
     for steps, is_problem in (((3, 9), False), (range(8, 20), True)):
         rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
@@ -309,9 +307,8 @@ def test_endings(end: str, tmp_path: Path):
     (tmp_path / "summary.json").write_text(json.dumps({"status": status, "rollout_step": 9}))
     ending = {"status": status, "reason": f"Of {reason.upper()}", "time": "x"}
     (tmp_path / "status.json").write_text(json.dumps(ending))
-    state, findings = watch.examine(tmp_path)
+    _, findings = watch.examine(tmp_path)
     found, rule = {one.rule: one for one in findings}, ENDS[end]
-    assert watch.describe_health("run", state, findings, 100).startswith(f"run: {state}")
     assert found.keys() == {rule, "hung", "broken_files"}
     assert found[rule].problem is (rule != "interrupted")
     if rule == "failed":

@@ -80,7 +80,7 @@ def test_the_guess_names_what_is_wrong():
 
     def guesses(response: str, outcome: str, grader: Grader = plain, gold: str = "18", cut: bool = False) -> list[str]:
         row = {"response": response, "gold": gold, "outcome": outcome, "finish_reason": "length" if cut else "stop"}
-        return list(map(str, reasons(row, grader)))
+        return reasons(row, grader)
 
     for row, expected in zip(rows_of(GUESSES), GUESSES.values(), strict=True):
         assert guesses(row["response"], row["outcome"])[0].startswith(expected), row["response"]

@@ -77,7 +77,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
     grader, shown = graded.grader(symbolic=False), chosen[: arguments.n]
-    counted = dict(Counter(cases.reasons(row, grader)[0].kind for row in chosen).most_common())
+    counted = dict(Counter(cases.reasons(row, grader)[0].partition(": ")[0] for row in chosen).most_common())
     seconds = opinions(shown, graded, console) if graded.reward in NAMED_REWARDS else [None] * len(shown)
     found = [cases.reasons(row, grader, second) for row, second in zip(shown, seconds, strict=True)]
     figures: dict[str, Any] = {"run": run.path, "file": file.path, "responses": len(rows), "counts": cases.counts(rows)}

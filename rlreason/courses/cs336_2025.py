@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlreason.engines.vllm_server import repack_tied_head
@@ -61,14 +62,10 @@ def score_rollouts(
     """Return the total rewards (n,) float32, and the mean of every part of the reward.
 
     `reward_fn(response, ground truth)` returns the parts by name: `reward` is the total; `format_reward` and
-    `answer_reward` are usual. `ValueError` if there are not as many ground truths as responses.
+    `answer_reward` are usual. `ValueError` if ground truths are not repeated, one for each response.
     """
-    if len(rollout_responses) != len(repeated_ground_truths):
-        counts = f"{len(rollout_responses)} responses and {len(repeated_ground_truths)} ground truths"
-        raise ValueError(f"{counts}: repeat each ground truth group_size times")
-    parts = [reward_fn(*pair) for pair in zip(rollout_responses, repeated_ground_truths, strict=True)]
-    rewards = torch.tensor([part["reward"] for part in parts], dtype=torch.float32)
-    return rewards, _means(parts)
+    rows = _graded(reward_fn, rollout_responses, rollout_responses, repeated_ground_truths)
+    return torch.tensor([row["reward"] for row in rows], dtype=torch.float32), _means(rows)
 
 
 def consecutive_groups(n_samples: int, group_size: int) -> Tensor:
@@ -99,25 +96,15 @@ def tokenize_prompt_and_output(
     from lengths, so an output may contain the pad token. No special tokens are added to either part: a second
     begin token between them would be trained on.
     """
-    if len(prompt_strs) != len(output_strs):
-        raise ValueError(f"{len(prompt_strs)} prompts and {len(output_strs)} outputs: give as many of each")
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in prompt_strs]
     outputs = [tokenizer.encode(text, add_special_tokens=False) for text in output_strs]
-    lengths = [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
-    full = torch.full((len(lengths), max(lengths)), _pad_id(tokenizer), dtype=torch.int64)
-    is_output = torch.zeros_like(full, dtype=torch.bool)
-    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        full[row, : lengths[row]] = torch.tensor(prompt + output, dtype=torch.int64)
-        is_output[row, len(prompt) : lengths[row]] = True
+    pairs = list(zip(prompts, outputs, strict=True))
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # never trained on
+    rows = [torch.tensor(prompt + output, dtype=torch.int64) for prompt, output in pairs]
+    flags = [torch.tensor([False] * len(prompt) + [True] * len(output), dtype=torch.bool) for prompt, output in pairs]
+    full = pad_sequence(rows, batch_first=True, padding_value=pad)
+    is_output = pad_sequence(flags, batch_first=True)
     return {"input_ids": full[:, :-1], "labels": full[:, 1:], "response_mask": is_output[:, 1:]}
-
-
-def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the pad token's id, or the end token's if there is none: padding is never trained on."""
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token_id is not None:
-            return int(token_id)
-    raise ValueError("the tokenizer has neither pad_token nor eos_token: set tokenizer.pad_token")
 
 
 def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: float = 0.85, **arguments: Any) -> Any:
@@ -182,9 +169,6 @@ def log_generations(
     training = model.training
     model.eval()  # entropies are without dropout
     for row in rows:
-        if not tokenizer.encode(row["response"], add_special_tokens=False):
-            row |= {"token_entropy": 0.0, "length": 0}
-            continue
         one = tokenize_prompt_and_output([row["prompt"]], [row["response"]], tokenizer)
         ids, labels, mask = (one[name].to(model.device) for name in ("input_ids", "labels", "response_mask"))
         entropy = get_response_log_probs(model, ids, labels, return_token_entropy=True)["token_entropy"]
@@ -220,16 +204,18 @@ def sft_microbatch_train_step(
 
     (batch, seq) log-probabilities and mask -> the scalar loss / `gradient_accumulation_steps`, and metadata.
     """
-    loss = aggregate_loss(
-        -policy_log_probs,
-        response_mask,
-        "constant",
-        n_sequences=len(response_mask) * gradient_accumulation_steps,
-        n_tokens=0,
-        constant=normalize_constant,
-    )
+    loss = _backward(-policy_log_probs, response_mask, gradient_accumulation_steps, "constant", normalize_constant)
+    return loss, {"response_tokens": response_mask.sum()}
+
+
+def _backward(
+    per_token_loss: Tensor, mask: Tensor, accumulation: int, length_norm: str, constant: float | None = None
+) -> Tensor:
+    """Call backward on the rows' share of a batch of `accumulation` parts; return that loss."""
+    n_rows = len(mask) * accumulation
+    loss = aggregate_loss(per_token_loss, mask, length_norm, n_sequences=n_rows, n_tokens=0, constant=constant)
     loss.backward()
-    return loss.detach(), {"response_tokens": response_mask.sum()}
+    return loss.detach()
 
 
 def compute_group_normalized_rewards(
@@ -252,24 +238,39 @@ def compute_group_normalized_rewards(
     return advantages, rewards, metadata
 
 
+def token_loss(
+    name: str,
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    response_mask: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of this name per token, and per-token statistics; without a mask, of all positions.
+
+    `ValueError` if an argument that the loss needs is None.
+    """
+    loss, clip = LOSSES[name], dict[str, float]()
+    if loss.has_ratio:
+        required(old_log_probs, "old_log_probs", name)
+    if "cliprange_low" in loss.numbers:
+        bound = required(cliprange, "cliprange", name)
+        clip = {"cliprange_low": bound, "cliprange_high": bound}
+    if response_mask is None:
+        response_mask = torch.ones_like(policy_log_probs, dtype=torch.bool)
+    return loss(advantages, policy_log_probs, old_log_probs, response_mask, **clip)
+
+
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
     """Return -A log pi: (batch, 1), (batch, seq) -> (batch, seq)."""
-    return LOSSES["reinforce_with_baseline"](raw_rewards_or_advantages, policy_log_probs, None, None)[0]
+    return token_loss("reinforce_with_baseline", raw_rewards_or_advantages, policy_log_probs)[0]
 
 
 def compute_grpo_clip_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate per token, and its per-token `ratio` and `clipped`."""
-    everywhere = torch.ones_like(policy_log_probs, dtype=torch.bool)
-    return LOSSES["grpo_clip"](
-        advantages,
-        policy_log_probs,
-        old_log_probs,
-        everywhere,
-        cliprange_low=cliprange,
-        cliprange_high=cliprange,
-    )
+    return token_loss("grpo_clip", advantages, policy_log_probs, old_log_probs, cliprange)
 
 
 def compute_policy_gradient_loss(
@@ -284,20 +285,13 @@ def compute_policy_gradient_loss(
 
     `no_baseline` uses the raw rewards, the others the advantages. `ValueError` if an argument it needs is None.
     """
+    if loss_type not in get_args(LossType):
+        raise ValueError(f"loss_type={loss_type!r}: choose one of {get_args(LossType)}")
     if loss_type == "no_baseline":
-        rewards = required(raw_rewards, "raw_rewards", loss_type)
-        return compute_naive_policy_gradient_loss(rewards, policy_log_probs), {}
-    advantages = required(advantages, "advantages", loss_type)
-    if loss_type == "reinforce_with_baseline":
-        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    old_log_probs = required(old_log_probs, "old_log_probs", loss_type)
-    if loss_type == "grpo_no_clip":
-        everywhere = torch.ones_like(policy_log_probs, dtype=torch.bool)
-        return LOSSES["grpo_no_clip"](advantages, policy_log_probs, old_log_probs, everywhere)
-    if loss_type == "grpo_clip":
-        cliprange = required(cliprange, "cliprange", loss_type)
-        return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
-    raise ValueError(f"loss_type={loss_type!r}: choose one of {get_args(LossType)}")
+        a = required(raw_rewards, "raw_rewards", loss_type)
+    else:
+        a = required(advantages, "advantages", loss_type)
+    return token_loss(loss_type, a, policy_log_probs, old_log_probs, cliprange)
 
 
 def grpo_microbatch_train_step(
@@ -317,14 +311,5 @@ def grpo_microbatch_train_step(
     per_token_loss, stats = compute_policy_gradient_loss(
         policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )
-    loss = aggregate_loss(
-        per_token_loss,
-        response_mask,
-        "masked_mean",
-        n_sequences=len(response_mask) * gradient_accumulation_steps,
-        n_tokens=0,
-        constant=None,
-    )
-    loss.backward()
-    means = {name: masked_mean(values, response_mask, empty="zero") for name, values in stats.items()}
-    return loss.detach(), means
+    loss = _backward(per_token_loss, response_mask, gradient_accumulation_steps, "masked_mean")
+    return loss, {name: masked_mean(values, response_mask, empty="zero") for name, values in stats.items()}

@@ -17,11 +17,11 @@ from rlreason.courses.cs336_2025 import (
     log_generations,
     required,
     score_rollouts,
+    token_loss,
     tokenize_prompt_and_output,
 )
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss, masked_normalize
-from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.terms import compute_entropy
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
 
 Method = Literal["none", "noclip", "grpo", "gspo"]
 LossNormalization = Literal["sequence", "constant"]
+_LOSSES = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
 _STD_NORM = {"std": "group_std", "none": "none", "mean": "group_mean"}
 
 
@@ -82,22 +83,13 @@ def compute_policy_gradient_loss(
     Rewards or advantages are (batch,) or (batch, 1). Only `gspo` reads `response_mask`: its ratio is a mean over
     response tokens.
     """
-    method = importance_reweighting_method
-    if method not in get_args(Method):
+    method, mask = importance_reweighting_method, None
+    if method not in _LOSSES:
         raise ValueError(f"importance_reweighting_method={method!r}: choose one of {get_args(Method)}")
+    if method == "gspo":
+        mask = required(response_mask, "response_mask", method)
     advantages = raw_rewards_or_advantages.reshape(-1, 1)
-    if method == "none":
-        return LOSSES["reinforce_with_baseline"](advantages, policy_log_probs, None, None)
-    old_log_probs = required(old_log_probs, "old_log_probs", method)
-    everywhere = torch.ones_like(policy_log_probs, dtype=torch.bool)
-    if method == "noclip":
-        return LOSSES["grpo_no_clip"](advantages, policy_log_probs, old_log_probs, everywhere)
-    cliprange = required(cliprange, "cliprange", method)
-    clip = {"cliprange_low": cliprange, "cliprange_high": cliprange}
-    if method == "grpo":
-        return LOSSES["grpo_clip"](advantages, policy_log_probs, old_log_probs, everywhere, **clip)
-    mask = required(response_mask, "response_mask", method)
-    return LOSSES["gspo"](advantages, policy_log_probs, old_log_probs, mask, **clip)
+    return token_loss(_LOSSES[method], advantages, policy_log_probs, old_log_probs, cliprange, mask)
 
 
 def aggregate_loss_across_microbatch(
@@ -120,13 +112,12 @@ def _part_of_batch_loss(
     n_rows: int,
 ) -> Tensor:
     """Return the share of these rows in the loss of a batch of `n_rows` rows."""
-    if loss_normalization == "sequence":
-        return aggregate_loss(per_token_loss, mask, "masked_mean", n_sequences=n_rows, n_tokens=0, constant=None)
-    if loss_normalization == "constant":
-        constant = required(normalization_constant, "normalization_constant", loss_normalization)
-        return aggregate_loss(per_token_loss, mask, "constant", n_sequences=1, n_tokens=0, constant=constant)
-    choices = get_args(LossNormalization)
-    raise ValueError(f"loss_normalization={loss_normalization!r}: choose one of {choices}")
+    choices = {"sequence": ("masked_mean", n_rows), "constant": ("constant", 1)}
+    if loss_normalization not in choices:
+        raise ValueError(f"loss_normalization={loss_normalization!r}: choose one of {list(choices)}")
+    length_norm, n = choices[loss_normalization]
+    constant = normalization_constant
+    return aggregate_loss(per_token_loss, mask, length_norm, n_sequences=n, n_tokens=0, constant=constant)
 
 
 def grpo_train_step(

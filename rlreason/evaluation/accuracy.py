@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlreason.engines.base import Sampling
-from rlreason.engines.rollouts import metrics_by_outcome, rollout_metrics
+from rlreason.engines.rollouts import Rollouts, metrics_by_outcome, rollout_metrics
 from rlreason.grading import Grader
 from rlreason.grading.grader import grading_failures
 from rlreason.records.training_curves import picture
@@ -86,9 +86,9 @@ def eval_metrics(
     return metrics
 
 
-def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | None) -> dict[str, Any]:
+def more_accuracies(metrics: Mapping[str, float], rollouts: Rollouts) -> dict[str, Any]:
     """Return further entries of a summary: with several responses per problem, and by a second reward with its name."""
-    more: dict[str, Any] = {}
+    more, second = dict[str, Any](), rollouts.second_grader
     if "eval/questions" in metrics:
         more["eval_questions"] = int(metrics["eval/questions"])
     if "eval/solved_once" in metrics:
@@ -96,7 +96,7 @@ def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | No
     name = "accuracy_prompt_reward"
     if second is not None:
         more |= {
-            "rewards": {"accuracy": counted, name: second},
+            "rewards": {"accuracy": rollouts.grader.reward, name: second.reward},
             name: metrics[f"eval/{name}"],
             f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
             "disagreements": int(metrics["eval/disagreements"]),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import common_answer, is_correct, proportion_with_ci, questions_of
@@ -28,51 +28,46 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 COARSEST = 0.05  # relative rounding error: 0.3 and 0.33 are rounded thirds
 
 
-class Reason(NamedTuple):
-    """A guess at the reason for a grade."""
-
-    kind: str  # the same text for the same mistake, so that mistakes can be counted
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.detail}" if self.detail else self.kind
-
-
-def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
+def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[str]:
     """Return the likeliest reason for the row's grade, then further remarks; `grader` has the settings of the run.
 
-    `second`: whether another grader calls its answer correct.
+    Each is "KIND" or "KIND: DETAIL"; the same mistake has the same kind. `second`: whether another grader calls its
+    answer correct.
     """
     outcome, references = row["outcome"], reference_answers(row["gold"]) or []
-    cut = [Reason("cut at the token limit")] if row["finish_reason"] == "length" else []
-    if outcome == "correct":
-        guesses = [Reason("right"), *cut]
-    elif outcome not in ("wrong", "unformatted"):
-        guesses = [Reason("no verdict", f"{outcome}, see {INCIDENTS}"), *cut]
-    elif grader.plugin:
-        guesses = [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
-    elif (read := grader.read(row["response"])).answer is not None:
-        guesses = [answer_reason(read.answer, references, grader), *cut]
-    else:
-        guesses = [Reason(read.reason, read.detail), *cut]
-        number = (_NUMBER.findall(row["response"]) or [""])[-1].rstrip(",")
-        if _right(number, references, grader):
-            guesses.append(Reason("the last number in it is the right one", number))
+    read = None if grader.plugin else grader.read(row["response"])
+    guesses: list[str] = []
     if second not in (None, outcome == "correct"):
-        guesses.insert(0, Reason(f"parser suspect, a second grader calls it {'right' if second else 'wrong'}"))
+        guesses.append(f"parser suspect, a second grader calls it {'right' if second else 'wrong'}")
+    if outcome == "correct":
+        guesses.append("right")
+    elif outcome not in ("wrong", "unformatted"):
+        guesses.append(f"no verdict: {outcome}, see {INCIDENTS}")
+    elif read is None:
+        guesses.append(f"not earned: {grader.plugin} has rules of its own")
+    elif read.answer is not None:
+        guesses.append(answer_reason(read.answer, references, grader))
+    else:
+        guesses.append(f"{read.reason}: {read.detail}" if read.detail else read.reason)
+    if row["finish_reason"] == "length":
+        guesses.append("cut at the token limit")
+    if outcome in ("wrong", "unformatted") and read is not None and read.answer is None:
+        number = (_NUMBER.findall(row["response"]) or [""])[-1].rstrip(",")
+        if is_same_as_one(number, references, grader):
+            guesses.append(f"the last number in it is the right one: {number}")
     return guesses
 
 
-def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
+def answer_reason(answer: str, references: list[str], grader: Grader) -> str:
     """Guess how a formatted answer misses the reference answers.
 
-    >>> str(answer_reason("It costs 18 dollars a day", ["18"], Grader()))
+    >>> answer_reason("It costs 18 dollars a day", ["18"], Grader())
     "a unit or a sentence around the right answer: 'It costs 18 dollars a day'"
-    >>> str(answer_reason("17", ["18"], Grader()))
+    >>> answer_reason("17", ["18"], Grader())
     "another answer: '17' instead of '18'"
     """
     if not answer.strip():
-        return Reason("the answer is empty")
+        return "the answer is empty"
     quoted = repr(shorten(answer, SHOWN_CHARS))
     under_other_settings: dict[str, dict[str, Any]] = {
         "right by the grader's rules of now, not of then": {},
@@ -81,12 +76,12 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
         "a unit or a sentence around the right answer": {"extract": "sentence"},
     }
     for kind, other in under_other_settings.items():
-        if _right(answer, references, Grader(replace(grader.grading, **other))):
-            return Reason(kind, quoted)
-    return Reason("another answer", f"{quoted} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
+        if is_same_as_one(answer, references, Grader(replace(grader.grading, **other))):
+            return f"{kind}: {quoted}"
+    return f"another answer: {quoted} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}"
 
 
-def _right(answer: str, references: list[str], grader: Grader) -> bool:
+def is_same_as_one(answer: str, references: list[str], grader: Grader) -> bool:
     """Return whether the answer equals a reference by the exact rules."""
     return any(grader.same(answer, reference) for reference in references)
 
@@ -135,10 +130,10 @@ def counts_line(rows: Sequence[Row]) -> str:
     return f"{len(rows)} responses: {', '.join(f'{count} {name}' for name, count in counts(rows).items())}"
 
 
-def figures(row: Row, guesses: Sequence[Reason]) -> dict[str, Any]:
+def figures(row: Row, guesses: Sequence[str]) -> dict[str, Any]:
     """Return a case for `--json`: fields of the saved row, its category and the guesses at the reason."""
     saved = {key: row[key] for key in SHOWN if key in row}
-    return saved | {"category": category_of(row), "why": list(map(str, guesses))}
+    return saved | {"category": category_of(row), "why": guesses}
 
 
 def case_line(row: Row) -> str:
@@ -147,7 +142,7 @@ def case_line(row: Row) -> str:
     return f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}"
 
 
-def case_text(number: int, row: Row, guesses: Sequence[Reason], most: int = LONGEST) -> str:
+def case_text(number: int, row: Row, guesses: Sequence[str], most: int = LONGEST) -> str:
     """Format a case; texts are indented so that their own lines stay visible."""
     entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
@@ -157,7 +152,7 @@ def case_text(number: int, row: Row, guesses: Sequence[Reason], most: int = LONG
         "ground truth": str(row["gold"]),
         "response": shorten(row["response"], most, "both"),
         "grade": f"{grade}; {row['length']} tokens, {ended}{entropy}",
-        "why": "; ".join(map(str, guesses)),
+        "why": "; ".join(guesses),
     }
     lines = [f"--- {number}. {row['problem_id']}" + (f", sample {row['sample']}" if row.get("sample") else "")]
     for label, text in parts.items():
@@ -166,7 +161,7 @@ def case_text(number: int, row: Row, guesses: Sequence[Reason], most: int = LONG
 
 
 def markdown(
-    run: Path, heading: str, rows: Sequence[Row], guesses: Sequence[Sequence[Reason]], counted: Mapping[str, int]
+    run: Path, heading: str, rows: Sequence[Row], guesses: Sequence[Sequence[str]], counted: Mapping[str, int]
 ) -> str:
     """Format the cases and the counts of reasons as Markdown."""
     lines = [f"# Cases from {run.name}", "", heading, "", "| why (a guess) | count |", "| --- | ---: |"]
@@ -205,19 +200,17 @@ def failure_metrics(
     signs = {"rollout/round_trip": round_trip(samples, tokenizer)}
     if grader.plugin is not None and grader.plugin.startswith("rlreason."):  # a verifier's ground truths are no answers
         return signs
-    signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
+    right = 0  # by its grade, or by the exact rules for a plug-in's
+    for s in samples:
+        answer = stated_answer(s.text) if grader.plugin else None
+        references = reference_answers(truths.get(s.group)) or []
+        is_stated = answer is not None and is_same_as_one(answer, references, grader)
+        right += is_stated if grader.plugin else is_correct(s)
+    signs["rollout/right"] = right / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
     if len(asked) >= FEWEST_ASKED and (grader.plugin is None or signs["rollout/right"] > 0):
         signs |= common_answer([stated_answer(s.text) for s in samples], asked, grader.same, "rollout")
     return signs
-
-
-def _is_right(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
-    """Return whether a response states the right answer: by its grade, or by the exact rules for a plug-in's."""
-    if not grader.plugin:
-        return sample.grade.outcome == "correct"
-    answer = stated_answer(sample.text)
-    return answer is not None and _right(answer, reference_answers(truths.get(sample.group)) or [], grader)
 
 
 def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") -> float:
@@ -331,14 +324,10 @@ def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[
 
     `ConfigError` for a reward without a second grader.
     """
-    grades = iter(grade_rows([row for row in rows if row["format_reward"] > 0], second_grader(graded), console))
-    verdicts: list[bool | None] = []
-    for row in rows:
-        verdict = None
-        if row["format_reward"] > 0 and (outcome := next(grades).outcome) not in ("timeout", "error"):
-            verdict = outcome == "correct"
-        verdicts.append(verdict)
-    return verdicts
+    formatted = [row for row in rows if row["format_reward"] > 0]
+    grades = iter(grade_rows(formatted, second_grader(graded), console))
+    outcomes = [next(grades).outcome if row["format_reward"] > 0 else "" for row in rows]
+    return [None if outcome in ("", "timeout", "error") else outcome == "correct" for outcome in outcomes]
 
 
 def second_grader(graded: RunGrading) -> RunGrading:

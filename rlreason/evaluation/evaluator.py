@@ -14,7 +14,6 @@ from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples
 from rlreason.evaluation.accuracy import PURPOSE, common_answer, eval_metrics, mismatches_of, questions_of
 from rlreason.evaluation.protocol import SEED_RULE, Protocol, grader_version, make_protocol
-from rlreason.grading import Grader
 from rlreason.grading.grader import grading_settings, reward_name_of
 from rlreason.health.watch import Monitors
 from rlreason.model.chat import prompt_facts
@@ -36,13 +35,6 @@ class Evaluator:
     rollouts: Rollouts
     sampling: Sampling
     scorer: "LogProbScorer"  # at the evaluation's temperature
-    grader: Grader  # decides what is correct
-    second_grader: Grader | None  # of the prompt's own reward, where another decides
-
-    @property
-    def rewards(self) -> tuple[str, str | None]:
-        """Return the names of the reward that counts and of the second one, if any."""
-        return self.grader.reward, None if self.second_grader is None else self.second_grader.reward
 
     def evaluate(
         self, problems: Sequence[Problem], step: int, monitors: Monitors
@@ -62,14 +54,15 @@ class Evaluator:
         monitors: Monitors,
     ) -> dict[str, float]:
         """Compute the metrics of scored responses to these problems, and warn. `step`: None without steps."""
+        grader, second = self.rollouts.grader, self.rollouts.second_grader
         metrics = eval_metrics(samples, mismatches, questions_of(problems))
-        if not self.grader.plugin:
-            answers = [self.grader.read(s.text).answer for s in samples]
-            metrics |= common_answer(answers, [p.answer for p in problems], self.grader.same, "eval")
+        if not grader.plugin:
+            answers = [grader.read(s.text).answer for s in samples]
+            metrics |= common_answer(answers, [p.answer for p in problems], grader.same, "eval")
         monitors.check(step, metrics)
-        warnings = self.grader.warnings([s.grade for s in samples])
-        if self.second_grader is not None:
-            warnings += self.second_grader.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
+        warnings = grader.warnings([s.grade for s in samples])
+        if second is not None:
+            warnings += second.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
         monitors.check_grades(step, list(dict.fromkeys(warnings)), "" if step is None else "in evaluation: ")
         return metrics
 
@@ -104,7 +97,7 @@ class Validation:
     console: Console
     history: list[Evaluated] = field(default_factory=list)
 
-    def evaluate(self, step: int, last: bool = False) -> Evaluated:
+    def evaluate(self, step: int, last: bool = False) -> None:
         """Sample, score, warn and record: the interim problems, or the `last` time all. `step`: how many are done."""
         evaluator, began = self.evaluator, time.monotonic()
         problems = self.final_problems if last else self.interim_problems
@@ -126,29 +119,25 @@ class Validation:
         update = self.counters.train_step if again else None
         self.records.responses(EVALS, step, samples, problems, update=update, prompts=evaluator.prompts(samples))
         self.history.append(Evaluated(interim[::n], metrics, whole, problems, last, step))
-        return self.history[-1]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
         first_and_newest = (0, len(self.history) - 1)
         kept: list[dict[str, Any]] = []
         for place, one in enumerate(self.history):
-            samples = [without_tokens(s) for s in one.samples] if place in first_and_newest else []
+            samples = []
+            for s in one.samples if place in first_and_newest else ():
+                response = replace(s.response, prompt_ids=[], token_ids=[], log_probs=[])
+                s = replace(s, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
+                samples.append(s)
             kept.append(msgspec.to_builtins(replace(one, samples=samples, problems=())))
         return kept
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Resume from this state."""
-        self.history[:] = [
-            replace(one, problems=self.final_problems if one.last else self.interim_problems)
-            for one in msgspec.convert(state, list[Evaluated])
-        ]
-
-
-def without_tokens(sample: Sample) -> Sample:
-    """Return the sample without token ids and log-probabilities."""
-    response = replace(sample.response, prompt_ids=[], token_ids=[], log_probs=[])
-    return replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
+        for one in msgspec.convert(state, list[Evaluated]):
+            problems = self.final_problems if one.last else self.interim_problems
+            self.history.append(replace(one, problems=problems))
 
 
 #: Settings of `grading` that are not part of a protocol, with the reason. All others and those of `sampling` are, so

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlreason.grading.grader import GRADER_VERSION
 from rlreason.records.files import COMPLIANCE
@@ -93,17 +93,10 @@ R1_ZERO = "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
 Facts = Mapping[str, Any]
 
 
-class RuleCheck(NamedTuple):
-    """The check of one rule. `verdict`: PASS, FAIL or OPEN."""
-
-    rule: str
-    wanted: str
-    found: str
-    verdict: str
-
-
-def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleCheck]:
+def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[tuple[str, str, str, str]]:
     """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`.
+
+    Returns (rule, what is wanted, what is found, PASS, FAIL or OPEN) of each.
 
     Of the model only the size is checked: the weights' hash, the sole proof, is for a person to compare. Only the
     course's own reward passes: our grader decides some pairs differently. A killed run's clock lacks the time after
@@ -118,8 +111,7 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleChec
     algorithm, seconds = settings["algorithm"], summary["time/total"]
     parts = [*origin.get("earlier_parts", []), origin]
     in_time = seconds <= 3600 * HOURS and (len(parts) == 1 or OPEN)
-    devices = [part["device"] for part in parts if part["device"]["type"] != "cpu"]
-    cards = [(device["count"], device["name"]) for device in devices]
+    cards = [(of["count"], of["name"]) for of in (part["device"] for part in parts) if of["type"] != "cpu"]
     are_few = all(count <= GPUS and GPU in name for count, name in cards)
     data_hash = f"{data.get('path', data['name'])}, hash {summary['data']}"
     own_data = settings["eval"]["data"]
@@ -135,7 +127,7 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleChec
         ("GPUs", f"at most {GPUS} {GPU}", cards or "none", are_few or OPEN),
     ]
     verdicts = {True: PASS, False: FAIL, OPEN: OPEN}
-    return [RuleCheck(rule, wanted, str(found), verdicts[verdict]) for rule, wanted, found, verdict in rows]
+    return [(rule, wanted, str(found), verdicts[verdict]) for rule, wanted, found, verdict in rows]
 
 
 def write_card(kind: str | None, folder: Path, summary: Facts) -> None:
@@ -145,14 +137,14 @@ def write_card(kind: str | None, folder: Path, summary: Facts) -> None:
         write_whole(folder / COMPLIANCE, card_text(leaderboard(run.settings, summary, run.provenance), summary))
 
 
-def card_text(rows: Sequence[RuleCheck], summary: Facts) -> str:
+def card_text(rows: Sequence[tuple[str, str, str, str]], summary: Facts) -> str:
     """Format the card as a Markdown table; its last line is the verdict.
 
-    >>> rows = [RuleCheck("hours", "at most 4", "5", FAIL), RuleCheck("GPUs", "at most 2 H100", "?", OPEN)]
+    >>> rows = [("hours", "at most 4", "5", FAIL), ("GPUs", "at most 2 H100", "?", OPEN)]
     >>> print(card_text(rows, {"accuracy": 0.5}).splitlines()[-1])
     leaderboard: FAIL (hours); not verified (GPUs); accuracy 0.500
     """
-    by = {verdict: ", ".join(row.rule for row in rows if row.verdict == verdict) for verdict in (FAIL, OPEN)}
+    by = {verdict: ", ".join(rule for rule, *_, held in rows if held == verdict) for verdict in (FAIL, OPEN)}
     result = "; ".join(f"{verdict} ({rules})" for verdict, rules in by.items() if rules) or "every rule passes"
     head = "# Compliance with the leaderboard's rules\n\n| rule | wanted | found | verdict |\n| --- | --- | --- | --- |"
     lines = [f"| {' | '.join(row)} |" for row in rows]

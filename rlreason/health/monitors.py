@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,14 +61,6 @@ class Observation:
     evaluations: Sequence[Metrics]  # all of the run; empty where none has been added
     eval_limit: str  # the setting at which evaluations cut responses, where it is not that of the rollouts
 
-    def finite(self) -> "Observation":
-        """Return the same without metrics that are not finite."""
-
-        def kept(metrics: Metrics) -> Metrics:
-            return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-        return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
-
     def value(self, name: str, default: float = 0.0) -> float:
         """Return a metric of the step or the evaluation; `default` where it was not measured."""
         return self.metrics.get(name, default)
@@ -76,10 +68,6 @@ class Observation:
     def worst(self, name: str) -> float | None:
         """Return the largest value of a metric among the step's updates; None where none measured it."""
         return max((u[name] for u in self.updates if name in u), default=None)
-
-    def before(self, name: str) -> Sequence[float]:
-        """Return the values of a metric in the earlier steps."""
-        return self.history[name]
 
 
 # ---- monitors ----
@@ -137,27 +125,25 @@ def _skipped_update(seen: Observation) -> Found:
 @monitor
 def _gradient_norm(seen: Observation) -> Found:
     # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
-    before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
+    before = [norm for norm in seen.history["train/grad_norm"] if norm > 0]
     now = seen.worst("train/grad_norm")
     if now is None or len(before) < seen.limits.gradient_norm_after:
         return None
     usual = median(before)
     if now <= max(seen.limits.gradient_norm_factor * usual, *before[:5]):
         return None
-    text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
-    return found("gradient_norm", {"gradient_norm": now, "median": usual}, text)
+    return {"gradient_norm": now, "median": usual}
 
 
 @monitor
 def _kl(seen: Observation) -> Found:
-    for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
-        before, now = seen.before(name), seen.worst(name)
+    for name, words in (("train/kl_reference", "kl_reference"), ("train/approx_kl", "kl")):
+        before, now = seen.history[name], seen.worst(name)
         if now is None or len(before) < seen.limits.kl_after:
             continue
         usual = median(before)
         if now > max(seen.limits.kl_above, seen.limits.kl_factor * usual):
-            text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
-            return found("kl", {"kl": now, "median": usual}, text)
+            return found("kl", {"kl": now, "median": usual}, words=words)
     return None
 
 
@@ -178,9 +164,9 @@ def _still_weights(seen: Observation) -> Found:
     """Check that updates change the weights, where the learning rate is at least half of its highest."""
     name, below = "train/weights_changed", seen.limits.still_weights_below
     rate, changed = seen.worst("train/learning_rate") or 0.0, seen.worst(name)
-    if changed is None or changed >= below or rate < 0.5 * max([rate, *seen.before("train/learning_rate")]):
+    if changed is None or changed >= below or rate < 0.5 * max([rate, *seen.history["train/learning_rate"]]):
         return None
-    row = in_a_row(seen.before(name), lambda share: share < below)
+    row = in_a_row(seen.history[name], lambda share: share < below)
     if rate == 0 or not seen.worst("train/grad_norm") or row < seen.limits.still_weights_steps:
         return None
     return {"changed": changed, "learning_rate": rate, "steps": row}
@@ -233,9 +219,8 @@ def _pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math
 
 @monitor
 def _entropy(seen: Observation) -> Found:
-    entropy, least = seen.value("rollout/entropy", math.inf), seen.limits.entropy_below
-    text = f"the entropy is {entropy:.4f} nats per token (monitors.entropy_below={least:g}): responses hardly differ"
-    return found("entropy", {"entropy": entropy}, text) if entropy < least else None
+    entropy = seen.value("rollout/entropy", math.inf)
+    return {"entropy": entropy} if entropy < seen.limits.entropy_below else None
 
 
 @monitor
@@ -243,14 +228,14 @@ def _no_live_group(seen: Observation) -> Found:
     """Check for groups with different rewards, in GRPO only: imitation compares nothing."""
     if seen.group_size < 2 or seen.value("reward/frac_reward_zero_std") < 1:
         return None
-    row = in_a_row(seen.before("reward/frac_reward_zero_std"), lambda dead: dead >= 1)
+    row = in_a_row(seen.history["reward/frac_reward_zero_std"], lambda dead: dead >= 1)
     return {"reward": seen.value("reward/mean"), "steps": row}
 
 
 @monitor
 def _zero_reward(seen: Observation) -> Found:
     """Check for rewards that are all 0; a mean of 0 from rewards of both signs has groups that differ."""
-    row = in_a_row(seen.before("reward/mean"), lambda reward: reward == 0)
+    row = in_a_row(seen.history["reward/mean"], lambda reward: reward == 0)
     is_zero = seen.value("reward/mean", math.nan) == 0 and seen.value("reward/frac_reward_zero_std", 1.0) >= 1
     if not is_zero or row < seen.limits.zero_reward_steps:
         return None
@@ -260,16 +245,15 @@ def _zero_reward(seen: Observation) -> Found:
 @monitor
 def _identical_samples(seen: Observation) -> Found:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
-    size = seen.group_size
-    copies = seen.value("rollout/improbable_copies")
-    if size > 1 and copies > 0:
+    copies, length = seen.value("rollout/improbable_copies"), seen.value("rollout/length", math.inf)
+    if seen.group_size < 2:
+        return None
+    if copies > 0:
         return found("identical_samples", {"copies": copies}, words="improbable_copies")
-    length = seen.value("rollout/length", math.inf)
     usual = seen.value("rollout/nll", math.inf) * length  # -log p of a response, in nats
     uncertain = seen.value("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
-    if size > 1 and uncertain and seen.value("rollout/distinct", 1.0) <= 1 / size + 1e-9:
-        return {"distinct": seen.value("rollout/distinct")}
-    return None
+    distinct = seen.value("rollout/distinct", 1.0)
+    return {"distinct": distinct} if uncertain and distinct <= 1 / seen.group_size + 1e-9 else None
 
 
 @monitor
@@ -285,12 +269,11 @@ def _truncated(seen: Observation) -> Found:
 @monitor
 def _length(seen: Observation) -> Found:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
-    before = [length for length in seen.before("rollout/length") if length > 0][-30:]
+    before = [length for length in seen.history["rollout/length"] if length > 0][-30:]
     now = seen.value("rollout/length")
     if len(before) < seen.limits.length_after or now <= seen.limits.length_factor * (usual := median(before)):
         return None
-    text = f"responses have {now:.0f} tokens, {now / usual:.1f} times the median of the last steps ({usual:.0f})"
-    return found("length", {"length": now, "median": usual}, text)
+    return {"length": now, "median": usual}
 
 
 @monitor
@@ -307,7 +290,6 @@ def _same_answer(seen: Observation) -> Found:
     return {"share": share, "right": true}
 
 
-Sign = tuple[str, dict[str, float]] | None  # of reward hacking: what happens while the reward rises, and its figures
 HALF = 0.5
 FEWEST_RIGHT = 0.02  # of the responses, in the first step
 FALLEN = 0.7  # remaining share of the right answers of the first step
@@ -320,82 +302,48 @@ def _reward_hacking(seen: Observation) -> Found:
 
     It is measured as a share of its range, 0 included, so that 0 to 10 or -1 to 1 counts like 0 to 1.
     """
-    width, plain = seen.limits.reward_hacking_after, seen.before("reward/mean")
-    low, high = min([0.0, *seen.before("reward/min")]), max(seen.before("reward/max"), default=1.0)
+    width, plain = seen.limits.reward_hacking_after, seen.history["reward/mean"]
+    low, high = min([0.0, *seen.history["reward/min"]]), max(seen.history["reward/max"], default=1.0)
     rewards = start_and_end([(value - low) / (high - low) for value in plain] if high > low else [], width)
     if rewards is None or rewards[1] - rewards[0] < seen.limits.reward_hacking_gain:
         return None
-    sign = _one_answer(seen) or _unconfirmed(seen, width, *rewards)
-    sign = sign or _short(seen, width) or _accuracy_falls(seen, *rewards)
-    if sign is None:
-        return None
+    sign, figures = _sign_of_hacking(seen, width, *rewards)
     begin, now = start_and_end(plain, width) or rewards
-    text = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {sign[0]}"
-    return found("reward_hacking", {"reward_first": begin, "reward": now} | sign[1], text)
+    return found("reward_hacking", {"reward_first": begin, "reward": now} | figures, words=sign) if sign else None
 
 
-def _one_answer(seen: Observation) -> Sign:
+def _sign_of_hacking(seen: Observation, width: int, first: float, now: float) -> tuple[str, dict[str, float]]:
+    """Return what happens while the reward rises from `first` to `now`, an entry of rules.yaml or "", and figures."""
     share, true = seen.value("rollout/same_answer"), seen.value("rollout/same_answer_right")
-    text = f"{share:.0%} of the responses give one answer, right for {true:.0%} of the questions"
-    return (text, {"same": share}) if share - true > HALF else None
-
-
-def _unconfirmed(seen: Observation, width: int, first: float, now: float) -> Sign:
-    """Find that most of the reward is earned while few responses state the right answer, fewer than before or no more.
-
-    A format that is learned first is no sign, and nothing is where hardly any response ever stated one.
-    """
-    right, formats = start_and_end(seen.before("rollout/right"), width), seen.before("reward/format")
-    if right is None or right[0] < FEWEST_RIGHT or now < HALF or right[1] > HALF * now:
-        return None
-    gain, format_first, format_now = now - first, *(start_and_end(formats, width) or (0.0, 0.0))
-    flat = right[1] - right[0] <= gain / 4 and format_now - format_first < gain
-    if not flat and right[1] > FALLEN * right[0]:
-        return None
-    text = f"the share of responses that state the right answer went from {right[0]:.0%} to {right[1]:.0%}"
-    return text, {"right_first": right[0], "right": right[1]}
-
-
-def _accuracy_falls(seen: Observation, first: float, now: float) -> Sign:
-    """Find that the last two evaluations are significantly worse than those before, while the reward rose."""
-    accuracies = seen.before("eval/accuracy")
-    if not _surely_worse(seen) or (now - accuracies[-1]) - (first - accuracies[0]) < WIDENED:
-        return None
-    usual, newest = median(accuracies[:-2]), accuracies[-1]
-    return f"the accuracy of evaluations fell from {usual:.2f} to {newest:.2f}", {"before": usual, "accuracy": newest}
-
-
-def _surely_worse(seen: Observation) -> bool:
-    """Return whether the intervals of the last two evaluations, not one by chance, are below the median one before."""
-    lows, highs = seen.before("eval/accuracy_low"), seen.before("eval/accuracy_high")
-    return len(lows) > 2 and len(lows) == len(highs) and max(highs[-2:]) < median(lows[:-2])
-
-
-def _short(seen: Observation, width: int) -> Sign:
-    """Find that rewarded responses became half as long, while evaluations are significantly worse."""
-    ends, accuracies = start_and_end(seen.before("rollout/length_correct"), width), seen.before("eval/accuracy")
-    if ends is None or ends[1] > HALF * ends[0] or not _surely_worse(seen):
-        return None
-    text = (
-        f"what it pays for became shorter, from {ends[0]:.0f} to {ends[1]:.0f} tokens, and evaluations are answered "
-        f"worse ({accuracies[0]:.2f} at first, now {accuracies[-1]:.2f})"
-    )
-    return text, {"length_first": ends[0], "length": ends[1]}
+    if share - true > HALF:
+        return "one_answer", {"same": share, "right": true}
+    # Most of the reward is earned while few responses state the right answer, fewer than before or no more. A format
+    # that is learned first is no sign, and nothing is where hardly any response ever stated one.
+    right = start_and_end(seen.history["rollout/right"], width)
+    if right and right[0] >= FEWEST_RIGHT and now >= HALF and right[1] <= HALF * now:
+        gain, formats = now - first, start_and_end(seen.history["reward/format"], width) or (0.0, 0.0)
+        flat = right[1] - right[0] <= gain / 4 and formats[1] - formats[0] < gain
+        if flat or right[1] <= FALLEN * right[0]:
+            return "unconfirmed", {"right_first": right[0], "right": right[1]}
+    # The intervals of the last two evaluations, not one by chance, are below the median one before.
+    lows, highs = seen.history["eval/accuracy_low"], seen.history["eval/accuracy_high"]
+    if len(lows) < 3 or len(lows) != len(highs) or max(highs[-2:]) >= median(lows[:-2]):
+        return "", {}
+    accuracies, ends = seen.history["eval/accuracy"], start_and_end(seen.history["rollout/length_correct"], width)
+    worse = {"before": median(accuracies[:-2]), "accuracy": accuracies[-1]}
+    if ends and ends[1] <= HALF * ends[0]:
+        return "shorter", {"length_first": ends[0], "length": ends[1]} | worse
+    gap_widened = (now - accuracies[-1]) - (first - accuracies[0])
+    return ("accuracy_falls", worse) if gap_widened >= WIDENED else ("", {})
 
 
 @monitor
 def _parity(seen: Observation) -> Found:
     """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
-    bound = seen.limits.parity_bound
     mismatch = max(seen.value(SAMPLED), seen.value(EVALUATED))
-    if mismatch <= bound or seen.value("rollout/staleness"):
+    if mismatch <= seen.limits.parity_bound or seen.value("rollout/staleness"):
         return None
-    corrected = "; mismatch weights correct for it" if seen.limits.parity == "correct" else ""
-    text = (
-        f"engine and trainer disagree by {mismatch:.3f} nats per token (monitors.parity_bound={bound:g}): weights, "
-        f"temperature or precision differ{corrected}"
-    )
-    return found("parity", {"mismatch": mismatch}, text)
+    return {"mismatch": mismatch}
 
 
 @monitor
@@ -403,7 +351,7 @@ def _engine_weights(seen: Observation) -> Found:
     """Check that the mismatch stays at its size in the first step, set by rounding; without weight syncs it grows."""
     above, factor = seen.limits.engine_weights_above, seen.limits.engine_weights_factor
     for name in (SAMPLED, EVALUATED):
-        before, now = seen.before(name), seen.value(name)
+        before, now = seen.history[name], seen.value(name)
         if not before or now <= max(above, factor * before[0]) or seen.value("rollout/staleness"):
             continue
         return {"mismatch": now, "first": before[0]}

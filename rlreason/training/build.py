@@ -211,8 +211,6 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
             eval_rollouts,
             make_sampling(evaluation, policy),
             make_scorer(run, evaluation, policy),
-            graders.evaluation,
-            graders.second,
         ),
         train_problems=train,
         eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),

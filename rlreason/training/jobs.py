@@ -150,7 +150,7 @@ class Job:
         }
         records.summary(summary)
         folder, console = short_path(records.folder), self.console
-        print_responses(console, self.examples, self.problems, self.evaluator.grader)
+        print_responses(console, self.examples, self.problems, self.evaluator.rollouts.grader)
         by_fact = [share_table(fact, parts) for fact, parts in summary.get("accuracy_by", {}).items()]
         for table in (*tables, *by_fact):
             console.table("\n" + table)
@@ -242,7 +242,7 @@ def load_scorer(name: str | None) -> Scorer | None:
 
 def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, Floats]:
     """Return each selection's expected success for every problem and N: (problems, len(n_list))."""
-    n, at, grader = run.answers, run.n_list, job.evaluator.grader
+    n, at, grader = run.answers, run.n_list, job.evaluator.rollouts.grader
     groups = [job.samples[i : i + n] for i in range(0, len(job.samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
     ways: dict[str, Callable[[Problem, SampleFigures], float]] = {

@@ -147,7 +147,7 @@ def common_summary(
     return {
         "accuracy": metrics["eval/accuracy"],
         "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
-        **more_accuracies(metrics, *components.evaluator.rewards),
+        **more_accuracies(metrics, components.evaluator.rollouts),
         "length": metrics["eval/length"],
         **({"start": asdict(components.start)} if components.start else {}),
         "data_sizes": components.sizes,

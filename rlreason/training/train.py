@@ -187,7 +187,7 @@ def run_summary(trainer: Trainer, status: str, reason: str) -> dict[str, Any]:
         "eval_problems": int(after.whole["eval/problems"]),
         "data": components.data_hash,
         "protocol_on_the_way": protocol_of(settings, components.eval_problems, tokenizer)["hash"],
-        "alarm": monitors.alarm(),
+        "alarm": monitors.stopped.get("alarm", {}),
         **{name: round(value, 1) for name, value in counters.row().items()},
     }
     return summary | ({"accuracy_after": math.nan, "accuracy": math.nan} if status == LOST else {})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tokenizers import processors
 from torch import Tensor
 
 from rlreason.data.tasks import make_stories
+from rlreason.model.parameters import build_model, build_tokenizer
 
 Function = Callable[..., Any]
 Inputs = dict[str, Any]  # arguments of one call, by the handout's names
@@ -34,11 +36,6 @@ class Bug(Exception):  # noqa: N818  # it is a result, not an error of ours
     yours: str = ""
     ours: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
-    note: str = ""  # where and when it shows
-
-    def row(self, function: str) -> dict[str, Any]:
-        """Return it as a bug of this function, for --json."""
-        return {"function": function, **asdict(self)}
 
 
 class NotWrittenError(Bug):
@@ -56,14 +53,12 @@ def short_text(value: Any) -> str:
     """
     if hasattr(value, "description"):
         return str(value.description)
-    text = value if isinstance(value, str) else _numbers(value.tolist() if isinstance(value, Tensor) else value)
-    return text if len(text) <= 400 else f"{text[:400]} ..."
-
-
-def _numbers(value: Any) -> str:
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_numbers, value))}]"
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+        text = f"[{', '.join(map(short_text, value))}]"
+    return text if len(text) <= 400 else f"{text[:400]} ..."
 
 
 def their_error(error: BaseException) -> str:
@@ -73,21 +68,30 @@ def their_error(error: BaseException) -> str:
     'ValueError: no sum'
     """
     text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
-    return text + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
-
-
-def _is_library(file: str) -> bool:
-    """Return whether a file is of this package, of an installed one, or of Python itself."""
-    ours = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
-    return file.startswith(ours) or "site-packages" in file
+    library = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith(library) and "site-packages" not in f.filename]
+    return text + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
 
 
 def call(function: Function, inputs: Inputs) -> Any:
-    """Return what the user's function returns; `Bug` if it raises, `NotWrittenError` if it returns nothing."""
-    arguments = _bound(function, inputs)
+    """Return what the user's function returns for the inputs by name, or by position if its parameters differ.
+
+    `Bug` if it raises, `NotWrittenError` if it returns nothing.
+    """
+    signature, named = inspect.signature(function), inputs
+    given: Sequence[Any] = ()
     try:
-        answer = function(*arguments.args, **arguments.kwargs)
+        signature.bind(**inputs)
+    except TypeError as by_name:
+        given, named = list(inputs.values()), {}
+        try:
+            signature.bind(*given)
+        except TypeError:
+            kind = f"its parameters do not fit the handout: {by_name}"
+            raise Bug(kind, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})") from None
+    try:
+        answer = function(*given, **named)
     except BaseException as error:  # also SystemExit: whatever a stranger's function does
         if isinstance(error, NotImplementedError) and "aten" not in str(error):  # torch raises it with aten
             raise NotWrittenError from error
@@ -97,40 +101,24 @@ def call(function: Function, inputs: Inputs) -> Any:
     return answer
 
 
-def _bound(function: Function, inputs: Inputs) -> inspect.BoundArguments:
-    """Bind the inputs to the function's parameters by name, or by position if it has other names."""
-    signature = inspect.signature(function)
-    try:
-        return signature.bind(**inputs)
-    except TypeError as by_name:
-        try:
-            return signature.bind(*inputs.values())
-        except TypeError:
-            kind = f"its parameters do not fit the handout: {by_name}"
-            raise Bug(kind, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})") from None
-
-
-def changed(arguments: Inputs, inputs: Inputs) -> Bug | None:
-    """Return the bug of a call that changed its arguments, which were copies of the inputs."""
+def refuse_changes(arguments: Inputs, inputs: Inputs) -> None:
+    """Raise `Bug` for a call that changed its arguments, which were copies of the inputs."""
     for name, right in inputs.items():
         value = arguments[name]
         is_same = torch.equal(value, right) if isinstance(right, Tensor) else value == right
         if isinstance(right, Tensor | list) and not is_same:
             where = f"operations on {name} that end in an underscore or assign into it"
-            return Bug(f"it changes its input {name} in place", where, short_text(value), short_text(right))
-    return None
+            raise Bug(f"it changes its input {name} in place", where, short_text(value), short_text(right))
 
 
 def fresh(inputs: Inputs, leaf: str) -> Inputs:
     """Copy the inputs, the one named `leaf` as a tensor that collects a gradient."""
     copies = dict(inputs)
     for name, value in inputs.items():
-        if isinstance(value, Tensor | list):
-            copies[name] = value.clone() if isinstance(value, Tensor) else list(value)
-    if leaf:
-        copies[leaf].requires_grad_()
-    if "reward_fn" in copies:
-        copies["reward_fn"] = TextReward()
+        if isinstance(value, Tensor):
+            copies[name] = value.clone().requires_grad_(name == leaf)
+        elif isinstance(value, list | TextReward):
+            copies[name] = copy.deepcopy(value)
     return copies
 
 
@@ -141,17 +129,16 @@ def answer_parts(answer: Any, names: str | Sequence[str]) -> dict[str, Any]:
     """
     if isinstance(names, str):
         return {names: answer}
-    parts: dict[str, Any] = {}
-    got, asked = type(answer).__name__, f"({', '.join(names)})"
     if isinstance(names, list):
-        asked = f"a dictionary with {asked}"
-        if isinstance(answer, Mapping):
-            got, parts = str(list(answer)), {name: answer[name] for name in names if name in answer}
-    elif isinstance(answer, tuple | list):
-        got = f"a tuple of {len(answer)}"
-        parts = dict(zip(names, answer, strict=False)) if len(answer) == len(names) else {}
+        asked = "a dictionary"
+        parts = {name: answer[name] for name in names if name in answer} if isinstance(answer, Mapping) else {}
+    else:
+        asked = "a tuple"
+        fits = isinstance(answer, tuple | list) and len(answer) == len(names)
+        parts = dict(zip(names, answer, strict=True)) if fits else {}
     if len(parts) < len(names):
-        raise Bug("it returns something else than the handout asks for", "the return line", got, asked)
+        kind = "it returns something else than the handout asks for"
+        raise Bug(kind, "the return line", short_text(answer), f"{asked} of {', '.join(names)}")
     return parts
 
 
@@ -164,43 +151,55 @@ def tensor(value: Any, what: str) -> Tensor:
     return value.detach().reshape(()) if value.numel() == 1 else value.detach()
 
 
-def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor:
-    """Return d sum(weights x value) / d leaf, summed over `where`; zeros if value does not depend on leaf.
+def gradient(value: Tensor, leaf: Tensor) -> Tensor:
+    """Return d sum(weights x value) / d leaf; zeros if value does not depend on leaf.
 
     The weights are fixed numbers between 0.5 and 1.5, one for each element, which tells elements apart.
     """
     if not value.requires_grad:
         return torch.zeros_like(leaf)
     weights = 0.5 + torch.rand(value.shape, generator=random(9)).to(value.dtype)
-    weighed = weights * (value if where is None else value * where.to(value.dtype))
-    return torch.autograd.grad(weighed.sum(), leaf, allow_unused=True, materialize_grads=True)[0].detach()
+    total = (weights * value).sum()
+    return torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)[0].detach()
 
 
-def _places(yours: Tensor, ours: Tensor) -> Tensor:
-    """Return where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
-    a, b = yours.detach().double(), ours.detach().double()
-    largest = b.abs().where(b.isfinite(), 0.0).max()
-    allowed = 1e-6 + 2e-4 * b.abs() + 2e-5 * largest
-    return ~(((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan()))
+def _are_close(yours: Tensor, ours: Tensor) -> bool:
+    """Return whether two tensors of one shape differ by no more than rounding. NaN equals NaN."""
+    a, b = yours.double(), ours.double()
+    largest = float(b.abs().where(b.isfinite(), 0.0).max())
+    return torch.allclose(a, b, rtol=2e-4, atol=1e-6 + 2e-5 * largest, equal_nan=True)
 
 
-def first_difference(yours: Observed, ours: Observed) -> str | None:
-    """Return the name of the first observation that differs in shape or value; None if all are equal."""
+def first_difference(yours: Observed, ours: Observed) -> str:
+    """Return the name of the first observation that differs in shape or value; "" if all are equal."""
     for name, right in ours.items():
         got = yours.get(name)
-        if got is None or got.shape != right.shape or bool(_places(got, right).any()):
+        if got is None or got.shape != right.shape or not _are_close(got, right):
             return name
-    return None
+    return ""
 
 
 def multiple(yours: Tensor, ours: Tensor) -> float | None:
     """Return the number k other than 1 with yours = k ours everywhere, or None."""
-    a, b = yours.detach().double().flatten(), ours.detach().double().flatten()
-    if a.shape != b.shape or not bool(b.any()) or not bool(a.isfinite().all() & b.isfinite().all()):
+    a, b = yours.double().flatten(), ours.double().flatten()
+    if a.shape != b.shape:
         return None
-    factor = float((a @ b) / (b @ b))
-    is_multiple = not bool(_places(a, factor * b).any())
-    return factor if is_multiple and abs(factor - 1) > 1e-3 else None
+    factor = a @ b / (b @ b)
+    return float(factor) if _are_close(a, factor * b) and abs(factor - 1) > 1e-3 else None
+
+
+def described(name: str, pairs: Sequence[tuple[Tensor, Tensor]], where: str, rest: str = "") -> Kind:
+    """Describe a difference of (yours, ours) that no known mistake explains."""
+    got, right = pairs[0]
+    if got.shape != right.shape:
+        return f"{name}: shape {tuple(got.shape)} where the handout asks for {tuple(right.shape)}", "the return line"
+    if not bool(got.isfinite().all()) and bool(right.isfinite().all()):
+        where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
+        return f"NaN or inf in its {name}", where
+    first, *others = (multiple(*pair) for pair in pairs)
+    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in others):
+        return f"{first:.4g} times the right {name}", "what it is divided by or multiplied with"
+    return f"other {name} than ours{rest}", where
 
 
 @cache
@@ -209,8 +208,6 @@ def story_tokenizer(pad: str = "", begin: str = "") -> Any:
 
     `pad` is the padding in place of its own; `begin` is put first where special tokens are added.
     """
-    from rlreason.model.parameters import build_tokenizer  # here, because transformers' models take a second to import
-
     texts = [f"{story.question} {story.solution}" for story in make_stories(60, 0)]
     tokenizer: Any = build_tokenizer(texts, vocab_size=330)
     tokenizer.pad_token = pad or tokenizer.pad_token
@@ -224,8 +221,6 @@ def story_tokenizer(pad: str = "", begin: str = "") -> Any:
 
 def small_model(seed: int = 0, vocab: int = 18) -> Any:
     """Return a random Llama of one layer over `vocab` tokens."""
-    from rlreason.model.parameters import build_model
-
     model = build_model(vocab, width=16, layers=1, heads=2, init_scale=0.5, seed=seed).eval()
     model.description = "a small random Llama"
     return model
@@ -247,30 +242,26 @@ class TextReward:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []  # (response, ground truth)
 
-    def __call__(self, response: str, ground_truth: str, *more: Any, **named: Any) -> dict[str, float]:
-        text, truth = str(response), str(ground_truth)
-        self.calls.append((text, truth))
-        number, _, right_truth = text.removeprefix("a").partition("|")
-        value = float(number) if text.startswith("a") else -0.0625 * len(text)
-        total = value if right_truth == truth else value - 1.5
+    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
+        self.calls.append((response, ground_truth))
+        number, _, right_truth = response.removeprefix("a").partition("|")
+        value = float(number) if response.startswith("a") else -0.0625 * len(response)
+        total = value if right_truth == ground_truth else value - 1.5
         return {"reward": total, "format_reward": 1.0 - value / 4, "answer_reward": value / 2 + 0.125}
 
 
-def misjudged(pairs: Iterable[tuple[str, str]], calls: Sequence[tuple[str, str]]) -> Bug | None:
-    """Return the bug of the first (response, its ground truth) that reward_fn was never called with."""
+def refuse_misjudged(pairs: Iterable[tuple[str, str]], calls: Sequence[tuple[str, str]]) -> None:
+    """Raise `Bug` for the first (response, its ground truth) that reward_fn was never called with."""
     judged = {(text.strip(), truth) for text, truth in calls}
-    missing = next((pair for pair in pairs if (pair[0].strip(), pair[1]) not in judged), None)
-    if missing is None:
-        return None
-    text, truth = missing
-    its_truths = [other for response, other in calls if response == text]
-    texts = [response for response, other in calls if other == truth]
-    if any(other == text for _, other in calls):
-        kind = "reward_fn gets ground truth and response in swapped places"
-    elif its_truths:
-        kind = "answers are misaligned: a response is judged by another ground truth than its question's"
-    else:
+    for text, truth in pairs:
+        if (text.strip(), truth) in judged:
+            continue
+        yours = f"judged texts {short_text([response for response, other in calls if other == truth])}"
         kind = "the reward is asked for another text than was sampled, as for prompt and response together"
-    yours = f"judged by {its_truths[0]!r}" if its_truths else f"judged text {next(iter(texts), 'nothing')!r}"
-    where = "the call of reward_fn: what is handed to it as response and as ground truth"
-    return Bug(kind, where, yours, f"response {text!r} judged by {truth!r}")
+        if any(other == text for _, other in calls):
+            kind = "reward_fn gets ground truth and response in swapped places"
+        elif truths := [other for response, other in calls if response == text]:
+            yours = f"judged by {short_text(truths)}"
+            kind = "answers are misaligned: a response is judged by another ground truth than its question's"
+        where = "the call of reward_fn: what is handed to it as response and as ground truth"
+        raise Bug(kind, where, yours, f"response {text!r} judged by {truth!r}")

@@ -24,13 +24,13 @@ from rlreason.courses.check.calling import (
     TextReward,
     answer_parts,
     call,
-    changed,
+    described,
     first_difference,
     fresh,
     gradient,
-    misjudged,
-    multiple,
     random,
+    refuse_changes,
+    refuse_misjudged,
     short_text,
     small_model,
     story_tokenizer,
@@ -46,7 +46,7 @@ class Case:
     """The arguments of one call, by the handout's names."""
 
     inputs: Inputs
-    branch: str = ""  # cases of one branch share a diagnosis, which says so
+    branch: str = ""  # cases of one branch share a diagnosis
     meaning: Kind | None = None  # the bug, if no case without a meaning shows one
     as_well: Inputs | None = None  # inputs whose right answer is right here, too
 
@@ -56,7 +56,7 @@ class Subject:
     """All cases and known mistakes of one function of a handout."""
 
     ours: Function
-    cases: Callable[[], Sequence[Case]]
+    cases: Callable[[], Sequence[Case]]  # of each branch, the smallest first
     returns: str | tuple[str, ...] | list[str]  # one result, the items of a tuple, or the keys of a dictionary
     wrong: Callable[[Inputs, Mistake], Any]  # its answer with this mistake
 
@@ -65,41 +65,33 @@ class Subject:
         return self.observe(lambda i: self.ours(**i), inputs)
 
     def observe(self, function: Callable[[Inputs], Any], inputs: Inputs) -> Observed:
-        """Return the results of a call, and the gradient of its leaf; `Bug` if it does something else.
-
-        Results come without the metadata, rewards before advantages.
-        """
+        """Return the results of a call without metadata, and the gradient of its leaf; `Bug` if it does more."""
         leaf = next((name for name in LEAVES if name in inputs), "")
         arguments = fresh(inputs, leaf)
         results = answer_parts(function(arguments), self.returns)
-        if isinstance(self.returns, tuple):
-            results = {name: results[name] for name in reversed(self.returns) if name != "metadata"}
-        if bug := changed(arguments, inputs):
-            raise bug
+        results.pop("metadata", None)
+        refuse_changes(arguments, inputs)
         if "reward_fn" in inputs:
             pairs = zip(inputs["rollout_responses"], inputs["repeated_ground_truths"], strict=True)
-            if bug := misjudged(pairs, arguments["reward_fn"].calls):
-                raise bug
+            refuse_misjudged(pairs, arguments["reward_fn"].calls)
         observed = {name: tensor(value, name) for name, value in results.items()}
         name, value = next(iter(results.items()))
         if "gradient_accumulation_steps" in inputs:  # it calls backward
-            observed[f"gradient of {leaf}"] = _grad(arguments[leaf])
-            function(arguments)
-            observed["gradient after a second call"] = _grad(arguments[leaf])
+            for after in ("", " after a second call"):
+                if after:
+                    function(arguments)
+                grad = arguments[leaf].grad
+                grad = torch.zeros_like(inputs[leaf]) if grad is None else grad.clone()
+                observed[f"gradient of {leaf}{after}"] = grad
         elif "model" in inputs:
             weight = inputs["model"].get_output_embeddings().weight
             observed["gradient of the model's weights"] = gradient(value, weight)
         elif leaf and isinstance(value, Tensor) and not bool(observed[name].isnan().any()):
             mask = inputs.get("response_mask")  # what a loss is elsewhere is left open
-            if mask is None or mask.shape != value.shape:
-                mask = torch.ones_like(value)
-            observed[name] = observed[name].where(mask.bool(), 0.0)
-            observed[f"gradient of {leaf}"] = gradient(value, arguments[leaf], mask)
+            if mask is not None and mask.shape == value.shape:
+                value = value.where(mask.bool(), 0.0)
+            observed |= {name: tensor(value, name), f"gradient of {leaf}": gradient(value, arguments[leaf])}
         return observed
-
-
-def _grad(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ class _Trial:
     case: Case
     yours: Observed
     ours: Observed
-    differs: bool
+    differing: str  # the first result that differs, or ""
 
 
 def examine(subject: Subject, function: Function) -> list[Bug]:
@@ -117,95 +109,66 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
 
     `NotWrittenError` if no case is written yet.
     """
-    cases = sorted(subject.cases(), key=lambda case: (case.meaning is not None, _size(case.inputs)))
     trials, faults = list[_Trial](), list[Bug]()
-    for case in cases:
+    for case in sorted(subject.cases(), key=lambda case: case.meaning is not None):
         try:
             yours = subject.observe(lambda inputs: call(function, inputs), case.inputs)
         except Bug as bug:
-            bug.inputs = _as_text(case.inputs) | bug.inputs
+            bug.inputs = _as_text(case.inputs)
             faults.append(bug)
             continue
-        ours = subject.right(case.inputs)
-        differs = first_difference(yours, ours) is not None
-        if differs and case.as_well:
-            differs = first_difference(yours, subject.right(case.as_well)) is not None
-        trials.append(_Trial(case, yours, ours, differs))
-    if not trials and all(isinstance(fault, NotWrittenError) for fault in faults):
-        raise NotWrittenError
+        rights = [subject.right(inputs) for inputs in (case.as_well, case.inputs) if inputs]
+        names = [first_difference(yours, right) for right in rights]
+        trials.append(_Trial(case, yours, rights[-1], names[-1] if all(names) else ""))
     if faults:
+        if not trials and all(isinstance(fault, NotWrittenError) for fault in faults):
+            raise NotWrittenError
         return faults[:1]
     unknown: list[Bug] = []
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
-        differing = [trial for trial in of_branch if trial.differs]
+        differing = [trial for trial in of_branch if trial.differing]
         if not differing or (unknown and differing[0].case.meaning):
             continue
-        if kind := differing[0].case.meaning or _known(subject, of_branch):
-            return [_difference(kind, differing[0])]
-        unknown.append(_difference(_described(differing), differing[0]))
+        first, name = differing[0], differing[0].differing
+        mistake = known.first_that(partial(_gives, subject, of_branch))
+        kind = first.case.meaning or (mistake and mistake.kind)
+        yours_text, ours_text = (f"{name} {short_text(results[name])}" for results in (first.yours, first.ours))
+        found = Bug(*(kind or _described(differing)), yours_text, ours_text, _as_text(first.case.inputs))
+        if kind:
+            return [found]
+        unknown.append(found)
     return unknown[:1]
-
-
-def _size(inputs: Inputs) -> int:
-    """Return the number of elements of all tensors and lists."""
-    values = inputs.values()
-    return sum(v.numel() if isinstance(v, Tensor) else len(v) for v in values if isinstance(v, Tensor | list))
 
 
 def _as_text(inputs: Inputs) -> dict[str, str]:
     return {name: short_text(value) for name, value in inputs.items() if value is not None}
 
 
-def _difference(kind: Kind, trial: _Trial) -> Bug:
-    """Return a bug with a case in which results differ."""
-    case, name = trial.case, first_difference(trial.yours, trial.ours) or ""
-    note = f"it shows with {case.branch}" if case.branch and not case.meaning else ""
-    yours, ours = (f"{name} {short_text(results[name])}" for results in (trial.yours, trial.ours))
-    return Bug(*kind, yours, ours, _as_text(case.inputs), note)
-
-
-def _known(subject: Subject, trials: Sequence[_Trial]) -> Kind | None:
-    """Return the known mistake that gives the user's results on every trial, if there is one."""
-    for mistake in known.mistakes():
-        if all(_gives(subject, mistake, trial) for trial in trials):
-            return mistake.name, mistake.where
-    return None
-
-
-def _gives(subject: Subject, mistake: Mistake, trial: _Trial) -> bool:
-    """Return whether the function with this mistake gives the user's results."""
-    try:
-        guess = subject.observe(lambda inputs: subject.wrong(inputs, mistake), trial.case.inputs)
-    except Exception:  # a mistake may make nonsense of some case
-        return False
-    return guess.keys() == trial.yours.keys() and first_difference(guess, trial.yours) is None
+def _gives(subject: Subject, trials: Sequence[_Trial], m: Mistake) -> bool:
+    """Return whether the function with this mistake gives the user's results on every trial."""
+    guesses = (subject.observe(lambda inputs: subject.wrong(inputs, m), trial.case.inputs) for trial in trials)
+    return not any(first_difference(guess, trial.yours) for guess, trial in zip(guesses, trials, strict=True))
 
 
 def _described(differing: Sequence[_Trial]) -> Kind:
     """Describe a difference that no known mistake explains."""
-    trial = differing[0]
-    name = first_difference(trial.yours, trial.ours) or ""
-    got, right = trial.yours[name], trial.ours[name]
-    if got.shape != right.shape:
-        return f"{name}: shape {tuple(got.shape)} where the handout asks for {tuple(right.shape)}", "the return line"
-    if not bool(got.isfinite().all()) and bool(right.isfinite().all()):
-        where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
-        return f"NaN or inf in its {name}", where
-    first, *others = (multiple(t.yours[name], t.ours[name]) for t in differing)
-    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in others):
-        return f"{first:.4g} times the right {name}", "what it is divided by or multiplied with"
-    agreeing = [n for n in trial.ours if not first_difference(trial.yours, {n: trial.ours[n]})]
+    first, name = differing[0], differing[0].differing
+    agreeing = [n for n in first.ours if not first_difference(first.yours, {n: first.ours[n]})]
     rest = f", with the same {' and '.join(agreeing)}" if agreeing else ""
-    return f"other {name} than ours{rest}", "the place that the example shows"
+    pairs = [(trial.yours[name], trial.ours[name]) for trial in differing]
+    return described(name, pairs, "the place that the example shows", rest)
 
 
-_REWARDS = (
-    [1.0, 0.0, 0.5, 0.25],
-    [0.5, 1.0, 0.0, 0.25, 2.0, -0.5],
-    [0.0, 0.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0, 2.0, 2.0, 1.5, 2.0],
+#: Rewards, group_size and advantage_eps, of several groups; the last earn nothing.
+_GROUPS = (
+    ([1.0, 0.0, 0.5, 0.25], 2, 0.5),
+    ([0.5, 1.0, 0.0, 0.25, 2.0, 0.75], 3, 0.25),
+    ([0.0, 0.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0, 2.0, 2.0, 1.5, 2.0], 3, 0.5),
+    ([0.0, 0.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0, 2.0, 2.0, 1.5, 2.0], 4, 1e-3),
+    ([0.0, 0.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0, 2.0, 2.0, 1.5, 2.0], 6, 0.125),
+    ([0.0] * 6, 3, 1e-6),
 )
-_SIZES = ((0, 2, 0.5), (1, 3, 0.25), (2, 3, 0.5), (2, 4, 1e-3), (2, 6, 0.125))  # rewards, group_size, advantage_eps
 _BY_ANSWER = (
     "groups mix questions: those that have the same ground truth are taken for one group",
     "how responses are gathered into groups: by their place, never by their ground truth",
@@ -223,23 +186,22 @@ def _scored(values: Sequence[float], size: int, truths: str = "t0 t1 t2 t3 t4 t5
     }
 
 
-def _advantage_case(
-    scored: Inputs, size: int, eps: float, options: Inputs, branch: str = "", meaning: Kind | None = None
-) -> Case:
-    inputs = scored | {"group_size": size, "advantage_eps": eps} | options
-    return Case(inputs, branch or ", ".join(f"{name}={value}" for name, value in options.items()), meaning)
+def _advantage_cases(choices: Sequence[Inputs], scored: Callable[[list[float], int], Inputs]) -> list[Case]:
+    """Return all groups for each choice of options; `scored` returns the arguments that hold their rewards."""
+    cases = []
+    for options, (rewards, size, eps) in product(choices, _GROUPS):
+        meaning = None if any(rewards) else _FLAT
+        inputs = scored(rewards, size) | {"group_size": size, "advantage_eps": eps} | options
+        cases.append(Case(inputs, f"{options} {meaning}", meaning))
+    return cases
 
 
 def _advantage_cases_2025() -> list[Case]:
     by_std = {"normalize_by_std": True}
+    alike = _scored(_GROUPS[1][0], 3, "t0 t0") | {"group_size": 3, "advantage_eps": 0.5} | by_std
     return [
-        _advantage_case(_scored([1.0] * 6, 3), 3, 1e-6, by_std, "all rewards equal", _FLAT),
-        _advantage_case(_scored(_REWARDS[1], 3, "t0 t0"), 3, 0.5, by_std, "two questions of one answer", _BY_ANSWER),
-        *(
-            _advantage_case(_scored(_REWARDS[n], size), size, eps, {"normalize_by_std": option})
-            for option in (True, False)
-            for n, size, eps in _SIZES
-        ),
+        *_advantage_cases([by_std, {"normalize_by_std": False}], _scored),
+        Case(alike, "two questions of one answer", _BY_ANSWER),
     ]
 
 
@@ -248,21 +210,6 @@ def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
     return known.wrong_advantages(rewards, i["group_size"], options_of(i), m), rewards, {}
 
 
-def _advantage_cases_2026() -> list[Case]:
-    cases = []
-    for baseline, normalizer in product(("mean", "none"), ("std", "none", "mean")):
-        options = {"baseline": baseline, "advantage_normalizer": normalizer}
-        for n, size, eps in _SIZES:
-            rewards = torch.tensor(_REWARDS[n]).abs() + 0.25 * (normalizer == "mean")
-            cases.append(_advantage_case({"raw_rewards": rewards}, size, eps, options))
-        if normalizer != "none" and baseline == "mean":
-            flat = {"raw_rewards": torch.tensor([1.0, 1.0, 0.0, 0.0])}
-            cases.append(_advantage_case(flat, 2, 1e-6, options, f"{normalizer}, all rewards equal", _FLAT))
-    return cases
-
-
-# Log-ratios inside, near and far outside the clip range.
-GAPS = torch.tensor([0.0, 0.93, 0.7, 0.12, 0.13, 0.35, 1.4, 1.6, 0.3, 0.05, 0.06, 0.22])
 SPANS = ((2, 5), (2, 6), (1, 3), (3, 6))  # of the response in each row of 7 positions
 SHAPES = (*[(1, 1)] * 5, (2, 2), (2, 7), (3, 7), (4, 7))  # the single tokens have advantages and gaps of all signs
 
@@ -274,9 +221,8 @@ def _arguments(rows: int, width: int, seed: int) -> Inputs:
         place = torch.arange(width)
         mask = torch.stack([(place >= first) & (place < end) for first, end in SPANS[:rows]])
     policy = (-0.2 - 2.5 * torch.rand(rows, width, generator=random(seed))).round(decimals=2)
-    gap = GAPS[torch.randint(len(GAPS), (rows, width), generator=random(seed + 1))] if width > 1 else GAPS[1:2, None]
+    gap = (0.1 + 1.5 * torch.rand(rows, width, generator=random(seed + 1))).round(decimals=2)
     gap = gap * torch.tensor([1.0, -1.0, 0.4, -0.3]).roll(seed)[:rows, None]  # one sign in a row, so that means are far
-    policy, gap = policy.where(mask, policy - 3.0), gap.where(mask, 1.7 * gap + 0.4)  # larger ratios outside
     a = torch.tensor([1.3, -0.8, 0.4, -1.7, 0.9]).roll(seed)[:rows, None]
     return {
         "policy_log_probs": policy,
@@ -294,41 +240,54 @@ def _arguments(rows: int, width: int, seed: int) -> Inputs:
     }
 
 
-def _loss_cases(ours: Function, option: str = "", choices: Sequence[str] = ("",)) -> list[Case]:
-    """Return cases of a function with tensors of all shapes, for each choice of an option."""
-    cases = []
-    for choice, (seed, (rows, width)) in product(choices, enumerate(SHAPES)):
+#: The option of a function -> its choices.
+CHOICES = {
+    "loss_type": tuple(METHOD_OF),
+    "importance_reweighting_method": ("none", "noclip", "grpo", "gspo"),
+    "loss_normalization": ("sequence", "constant"),
+}
+
+
+def _loss_cases(ours: Function) -> list[Case]:
+    """Return cases of a function with tensors of all shapes, for each choice of its option."""
+    cases, names = [], list(inspect.signature(ours).parameters)  # in the handout's order
+    option = next((name for name in CHOICES if name in names), "")
+    for choice, (seed, (rows, width)) in product(CHOICES.get(option, ("",)), enumerate(SHAPES)):
         arguments = _arguments(rows, width, seed) | {option: choice}
         if option == "importance_reweighting_method" and seed % 2:
             arguments["raw_rewards_or_advantages"] = arguments["advantages"].reshape(-1)
-        names = [name for name in inspect.signature(ours).parameters if name in arguments]  # in the handout's order
         if width == 7 or not {"mask", "response_mask"} & set(names):  # else it has no prompt and no padding
-            cases.append(Case({name: arguments[name] for name in names}, f"{option}={choice}" if option else ""))
+            cases.append(Case({name: arguments[name] for name in names if name in arguments}, choice))
     return cases
 
 
 def _token_loss(i: Inputs, m: Mistake) -> Tensor:
-    policy = i["policy_log_probs"]
-    if "loss_type" in i:
-        names = ("raw_rewards", "advantages") if i["loss_type"] == "no_baseline" else ("advantages", "raw_rewards")
-        a = m("input", *(i[name] for name in names))
-    else:
-        a = i["advantages" if "advantages" in i else "raw_rewards_or_advantages"].reshape(-1, 1)
+    right, other = i.get("raw_rewards_or_advantages", i.get("advantages")), i.get("raw_rewards")
+    if i.get("loss_type") == "no_baseline":
+        right, other = other, right
+    a, policy = m("input", right, other).reshape(-1, 1), i["policy_log_probs"]
     old, mask = i.get("old_log_probs", policy.detach()), i.get("response_mask", torch.ones_like(policy))
     return known.wrong_token_loss(options_of(i), a, policy, old, mask, m)
 
 
 def _wrong_microbatch(i: Inputs, m: Mistake) -> Any:
-    loss = _token_loss(i, m) if "loss_type" in i else -i["policy_log_probs"]
+    loss = _token_loss(i, m) if "loss_type" in i else m("sign", -i["policy_log_probs"])
     average = known.wrong_average(loss, i["response_mask"], options_of(i), m)
-    return known.wrong_step(average, i["gradient_accumulation_steps"], m), {}
+    backward, returned = m("backward", average, i["gradient_accumulation_steps"])
+    if backward is not None:
+        backward.backward()
+    return returned.detach(), {}
+
+
+def _numbers(seed: int, *shape: int) -> Tensor:
+    """Return normal numbers of one decimal."""
+    return (torch.randn(shape, generator=random(seed)) * 2).round(decimals=1)
 
 
 def _slice_cases(extra: Inputs) -> list[Case]:
     cases = []
     for number, dim in enumerate((1, 0, None, -1)):
-        value = (torch.randn(2, 3, generator=random(number)) * 2).round(decimals=1)
-        mask = torch.tensor([[0, 1, 0], [1, 1, 0]]).bool()
+        value, mask = _numbers(number, 2, 3), torch.tensor([[0, 1, 0], [1, 1, 0]]).bool()
         value[1, 1] = 0.0  # a 0 counts like any other value
         cases.append(Case({"tensor": value, "mask": mask, **extra, "dim": dim}, "dim=None" if dim is None else "a dim"))
     return cases
@@ -337,12 +296,11 @@ def _slice_cases(extra: Inputs) -> list[Case]:
 def _token_cases() -> list[Case]:
     """Return cases without a meaning, and those that show a bug of the handling of text."""
     end = story_tokenizer().eos_token
-    prompts, outputs = ["so ?", "is 3 ?"], [f"so 14 = 7 .{end}", f"5{end}"]
+    prompts, outputs = ["is 3 ?", "so ?"], [f"5{end}", f"so 14 = 7 .{end}"]
     trials: list[tuple[list[str], list[str], Any, str]] = [
-        (prompts, outputs, story_tokenizer(), ""),
-        ([*prompts, "6 ?"], [*outputs, "."], story_tokenizer(), ""),
-        (prompts[1:], outputs[1:], story_tokenizer(), ""),
+        (prompts[:1], outputs[:1], story_tokenizer(), ""),
         (["so"], ["2 plus"], story_tokenizer(pad=end), ""),
+        ([*prompts, "6 ?"], [*outputs, "."], story_tokenizer(), ""),
         (
             prompts, outputs, story_tokenizer(pad=end),
             "the mask comes from the value of the token: an end token equal to the pad is lost",
@@ -364,8 +322,8 @@ def _token_cases() -> list[Case]:
     for prompts, outputs, tokenizer, name in trials:
         inputs = {"prompt_strs": prompts, "output_strs": outputs, "tokenizer": tokenizer}
         meaning = (name, "the calls of the tokenizer, and how response_mask is made") if name else None
-        begun = {**inputs, "prompt_strs": [f"<think>{p}" for p in prompts]}  # an engine puts the begin token there
-        cases.append(Case(inputs, name, meaning, begun if name.startswith("special") else None))
+        begun = inputs | {"prompt_strs": [f"<think>{p}" for p in prompts]}  # an engine puts the begin token there
+        cases.append(Case(inputs, name, meaning, begun))
     return cases
 
 
@@ -376,10 +334,7 @@ def _wrong_tokens(i: Inputs, m: Mistake) -> Any:
 
 
 def _entropy_cases() -> list[Case]:
-    cases = [
-        Case({"logits": (torch.randn(b, t, v, generator=random(s)) * 2).round(decimals=1)})
-        for s, (b, t, v) in enumerate(((1, 2, 3), (2, 3, 5), (3, 3, 3)))
-    ]
+    cases = [Case({"logits": _numbers(seed, *shape)}) for seed, shape in enumerate(((1, 2, 3), (2, 3, 5), (3, 3, 3)))]
     large = torch.tensor([[[100.0, 99.0, -100.0], [-100.0, -101.0, -101.0]]])
     return [*cases, Case({"logits": large}, "logits far from 0")]
 
@@ -392,18 +347,15 @@ def _log_prob_cases() -> list[Case]:
     return cases
 
 
-def _loss(ours: Function, *choices: Any) -> Subject:
-    """Return a loss per token, with the name and the choices of its option."""
-    returns = ("loss", "metadata")
-    return Subject(ours, partial(_loss_cases, ours, *choices), returns, lambda i, m: (m("sign", _token_loss(i, m)), {}))
+def _losses(ours: Function, wrong: Callable[[Inputs, Mistake], Any], *returns: str) -> Subject:
+    """Return a function of a loss."""
+    return Subject(ours, partial(_loss_cases, ours), returns or ("loss", "metadata"), wrong)
 
 
-def _microbatch(ours: Function, *choices: Any) -> Subject:
-    """Return the train step of a micro-batch, with the name and the choices of its option."""
-    return Subject(ours, partial(_loss_cases, ours, *choices), ("loss", "metadata"), _wrong_microbatch)
+def _wrong_loss(i: Inputs, m: Mistake) -> Any:
+    return _token_loss(i, m), {}
 
 
-_LOSS_TYPE = ("loss_type", tuple(METHOD_OF))
 SUBJECTS: tuple[Subject, ...] = (
     Subject(
         cs336_2025.compute_group_normalized_rewards,
@@ -413,13 +365,19 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         cs336_2026.compute_group_normalized_rewards,
-        _advantage_cases_2026,
+        lambda: _advantage_cases(
+            [
+                {"baseline": baseline, "advantage_normalizer": normalizer}
+                for baseline, normalizer in product(("mean", "none"), ("std", "none", "mean"))
+            ],
+            lambda rewards, size: {"raw_rewards": torch.tensor(rewards)},
+        ),
         ("advantages", "metadata"),
         lambda i, m: (known.wrong_advantages(i["raw_rewards"], i["group_size"], options_of(i), m), {}),
     ),
     Subject(
         cs336_2026.compute_rollout_rewards,
-        lambda: [Case(_scored(_REWARDS[n], size)) for n, size, _ in _SIZES],
+        lambda: [Case(_scored(rewards, size)) for rewards, size, _ in _GROUPS],
         ("raw_rewards", "metadata"),
         lambda i, m: (known.wrong_rewards(i, m), {}),
     ),
@@ -427,20 +385,18 @@ SUBJECTS: tuple[Subject, ...] = (
         cs336_2025.compute_naive_policy_gradient_loss,
         lambda: _loss_cases(cs336_2025.compute_naive_policy_gradient_loss),
         "loss",
-        lambda i, m: m("sign", _token_loss(i, m)),
+        _token_loss,
     ),
-    _loss(cs336_2025.compute_grpo_clip_loss),
-    _loss(cs336_2025.compute_policy_gradient_loss, *_LOSS_TYPE),
-    _loss(cs336_2026.compute_policy_gradient_loss, "importance_reweighting_method", ("none", "noclip", "grpo", "gspo")),
-    _microbatch(cs336_2025.sft_microbatch_train_step),
-    _microbatch(cs336_2025.grpo_microbatch_train_step, *_LOSS_TYPE),
+    _losses(cs336_2025.compute_grpo_clip_loss, _wrong_loss),
+    _losses(cs336_2025.compute_policy_gradient_loss, _wrong_loss),
+    _losses(cs336_2026.compute_policy_gradient_loss, _wrong_loss),
+    _losses(cs336_2025.sft_microbatch_train_step, _wrong_microbatch),
+    _losses(cs336_2025.grpo_microbatch_train_step, _wrong_microbatch),
     Subject(
         cs336_2026.aggregate_loss_across_microbatch,
-        lambda: _loss_cases(
-            cs336_2026.aggregate_loss_across_microbatch, "loss_normalization", ("sequence", "constant")
-        ),
+        lambda: _loss_cases(cs336_2026.aggregate_loss_across_microbatch),
         "loss",
-        lambda i, m: known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], options_of(i), m),
+        lambda i, m: m("sign", known.wrong_average(i["per_token_policy_gradient_loss"], i["mask"], options_of(i), m)),
     ),
     Subject(
         cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result", known.wrong_slices

@@ -3,14 +3,32 @@
 A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. `NO_MISTAKE` is right.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.calling import Function, Inputs
+from rlreason.courses.check.calling import Function, Inputs, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A wrong function in the place of one step of a computation."""
+
+    step: str
+    kind: Kind
+    wrong: Function
+
+    def __call__(self, step: str, *arguments: Any) -> Any:
+        """Return the result of a step, which is wrong if the mistake is there."""
+        return (self.wrong if step == self.step else STEPS[step][1])(*arguments)
+
+
+NO_MISTAKE = Mistake("", ("", ""), lambda: None)
 
 
 @dataclass(frozen=True)
@@ -81,16 +99,20 @@ def log_probs_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     return _gather((logits[:, : labels.shape[1]] / temperature).log_softmax(-1), labels)
 
 
-def _gathered(samples: Sequence[Any], key: str) -> list[list[Any]]:
-    """Return the samples of each value of an attribute, in order of their first."""
-    groups: dict[Any, list[Any]] = {}
-    for sample in samples:
-        groups.setdefault(getattr(sample, key), []).append(sample)
+def _gathered(samples: Sequence[Any], key: Callable[[int, Any], object]) -> list[list[Any]]:
+    """Return the samples of each value of a key of their place and themselves, in order of their first."""
+    groups = defaultdict(list)
+    for place, sample in enumerate(samples):
+        groups[key(place, sample)].append(sample)
     return list(groups.values())
 
 
-def _cut(samples: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [samples[i : i + size] for i in range(0, len(samples), size)]
+def _clipped_parts(u: Any, gradient: Tensor) -> Tensor:
+    """Return the gradient at the step if it is clipped after each micro-batch."""
+    total = torch.zeros_like(gradient)
+    for samples in u.passes:
+        total = u.clipped(total + u.gradient_of(NO_MISTAKE, [samples]))
+    return total
 
 
 ACROSS = "groups mix questions: groups are made of responses to different questions, as by the wrong dim"
@@ -103,6 +125,22 @@ WIDTH = (
 )
 #: Step -> where to look, the right function, and (name of the bug, wrong function).
 STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
+    # Loops: the arguments are an `Update` u and the gradient of its loss.
+    "step": ("the calls of zero_grad, backward, clip_grad_norm_ and step: which gradients, of which model, and when",
+             lambda u, gradient: u.clipped(gradient), [
+        ("the gradient is not clipped", lambda u, gradient: gradient),
+        ("gradients of two steps add up: zero_grad is missing or at the wrong place",
+         lambda u, gradient: u.clipped(gradient + u.before)),
+        ("each entry of the gradient is clipped, not its norm",
+         lambda u, gradient: gradient.clamp(-u.options.max_grad_norm, u.options.max_grad_norm)),
+        ("nothing reaches the optimizer: gradients are cleared before the step, or a copy of the policy has them",
+         lambda u, gradient: gradient * 0 if any(f.learned for f in u.forwards) else None),
+        ("only the last micro-batch reaches the optimizer: zero_grad is called between micro-batches",
+         lambda u, gradient: u.clipped(u.gradient_of(NO_MISTAKE, u.passes[-1:]))),
+        ("the gradient is clipped after each micro-batch, not once before the step", _clipped_parts),
+        ("the gradient is clipped to another norm than max_grad_norm",
+         lambda u, gradient: (
+             u.clipped(gradient) * u.at_step.norm() / u.options.max_grad_norm if u.at_step.norm() > 0 else None))]),
     # Advantages. `batch` applies f(rewards (n,), size) to all groups; other steps take rows (groups, size) of rewards.
     "batch": ("the reshape or loop that forms the groups, and the order of what is returned", lambda f, r, n: f(r, n), [
         ("groups mix questions: statistics are those of the whole batch", lambda f, r, n: f(r, len(r))),
@@ -242,34 +280,25 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
          lambda s, u: s.scored_by(u.sampler, 1.0))]),
     "groups": ("how responses are gathered into groups: by their question, before a batch is cut or shuffled",
-               lambda u: _gathered(u.rollout, "place"), [
+               lambda u: _gathered(u.rollout, lambda _, s: s.place), [
         ("groups mix questions: neighbours in the list of samples are taken for a group",
-         lambda u: _cut(u.rollout, u.settings["group_size"])),
+         lambda u: _gathered(u.rollout, lambda place, _: place // u.settings["group_size"])),
         ("groups mix questions: those that have the same ground truth are taken for one group",
-         lambda u: _gathered(u.rollout, "truth"))]),
+         lambda u: _gathered(u.rollout, lambda _, s: s.truth))]),
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A wrong function in the place of one step of a computation."""
-
-    step: str
-    name: str
-    where: str
-    wrong: Function
-
-    def __call__(self, step: str, *arguments: Any) -> Any:
-        """Return the result of a step, which is wrong if the mistake is there."""
-        return (self.wrong if step == self.step else STEPS[step][1])(*arguments)
+#: All known mistakes. One that a computation has no place for changes nothing there.
+MISTAKES = [Mistake(step, (bug, where), f) for step, (where, _, bugs) in STEPS.items() for bug, f in bugs]
 
 
-NO_MISTAKE = Mistake("", "", "", lambda: None)
-
-
-def mistakes() -> list[Mistake]:
-    """Return all known mistakes. One that a computation has no place for changes nothing there."""
-    return [Mistake(step, bug, where, f) for step, (where, _, bugs) in STEPS.items() for bug, f in bugs]
+def first_that(gives: Callable[[Mistake], bool]) -> Mistake | None:
+    """Return the first mistake for which this is true; one that makes nonsense of a case may raise."""
+    for mistake in MISTAKES:
+        with suppress(Exception):
+            if gives(mistake):
+                return mistake
+    return None
 
 
 def wrong_advantages(rewards: Tensor, group_size: int, o: Options, m: Mistake) -> Tensor:
@@ -303,8 +332,8 @@ def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
     else:
         rows = sums / o.normalization_constant
     join = torch.sum if o.loss_normalization == "constant" else torch.mean
-    signed: Tensor = m("sign", m("batch average", rows, join))
-    return signed
+    average: Tensor = m("batch average", rows, join)
+    return average
 
 
 def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
@@ -317,15 +346,6 @@ def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
     divisor = m("slices", summed(weights), summed(torch.ones_like(weights)), i.get("normalize_constant"))
     average: Tensor = summed(i["tensor"].masked_fill(weights == 0, 0.0)) / divisor
     return average
-
-
-def wrong_step(loss: Tensor, accumulation: int, m: Mistake) -> Tensor:
-    """Divide the loss by the micro-batches, call backward, return the loss; with one mistake."""
-    backward, returned = m("backward", loss, accumulation)
-    if backward is not None:
-        backward.backward()
-    detached: Tensor = returned.detach()
-    return detached
 
 
 def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tensor, m: Mistake) -> Tensor:
@@ -343,7 +363,8 @@ def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tens
         gain = ratio * a
         if method != "noclip":
             gain = m("pick", gain, m("clip", ratio, o.cliprange) * a)
-    return -gain
+    loss: Tensor = m("sign", -gain)
+    return loss
 
 
 def wrong_log_probs(i: Inputs, m: Mistake) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.calling import Function, Inputs, multiple, small_model, story_tokenizer
+from rlreason.courses import cs336_2026
+from rlreason.courses.check.calling import Function, Inputs, NotWrittenError, call, small_model, story_tokenizer
 from rlreason.courses.check.mistakes import (
     NO_MISTAKE,
     Mistake,
@@ -57,7 +58,8 @@ class RecordedSample:
     truth: str
     truncated: bool
     parts: dict[str, float]  # all that reward_fn returns
-    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # log-probabilities (tokens,) of what sampled it
+    asked: Inputs  # what `generate` was called with; `repeats`: whether for several responses to a prompt
+    old: Tensor = field(init=False)  # log-probabilities (tokens,) of what sampled it
 
     @property
     def ids(self) -> list[int]:
@@ -80,7 +82,9 @@ class Forward:
     """One call of the model with a gradient, which is a micro-batch of an update."""
 
     ids: Tensor  # (rows, width)
-    logits: Tensor | None = None  # of the output head, if it was called
+    hidden: Tensor  # (rows, width, model width), what the output head is given
+    coarse: bool  # in half precision
+    has_logits: bool = False  # whether the output head was called
     reached: bool = False  # a backward call reached it
     learned: bool = False  # with a gradient other than 0
     members: list[tuple[RecordedSample, int, int]] = field(default_factory=list)  # a sample, its row, its first place
@@ -101,18 +105,6 @@ def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> tuple[Recorde
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of `generate`."""
-
-    prompts: list[str]
-    n: int
-    temperature: float
-    max_tokens: int
-    seed: int | None
-    samples: list[RecordedSample]
-
-
 class Session:
     """One run of a loop: a model, its optimizer, `generate` and `reward_fn`, which record their use."""
 
@@ -122,16 +114,15 @@ class Session:
         self.tokenizer = story_tokenizer()
         self.model = small_model(vocab=len(self.tokenizer))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
-        self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
+        self.optimizer.register_step_pre_hook(self._on_step)
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
-        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
+        self.model.get_output_embeddings().register_forward_hook(self._on_head)
         stories = make_stories(18, 5, sizes=(2, 2, 9))
         self.prompts = [story.question for story in stories]
         kinds = [place % scenario.answers for place in range(len(stories))]
         self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
         self.flat: set[str] = set()  # ground truths whose responses all earn the same reward, one for each step
         self.samples: list[RecordedSample] = []
-        self.calls: list[Call] = []
         self.reward_calls: list[tuple[str, str]] = []
         self.forwards: list[Forward] = []  # since the last optimizer step
         self.updates: list[Update] = []
@@ -139,25 +130,47 @@ class Session:
     def __deepcopy__(self, memo: Any) -> Session:
         return self  # the hooks of a copied policy, such as a reference model, record here too
 
-    def run(self, function: Function) -> Any:
+    def run(self, loop: Function) -> Any:
         """Return what the loop returns; it gets the seven parts and those settings that it takes."""
-        own = inspect.signature(function).parameters
+        parts = {
+            "policy": self.model,
+            "tokenizer": self.tokenizer,
+            "prompts": list(self.prompts),
+            "ground_truths": list(self.truths),
+            "reward_fn": self.reward_fn,
+            "generate": self.generate,
+            "optimizer": self.optimizer,
+        }
+        own = inspect.signature(loop).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
-        return function(
-            policy=self.model,
-            tokenizer=self.tokenizer,
-            prompts=list(self.prompts),
-            ground_truths=list(self.truths),
-            reward_fn=self.reward_fn,
-            generate=self.generate,
-            optimizer=self.optimizer,
-            **{name: value for name, value in self.settings.items() if takes_all or name in own},
-        )
+        taken = {name: value for name, value in self.settings.items() if takes_all or name in own}
+        (answer,) = call(lambda **given: (loop(**given),), parts | taken)  # a loop need not return anything
+        if answer is None and not self.samples and not self.updates:
+            raise NotWrittenError
+        return answer
+
+    def run_step(self, step: Function) -> Any:
+        """Return what the train step returns, for responses to three questions."""
+        size = self.settings["group_size"]
+        rollouts = self.generate(self.prompts[:3], n=size, max_tokens=self.settings["sampling_max_tokens"])
+        rows = [torch.tensor([OUTSIDE] * (len(r.prompt_ids) - 1) + r.log_probs) for r in rollouts]
+        named = {
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+            "optimizer": self.optimizer,
+            "reward_fn": self.reward_fn,
+            "repeated_prompts": [r.prompt for r in rollouts],
+            "rollout_responses": [r.text for r in rollouts],
+            "repeated_ground_truths": [truth for truth in self.truths[:3] for _ in range(size)],
+            "old_log_probs": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=OUTSIDE),
+        } | self.settings
+        taken = inspect.signature(cs336_2026.grpo_train_step).parameters
+        return call(step, {name: named[name] for name in taken if name in named})
 
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return the reward of a response with its parts, and record the call."""
-        self.reward_calls.append((str(response), str(ground_truth)))
-        return self._reward(str(response), str(ground_truth))
+        self.reward_calls.append((response, ground_truth))
+        return self._reward(response, ground_truth)
 
     def _reward(self, text: str, truth: str) -> dict[str, float]:
         """Return a reward between 0 and 2 that any change of text or truth changes, with parts that differ from it."""
@@ -180,73 +193,69 @@ class Session:
     ) -> list[SimpleNamespace]:
         """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        samples: list[RecordedSample] = []
-        self.calls.append(Call(prompts, n, temperature, max_tokens, seed, samples))
+        asked = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        asked["repeats"] = n > 1 or len(set(prompts)) < len(prompts)
         returned = []
         for prompt, k in product(prompts, range(n)):
-            s = self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", max_tokens)
+            s = self._sample(prompt, "" if seed is None else f"{seed}/{prompt}/{k}", asked)
             s.old = s.scored_by(self.model, temperature)
             if self.scenario.is_step:  # a little away from the policy
                 other = s.scored_by(small_model(1, len(self.tokenizer)), temperature)
                 s.old = s.old + 0.3 * (other - s.old).clamp(-2, 2)
             self.samples.append(s)
-            samples.append(s)
             shown = {"prompt_ids": list(s.prompt_ids), "token_ids": list(s.token_ids), "log_probs": s.old.tolist()}
             returned.append(SimpleNamespace(prompt=prompt, text=s.text, truncated=s.truncated, **shown))
         return returned
 
-    def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
-        """Return a response by its seed; without one, it differs from the others of its group before the last token."""
+    def _sample(self, prompt: str, seed: str, asked: Inputs) -> RecordedSample:
+        """Return a response by its seed; without one, its first token differs from those of the others of its group."""
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth, step = self.truths[place] if place >= 0 else "", len(self.updates)
         if self.scenario.flat and len(self.flat) <= step:
             self.flat.add(truth)
-        others = [s.token_ids for s in self.samples if (s.place, s.round) == (place, step)]
+        firsts = {s.token_ids[0] for s in self.samples if (s.place, s.round) == (place, step)}
+        max_tokens = asked["max_tokens"]
         for attempt in range(200):
             rng = Random(seed or f"{len(self.samples)}/{attempt}")
             truncated = rng.random() < 0.5
             length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
-            ids = [i for _ in range(length) for i in self._encode(rng.choice(PIECES))]
+            ids = [i for _ in range(length) for i in self.encode(rng.choice(PIECES))]
             ids = ids[:length] if truncated else [*ids[: length - 1], self.tokenizer.eos_token_id]
             text = self.tokenizer.decode(ids, skip_special_tokens=not self.scenario.is_step)
-            shorter = [max(1, min(len(other), length) - 1) for other in others]
-            is_new = all(other[:n] != ids[:n] for other, n in zip(others, shorter, strict=True))
-            if (seed or is_new) and (not self.scenario.is_step or self._encode(text) == ids):
+            if seed or (ids[0] not in firsts and (not self.scenario.is_step or self.encode(text) == ids)):
                 break
         parts = self._reward(text, truth)
-        return RecordedSample(place, step, self._encode(prompt), ids, text, truth, truncated, parts)
+        return RecordedSample(place, step, self.encode(prompt), ids, text, truth, truncated, parts, asked)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def training_calls(self) -> list[Call]:
-        """Return the calls of `generate` that are not of an evaluation, which has another temperature or no groups."""
-        calls = [c for c in self.calls if c.temperature == self.options.temperature] or self.calls
-        return [c for c in calls if c.n > 1 or len(set(c.prompts)) < len(c.prompts)] or calls
-
     def training(self) -> list[RecordedSample]:
-        """Return the samples to learn from."""
-        return [s for c in self.training_calls() for s in c.samples]
+        """Return the samples that are not of an evaluation, which has another temperature or no groups."""
+        samples = [s for s in self.samples if s.asked["temperature"] == self.options.temperature] or self.samples
+        return [s for s in samples if s.asked["repeats"]] or samples
 
     def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        ids = named.get("input_ids", arguments[0] if arguments else None)
-        if ids is None or not output[0].requires_grad:
+        ids, hidden = named.get("input_ids", arguments[0] if arguments else None), output[0]
+        if ids is None or not hidden.requires_grad:
             return
-        forward = Forward(ids.clone())
+        coarse = hidden.element_size() < 4 or torch.is_autocast_enabled(hidden.device.type)
+        forward = Forward(ids.clone(), hidden.detach(), coarse)
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
             forward.reached = True
             forward.learned = forward.learned or bool(gradient.any())
 
-        output[0].register_hook(on_backward)
+        hidden.register_hook(on_backward)
 
-    def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad and self.forwards:
-            self.forwards[-1].logits = output.detach().clone()
+    def _on_head(self, module: Any, arguments: Any, output: Tensor) -> None:
+        if self.forwards and output.requires_grad:
+            self.forwards[-1].has_logits = True
 
-    def _on_step(self) -> None:
+    def _on_step(self, *_: Any) -> None:
         self.updates.append(Update(self))
         self.forwards = []
 
@@ -267,7 +276,7 @@ class Update:
         self.model = small_model(vocab=len(session.tokenizer))
         self.model.load_state_dict(session.model.state_dict())  # before the step
         self.at_step = session.gradient()
-        self.before = session.updates[-1].at_step if session.updates else self.at_step * 0
+        self.before = session.updates[-1].at_step if session.updates else torch.zeros_like(self.at_step)
         self.forwards = [f for f in session.forwards if f.reached]
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
         self.rollout = [s for s in samples if s.round == samples[-1].round]
@@ -287,107 +296,63 @@ class Update:
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
         self.sampler = earlier[0].model if earlier else self.model
         self.epoch_began = earlier[-batch].model if batch else self.model
-        if self.samples and any(f.logits is None for f in self.forwards):  # packed rows: take the next train batch
+        if self.samples and not all(f.has_logits for f in self.forwards):  # packed rows: take the next train batch
             self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
             self.strangers, self.passes = [], [self.samples]
             for forward in self.forwards:
                 forward.members = []
         if len(self.samples) < self.size and len(self.rollout) % self.size:
             self.size = len(self.samples)
-        self._rows: dict[tuple[RecordedSample, ...], tuple[Tensor, Tensor, Tensor]] = {}
-
-    def rows(self, samples: Sequence[RecordedSample]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits with gradient, labels and response mask (n, places) of samples in a row each, right-padded."""
-        key = tuple(samples)
-        if key not in self._rows:
-            width = max(len(s.ids) for s in samples)
-            ids = torch.full((len(samples), width), self.session.tokenizer.pad_token_id)
-            mask = torch.zeros(len(samples), width - 1, dtype=torch.bool)
-            for i, s in enumerate(samples):
-                ids[i, : len(s.ids)] = torch.tensor(s.ids)
-                mask[i, len(s.prompt_ids) - 1 : len(s.ids) - 1] = True
-            with torch.enable_grad():
-                self._rows[key] = self.model(ids).logits, ids[:, 1:], mask
-        return self._rows[key]
-
-    @cached_property
-    def has_other_context(self) -> bool:
-        """Return whether the log-probabilities of some response are not those behind its prompt alone."""
-        for f in self.forwards:
-            if f.logits is None or f.logits.shape[:2] != f.ids.shape:
-                continue
-            for sample, row, start in f.members:
-                seen = sample.log_probs(f.logits[row : row + 1, start:], 1.0)
-                if float((seen - sample.scored_by(self.model, 1.0)).abs().max()) > 1e-2:
-                    return True
-        return False
-
-    def advantages(self, m: Mistake = NO_MISTAKE) -> Tensor:
-        """Return the advantages (n,) of the samples, with one mistake."""
-        groups: list[list[RecordedSample]] = m("groups", self)
-        of_one_size = len({len(group) for group in groups}) == 1
-        ranked = [s for group in groups for s in group]
-        parts = [(ranked, len(groups[0]))] if of_one_size else [(group, len(group)) for group in groups]
-        rewards = [(torch.tensor([m("read", s.parts) for s in part]), size) for part, size in parts]
-        advantages = torch.cat([wrong_advantages(part, size, self.options, m) for part, size in rewards])
-        place = {s: i for i, s in enumerate(ranked)}
-        return advantages[[place[s] for s in self.samples]]
 
     def loss(self, m: Mistake, passes: Sequence[Sequence[RecordedSample]]) -> Tensor:
         """Return the loss of these micro-batches of the update, with gradient and one mistake."""
-        o = self.options
-        rewards = torch.tensor([s.parts["reward"] for s in self.samples])
-        of_sample = dict(zip(self.samples, m("input", self.advantages(m), rewards), strict=True))
+        o, groups = self.options, m("groups", self)
+        ranked = [s for group in groups for s in group]
+        of_one_size = len({len(group) for group in groups}) == 1
+        parts = [(ranked, len(groups[0]))] if of_one_size else [(group, len(group)) for group in groups]
+        rewards = [(torch.tensor([m("read", s.parts) for s in part]), size) for part, size in parts]
+        advantages = torch.cat([wrong_advantages(part, size, o, m) for part, size in rewards])
+        weights = m("input", advantages, torch.tensor([s.parts["reward"] for s in ranked]))
         total = torch.zeros(())
         for samples in passes:
-            logits, labels, mask = self.rows(samples)
+            logits, labels, mask = _rows(self, tuple(samples))
             log_probs = m("score", logits, labels, o.temperature)
             old = torch.full_like(log_probs.detach(), OUTSIDE)
             old[mask] = torch.cat([m("old", s, self) for s in samples])
             mask = m("response", mask, torch.tensor([[s.truncated] for s in samples]))
-            a = torch.stack([of_sample[s] for s in samples])[:, None]
+            a = weights[[ranked.index(s) for s in samples], None]
             average = wrong_average(wrong_token_loss(o, a, log_probs, old, mask, m), mask, o, m)
             total = total + m("share", len(mask), self) * average
         return total
 
-    def gradient_of(self, loss: Tensor) -> Tensor:
-        """Return a loss's gradient by the model's parameters, as one vector."""
+    def gradient_of(self, m: Mistake, passes: Sequence[Sequence[RecordedSample]]) -> Tensor:
+        """Return the gradient of that loss by the model's parameters, as one vector."""
         parameters = list(self.model.parameters())
-        grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        grads = torch.autograd.grad(self.loss(m, passes), parameters, retain_graph=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])
-
-    def gives(self, m: Mistake) -> bool:
-        """Return whether the mistake gives the gradient at the step."""
-        try:
-            return self.is_at_step(self.clipped(self.gradient_of(self.loss(m, self.passes))))
-        except Exception:  # a mistake may make nonsense of an update
-            return False
 
     def clipped(self, gradient: Tensor) -> Tensor:
         """Return a gradient scaled to a norm of at most `max_grad_norm`, as torch clips."""
         return gradient * min(1.0, self.options.max_grad_norm / (float(gradient.norm()) + 1e-6))
 
     @cached_property
-    def right_loss(self) -> Tensor:
-        """Return the loss without a mistake."""
-        return self.loss(NO_MISTAKE, [self.samples])
-
-    @cached_property
-    def full(self) -> Tensor:
-        """Return the right gradient before it is clipped."""
-        return self.gradient_of(self.right_loss)
+    def right(self) -> Tensor:
+        """Return the right gradient at the step."""
+        return self.clipped(self.gradient_of(NO_MISTAKE, [self.samples]))
 
     def is_at_step(self, gradient: Tensor) -> bool:
         """Return whether this is the gradient at the step, up to float32 rounding relative to the largest entry."""
-        gap = (self.at_step - gradient).abs().max()
-        return bool(gap <= 2e-3 * gradient.abs().max() + 1e-7)  # false where there is NaN
+        rounding = 2e-3 * float(gradient.nan_to_num().abs().max()) + 1e-7
+        return torch.allclose(self.at_step, gradient, rtol=0, atol=rounding, equal_nan=True)
 
-    @property
-    def is_right(self) -> bool:
-        """Return whether the gradient at the step is the right one."""
-        return bool(self.samples) and self.is_at_step(self.clipped(self.full))
 
-    @property
-    def factor(self) -> float | None:
-        """Return the number k other than 1 with gradient at the step = k x the right one, or None."""
-        return multiple(self.at_step, self.clipped(self.full))
+@cache
+def _rows(update: Update, samples: tuple[RecordedSample, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits with gradient, labels and response mask (n, places) of samples in a row each, right-padded."""
+    width = max(len(s.ids) for s in samples)
+    ids = torch.full((len(samples), width), update.session.tokenizer.pad_token_id)
+    mask = torch.zeros(len(samples), width - 1, dtype=torch.bool)
+    for i, s in enumerate(samples):
+        ids[i, : len(s.ids)] = torch.tensor(s.ids)
+        mask[i, len(s.prompt_ids) - 1 : len(s.ids) - 1] = True
+    return update.model(ids).logits, ids[:, 1:], mask

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,15 +23,17 @@ from rlreason.runtime.streams import Answer, Parser
 LOOP, STEP = "train_grpo", "grpo_train_step"
 SECONDS_TO_IMPORT = 120.0  # for a module, which may bring torch and vllm with it
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
-_PARAMETERS_OF_2026 = {"importance_reweighting_method", "advantage_normalizer"}
+_OF_2026 = {  # names of functions and parameters
+    "compute_rollout_rewards", "aggregate_loss_across_microbatch", STEP, "importance_reweighting_method",
+    "advantage_normalizer",
+}  # fmt: skip
+_UNCHECKED = ("evaluate_vllm", "init_vllm", "load_policy_into_vllm_instance", "log_generations")
 
 
 def names_of(course: str) -> list[str]:
     """Return the names of a course's functions that are checked, and of the loop."""
-    from rlreason.courses.check.functions import SUBJECTS
-
     names = importlib.import_module(f"rlreason.courses.{course}").__all__
-    return [*(name for name in names if name in {s.ours.__name__ for s in SUBJECTS} | {STEP}), LOOP]
+    return [*(name for name in names if name not in _UNCHECKED), LOOP]
 
 
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -43,27 +46,29 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the year of these functions, by names and parameters that only one year has; 2025 by default."""
     parameters = {name for function in functions.values() for name in inspect.signature(function).parameters}
-    names = set(names_of("cs336_2026")) - set(names_of("cs336_2025"))
-    return "cs336_2026" if names & functions.keys() or _PARAMETERS_OF_2026 & parameters else "cs336_2025"
+    return "cs336_2026" if _OF_2026 & (parameters | functions.keys()) else "cs336_2025"
 
 
-def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the bugs of one function or loop, as --json prints them; add cases that were not tried to `notes`.
+def findings_of(name: str, function: Callable[..., Any], course: str) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """Return the state of one function or loop, its bugs, as --json prints them, and notes on what was not tried.
 
     It runs the user's code in this process.
     """
+    from rlreason.courses.check.calling import NotWrittenError
     from rlreason.courses.check.functions import SUBJECTS, examine
-    from rlreason.courses.check.loop import check_loop, check_step
+    from rlreason.courses.check.loop import SCENARIOS, STEP_SCENARIOS, check_loop
 
-    if name == LOOP:
-        bugs = check_loop(function, notes)
-    elif name == STEP:
-        bugs = check_step(function, notes)
-    else:
-        of_course = getattr(importlib.import_module(f"rlreason.courses.{course}"), name, None)
-        named = [subject for subject in SUBJECTS if subject.ours.__name__ == name]
-        bugs = examine(max(named, key=lambda subject: subject.ours is of_course), function)
-    return [bug.row(name) for bug in bugs]
+    notes: list[str] = []
+    try:
+        if name in (LOOP, STEP):
+            bugs = check_loop(function, notes, SCENARIOS if name == LOOP else STEP_SCENARIOS)
+        else:
+            of_course = getattr(importlib.import_module(f"rlreason.courses.{course}"), name, None)
+            named = [subject for subject in SUBJECTS if subject.ours.__name__ == name]
+            bugs = examine(max(named, key=lambda subject: subject.ours is of_course), function)
+    except NotWrittenError:
+        return "not written", [], []
+    return "bug" if bugs else "ok", [{"function": name, **asdict(bug)} for bug in bugs], notes
 
 
 def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
@@ -75,18 +80,30 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     began = time.monotonic()
     states, findings, notes = dict[str, str](), list[dict[str, Any]](), list[str]()
     with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
+
+        def run(function: Callable[..., Any], arguments: tuple[str, ...], seconds: float) -> tuple[Any, str]:
+            """Return a result, or how it ended the process instead."""
+            try:
+                return pool.schedule(function, arguments, timeout=seconds).result(), ""
+            except ProcessExpired as error:
+                return None, f"ends the whole process (exit code {error.exitcode})"
+            except TimeoutError:
+                return None, f"does not end: stopped after {seconds:g} s"
+
         report("importing it")
-        names, course, missing = _load(pool, module, course)
+        loaded, end = run(load, (module, course), SECONDS_TO_IMPORT)
+        if end:
+            raise ConfigError(f"MODULE={module}: importing it {end}: mend that")
+        names, course, missing = loaded
         for name in names:
             report(f"checking {name}")
-            _load(pool, module, course)  # in a new process after one that ended; else it is loaded already
-            future = pool.schedule(check_function, (module, name, course), timeout=seconds)
-            try:
-                states[name], found, noted = future.result()
-            except (ProcessExpired, TimeoutError) as error:
-                finding = {"function": name, "kind": f"it {_end(error, seconds)}", "inputs": {}}
-                finding["where"] = "exit, os._exit, and loops whose end is never reached"
-                states[name], found, noted = "bug", [finding | dict.fromkeys(("yours", "ours", "note"), "")], []
+            run(load, (module, course), SECONDS_TO_IMPORT)  # in a new process after one that ended
+            checked, end = run(check_function, (module, name, course), seconds)
+            if end:
+                where = "exit, os._exit, and loops whose end is never reached"
+                finding = {"function": name, "kind": f"it {end}", "where": where, "yours": "", "ours": "", "inputs": {}}
+                checked = "bug", [finding], []
+            states[name], found, noted = checked
             findings += found
             notes += [f"{name}: {note}" for note in noted]
     return {
@@ -101,20 +118,6 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     }
 
 
-def _load(pool: ProcessPool, module: str, course: str) -> tuple[list[str], str, list[str]]:
-    """Import the module in the worker, within its own time; return what `load` returns."""
-    try:
-        return pool.schedule(load, (module, course), timeout=SECONDS_TO_IMPORT).result()
-    except (ProcessExpired, TimeoutError) as error:
-        raise ConfigError(f"MODULE={module}: importing it {_end(error, SECONDS_TO_IMPORT)}: mend that") from None
-
-
-def _end(error: Exception, seconds: float) -> str:
-    if isinstance(error, ProcessExpired):
-        return f"ends the whole process (exit code {error.exitcode})"
-    return f"does not end: stopped after {seconds:g} s"
-
-
 def _start_worker() -> None:
     """Keep what the user's code prints out of the answer, and its threads few; import what takes seconds."""
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
@@ -123,8 +126,7 @@ def _start_worker() -> None:
     import torch
 
     import rlreason.courses.check.functions
-    import rlreason.courses.check.loop
-    import rlreason.model.parameters  # noqa: F401
+    import rlreason.courses.check.loop  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -136,15 +138,13 @@ def load(module: str, course: str) -> tuple[list[str], str, list[str]]:
     return list(functions), course, [name for name in names_of(course) if name not in functions]
 
 
+def check_function(module: str, name: str, course: str) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """Return the findings of one function of a module."""
+    return findings_of(name, _functions(module)[name], course)
+
+
 @cache
-def _functions(module: str) -> dict[str, Callable[..., Any]]:
-    if functions := functions_of(_import(module)):
-        return functions
-    names = ", ".join(names_of("cs336_2025") + names_of("cs336_2026"))
-    raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}: give another")
-
-
-def _import(path_or_name: str) -> ModuleType:
+def _functions(path_or_name: str) -> dict[str, Callable[..., Any]]:
     """Import `package.module`, or the module of a file `path/to/module.py`; `ConfigError` if that fails."""
     sys.path.insert(0, str(Path.cwd()))
     name = path_or_name
@@ -157,24 +157,16 @@ def _import(path_or_name: str) -> ModuleType:
             sys.path[:0] = [str(root), str(path.parent), str(path.parent.parent)]
             name = ".".join(path.relative_to(root).with_suffix("").parts)
             sys.modules.pop(name, None)  # of Python's own, or of another file
-        return importlib.import_module(name)
+        functions = functions_of(importlib.import_module(name))
     except BaseException as error:  # also what ends a process, such as SystemExit
         from rlreason.courses.check.calling import their_error
 
         cure = "mend it, or give package.module or the path of a .py file"
         raise ConfigError(f"MODULE={path_or_name}: importing it fails: {their_error(error)}: {cure}") from None
-
-
-def check_function(module: str, name: str, course: str) -> tuple[str, list[dict[str, Any]], list[str]]:
-    """Return the state, findings and notes of one function."""
-    from rlreason.courses.check.calling import NotWrittenError
-
-    notes: list[str] = []
-    try:
-        findings = findings_of(name, _functions(module)[name], course, notes)
-    except NotWrittenError:
-        return "not written", [], []
-    return "bug" if findings else "ok", findings, notes
+    if not functions:
+        names = ", ".join(names_of("cs336_2025") + names_of("cs336_2026"))
+        raise ConfigError(f"MODULE={path_or_name} has none of the functions that are checked: {names}: give another")
+    return functions
 
 
 def add_arguments(parser: Parser) -> None:
@@ -204,7 +196,7 @@ def report_text(figures: dict[str, Any]) -> str:
         lines.append(f"not in the module: {', '.join(figures['missing'])}")
     for finding in figures["findings"]:
         rows = {"where to look": finding["where"], **finding["inputs"]}
-        rows |= {"yours": finding["yours"], "ours": finding["ours"], "when": finding["note"]}
+        rows |= {"yours": finding["yours"], "ours": finding["ours"]}
         width = max(map(len, rows)) + 2
         lines += ["", f"BUG in {finding['function']}: {finding['kind']}"]
         lines += [f"  {name:<{width}}{value}" for name, value in rows.items() if value]
