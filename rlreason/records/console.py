@@ -1,5 +1,6 @@
 """The terminal: a run's rows, its live line and closing table; and how a command ends, in one line and an exit code."""
 
+import shutil
 import sys
 import threading
 import time
@@ -12,11 +13,12 @@ from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.files import FULL, alive, unwritable
 from rlreason.runtime.plugins import find_modules_here
-from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams, width_of
+from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams
 from rlreason.runtime.text import visible
 
 T = TypeVar("T")
 
+LOG_WIDTH = 120  # columns of a file or a pipe
 #: The columns of the table of steps, and their widths.
 COLUMNS = {
     "step": 9, "accuracy": 9, "reward": 7, "format": 7, "length": 7, "entropy": 8, "grad": 7, "time": 6, "left": 6,
@@ -77,8 +79,8 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, or of a log file."""
-        return width_of(self.out)
+        """Columns of the terminal (COLUMNS, where it is set), or of a log file."""
+        return shutil.get_terminal_size().columns if self.live else LOG_WIDTH
 
     def say(self, text: str = "") -> None:
         """Print sentences, wrapped to the width."""
