@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 from rlreason.config.groups import GradingConfig
 from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
-from rlreason.runtime.plugins import NotImportableError, describe_error, judging, load
+from rlreason.runtime.plugins import NotImportableError, describe_error, load
 from rlreason.runtime.signals import killed_with_parent
 from rlreason.runtime.text import redacted
 from rlreason.types import Grade, Outcome
@@ -78,8 +78,7 @@ class Work:
             import cloudpickle
 
             function = cloudpickle.loads(self.pickled)
-        judge = judging(function, self.plugin)
-        return lambda *pair: as_plain(judge(*pair))
+        return lambda *pair: as_plain(function(*pair))
 
     def late(self) -> str:
         """Return one line on a worker that does not start in time."""

@@ -403,7 +403,7 @@ def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
             [f"{hardware.card} has no bfloat16: products in float32, which take several times as long"] if lacks else []
         )
     unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
-    return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
+    return ["! " + ": ".join(unseen)] if unseen else []
 
 
 def lists_on_device(
