@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.files import CONTENTS, LOG, STACKS
+from rlreason.records.files import LOG, STACKS
 from rlreason.records.reader import RunFolder, known_status, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
@@ -30,7 +29,6 @@ def run_job(
     `config`: the settings as text for the folder; `words`: the command line that starts this run. An early end is
     written to its status and raised. `own_process`: this process exists only for the run, and ends if that hangs.
     """
-    refuse_own_input(run, folder, CONTENTS)
     with run_lock(folder, console.say):  # errors are handled inside: nothing may be written to another run's folder
         before = written_at(folder)
         try:

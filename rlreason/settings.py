@@ -121,11 +121,6 @@ def text(default: Any = MISSING, doc: str = "", *, only_if: str = "", takes: str
     return _field(default, takes=takes, doc=doc, only_if=only_if)
 
 
-def source(default: Any = MISSING, doc: str = "", *, only_if: str = "") -> Any:
-    """Define a file, a folder or a name on the hub that the run reads."""
-    return _field(default, source=True, doc=doc, only_if=only_if)
-
-
 def group(kind: type, doc: str = "", *, only_if: str = "") -> Any:
     """Define a group of settings below one key; `only_if` holds for all of them."""
     return field(default_factory=kind, metadata={"doc": doc, "only_if": only_if})

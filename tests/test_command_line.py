@@ -10,11 +10,9 @@ from rlreason.cli.check import check_command_line
 from rlreason.cli.command import by_hydra
 from rlreason.cli.flags import composing, config_of, keys_below, read
 from rlreason.cli.names import HABITS, fold, translated
-from rlreason.config.leaves import refuse_own_input, resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from tests.run_settings import settings
 from tests.starts import ROOT, rlreason
 from tests.sweep_folders import checked
 
@@ -223,15 +221,6 @@ def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeyp
     monkeypatch.setenv(SWEEP_VARIABLE, "grid")  # as in the process of one run of a sweep
     check_command_line(["loss=grpo_no_clip", "loss.cliprange=0.1"])
     assert "note: in some runs of this sweep, loss.cliprange=0.1" in capsys.readouterr().out
-
-
-def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
-    (tmp_path / "run/model").mkdir(parents=True)
-    (tmp_path / "run/model/config.json").write_text("{}")
-    run = settings("algorithm=evaluate", "model=local", "data=stories", f"model.path={tmp_path / 'run'}")
-    refuse_own_input(run, tmp_path / "other", CONTENTS)
-    with pytest.raises(ConfigError, match=r"model.path=.* hydra.run.dir="):
-        refuse_own_input(run, tmp_path / "run", CONTENTS)
 
 
 def test_a_python_without_the_packages_is_told_which_environment_has_them():

@@ -71,9 +71,9 @@ def test_a_driver_that_is_missing_or_fails_and_memory_that_is_shared_with_the_pr
 )  # fmt: skip
 def test_a_machine_whose_gpus_are_not_reached_is_told_why(visible, built_for, cure, monkeypatch):
     unseen = why_unseen(["A10", "A10"], visible, "2.13.0", built_for)
-    assert cure in unseen.cure
+    assert cure in unseen[1]
     monkeypatch.setattr("rlreason.model.parameters.why_unseen", lambda *_: unseen)
-    assert machine_remarks(model(), CPU) == [f"! {unseen.words}: {unseen.cure}"]
+    assert machine_remarks(model(), CPU) == [f"! {unseen[0]}: {unseen[1]}"]
     assert machine_remarks(model(), A100) == []
     assert why_unseen([], visible, "2.13.0", built_for) is None
 

@@ -17,7 +17,7 @@ from rlreason.config.groups import RULES as OF_MONITORS
 from rlreason.health import watch
 from rlreason.health.monitors import MONITORS, RULES, collapsed
 from rlreason.health.watch import Monitors, monitored
-from rlreason.records.reader import ending
+from rlreason.records.reader import exit_code_of_status
 from tests.small_runs import words_of
 from tests.starts import ROOT, rlreason
 from tests.sweep_folders import ended
@@ -90,7 +90,7 @@ def test_each_monitor(metrics, status):
     assert (found, reason[:9]) == (status, "step 11: ")
     if status:
         assert (monitors.stopped["alarm"]["step"], monitors.stopped["alarm"]["rule"]) == (11, status.partition(":")[2])
-        assert ending(status).exit_code == (5 if status.startswith("diverged") else 0)
+        assert exit_code_of_status(status) == (5 if status.startswith("diverged") else 0)
 
 
 def test_one_update_of_many():

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 from rlreason.records.console import Console
-from rlreason.records.reader import STATUSES
+from rlreason.records.reader import STATUSES, ended_by_itself
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import build_components
@@ -98,8 +98,8 @@ def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_
 
 def test_the_documented_statuses_and_counters_are_the_ones_there_are():
     text = (Path(__file__).parents[1] / "docs/runs.md").read_text()
-    for name, (code, whole) in STATUSES.items():
-        shown = "" if code is None else f"{code} "
+    for name, code in STATUSES.items():
+        shown, whole = "" if code is None else f"{code} ", ended_by_itself(name)
         assert re.search(rf"\| `{name}` \| .+ \| {shown}\| {'yes' if whole else 'no'} \|", text)
     assert re.findall(r"^\| `(\w+|\w+/\w+)` \| ", text.partition("## Counters")[2], re.M) == list(Counters().row())
 

@@ -27,7 +27,7 @@ from rlreason.errors import ConfigError
 from rlreason.main import run_job
 from rlreason.records.console import Console, print_error, run_cli
 from rlreason.records.files import SUMMARY
-from rlreason.records.reader import RunFolder, ending, exit_code, read_status, write_status
+from rlreason.records.reader import RunFolder, exit_code, exit_code_of_status, read_status, write_status
 from rlreason.records.resume import resumes
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
@@ -54,7 +54,7 @@ def start_run(one: OneRun, words: Sequence[str]) -> int:
         resumes(one.folder, config, one.run.trains)
     with stderr_logged():
         run_job(one.run, one.folder, config, words, Console(), own_process=True)
-    return ending(read_status(one.folder) or "finished").exit_code or 0
+    return exit_code_of_status(read_status(one.folder) or "finished") or 0
 
 
 def sweep_job(cfg: DictConfig) -> float:

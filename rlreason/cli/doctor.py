@@ -198,7 +198,7 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None) 
         return found
     unseen = why_unseen([gpu.name for gpu in driver.gpus], visible, str(facts["torch"]), facts["built_for"])
     if not facts["gpus"] and unseen is not None:
-        found.append(DoctorFinding("GPU", FAIL if visible is None else WARN, unseen.words, unseen.cure))
+        found.append(DoctorFinding("GPU", FAIL if visible is None else WARN, *unseen))
     elif not facts["gpus"]:
         found.append(DoctorFinding("GPU", OK, "none: everything runs on the processor"))
     for number, gpu in enumerate(facts["gpus"]):

@@ -11,7 +11,7 @@ from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
 from rlreason.runtime.plugins import names_function
-from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, source, text
+from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, text
 
 OF_THE_RUN = ("model", "messages", "n", "max_tokens")  # parts of a request that the run decides itself
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
@@ -231,14 +231,14 @@ class ClientConfig:
 class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
-    first: str | None = source(None, "the task, with {starter}, {score}, {hints}; null: the problem's own")
-    error: str = source(
+    first: str | None = text(None, "the task, with {starter}, {score}, {hints}; null: the problem's own")
+    error: str = text(
         "discover_error.prompt", "after an invalid set: {error}, {raw_points}, {best}", only_if="converses"
     )
-    extend: str = source(
+    extend: str = text(
         "discover_extend.prompt", "after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
     )
-    no_code: str = source("discover_no_code.prompt", "after a reply without a whole program", only_if="converses")
+    no_code: str = text("discover_no_code.prompt", "after a reply without a whole program", only_if="converses")
     hints: bool = text(False, "whether the first one contains the problem's hints")
 
 
@@ -268,7 +268,7 @@ class DiscoverConfig(AnyRunConfig):
     """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
     algorithm: str = "discover"
-    problem: str = source("kissing_11", "one that comes with the package, or a folder with a problem.yaml")
+    problem: str = text("kissing_11", "one that comes with the package, or a folder with a problem.yaml")
     strategy: str = choice(
         "simple | refine | best_of_n | hybrid",
         "simple: the same question anew, every time; refine: one conversation, each verdict the next question; "
@@ -276,7 +276,7 @@ class DiscoverConfig(AnyRunConfig):
         MISSING,
     )
     replies: int = number(4, "requested at the same time", low=1, high=256, only_if="asks_side_by_side")
-    start: str | None = source(None, "a program to begin with; null: the problem's starter")
+    start: str | None = text(None, "a program to begin with; null: the problem's starter")
     history: int = number(4, "previous turns kept, besides the first and the best", high=MADE, only_if="converses")
     restart_after: int | None = number(
         None, "turns without progress until it starts over; null: never", low=1, high=MADE, only_if="converses"

@@ -10,7 +10,7 @@ from rlreason.config.conflicts import absent_file, nothing_to_evaluate
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
-from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, source, text
+from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -39,7 +39,7 @@ class DataConfig(Settings):
         None, "train on so many, by `seed`: the 128 are among the 256; null: all", low=1, only_if="trains_on(here)"
     )
     filter: str = choice("none | correct", "correct: keep those with a correct trace", only_if="trains_on(here)")
-    pass_rates: str | None = source(None, "a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
+    pass_rates: str | None = text(None, "a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
     min_pass_rate: float = share(0.0, "keep what is solved at least in this share", only_if=RATED)
     max_pass_rate: float = share(1.0, "keep what is solved at most in this share", only_if=RATED)
     bad_gold: str = choice("keep | drop", "ground truths none can earn", only_if="compares_ground_truths(here)")
@@ -143,16 +143,16 @@ class RowsDataConfig(DataConfig):
 class FileDataConfig(RowsDataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
-    path: str | None = source(None, "a folder, or a hub name; null: train and validation name files")
-    train: str = source(
+    path: str | None = text(None, "a folder, or a hub name; null: train and validation name files")
+    train: str = text(
         "train",
         "a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)",
         only_if="here is data or here.n_validation is not None",
     )
-    validation: str | None = source(
+    validation: str | None = text(
         None, "named like train; null: validation or test where there is one", only_if="here.n_validation is None"
     )
-    ground_truth: str | None = source(None, "named like train: questions with answers, for rows that bring none")
+    ground_truth: str | None = text(None, "named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(None, "of a hub data set that has several configurations", only_if="here.on_hub")
 
     def rules(self, evaluated: bool = False) -> Iterator[str]:
@@ -214,7 +214,7 @@ class CountdownConfig(CheckedDataConfig):
     """Reach a target by arithmetic on the given numbers, each used once."""
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
-    path: str | None = source(None, "a JSON-lines file or a hub name with nums and target; null: made up")
+    path: str | None = text(None, "a JSON-lines file or a hub name with nums and target; null: made up")
     seed: int = number(0, "of the generated problems", high=MAX_SEED, only_if="here.path is None")
     min_count: int = number(3, "fewest numbers given", low=2, high=10, only_if="here.path is None")
     max_count: int = number(4, "most numbers given", low=2, high=10, only_if="here.path is None")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
 from rlreason.runtime.plugins import no_reward
-from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, source, text
+from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, text
 
 LOGGERS = ("wandb", "tensorboard", "trackio")
 # Conditions of settings.
@@ -55,7 +55,7 @@ class PromptConfig(Settings):
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
 
     name: str = text(doc="of the option, for records", only_if=ASKED)
-    file: str = source(doc="a template in prompts/, or a path", only_if=ASKED + OF_TINY)
+    file: str = text(doc="a template in prompts/, or a path", only_if=ASKED + OF_TINY)
     reward: str = text(
         doc="r1_zero, question_only, or module:function, (response, gold) -> score", only_if=JUDGED + OF_TINY
     )

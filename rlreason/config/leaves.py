@@ -1,6 +1,6 @@
 """A run's settings one by one, as on the command line; the files, templates and packages that they name."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
@@ -81,19 +81,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
-
-
-def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
-    """Refuse a run whose input is a file that an earlier run `left` in its folder, which will be set aside."""
-    home = folder.resolve()
-    for leaf in leaves(run):
-        path = Path(str(leaf.value)).expanduser().resolve()
-        inside = path == home or any(path.is_relative_to(home / name) for name in left)
-        if "source" in leaf.metadata and leaf.value is not None and inside and path.exists():
-            raise ConfigError(
-                f"{leaf.key}={leaf.value} lies in hydra.run.dir={folder}, whose files would be set aside before it is "
-                "read: choose another hydra.run.dir"
-            )
 
 
 def typed_word(value: Any) -> str:

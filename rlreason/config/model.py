@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlreason.errors import Absent
-from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, share, source, text
+from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, share, text
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
@@ -114,7 +114,7 @@ class TinyModelConfig(ModelConfig):
 class PretrainedModelConfig(ModelConfig):
     """A model in transformers' format."""
 
-    path: str = source(doc="a model folder, the folder of a run that left one, or a hub name")
+    path: str = text(doc="a model folder, the folder of a run that left one, or a hub name")
 
     def rules(self) -> Iterator[str]:
         """Check that a local path is the folder of a model."""

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 from rlreason.config.groups import GradingConfig
 from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
-from rlreason.runtime.plugins import NotImportableError, describe_error, judging, load
+from rlreason.runtime.plugins import NotImportableError, describe_error, load
 from rlreason.runtime.signals import killed_with_parent
 from rlreason.types import Outcome
 
@@ -77,8 +77,7 @@ class Work:
             import cloudpickle
 
             function = cloudpickle.loads(self.pickled)
-        judge = judging(function, self.plugin)
-        return lambda *pair: rewards(judge(*pair))
+        return lambda *pair: rewards(function(*pair))
 
     def late(self) -> str:
         """Return one line on a worker that does not start in time."""

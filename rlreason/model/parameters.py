@@ -386,7 +386,7 @@ def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """Warn about a GPU that torch cannot access, or one without bfloat16."""
     if not hardware.card:
         unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
-        return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
+        return ["! " + ": ".join(unseen)] if unseen else []
     if hardware.bf16 or model.dtype != "auto" or model.weights != "float32":
         return []
     return [f"{hardware.card} has no bfloat16: products in float32, which take several times as long"]

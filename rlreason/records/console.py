@@ -1,10 +1,12 @@
 """The terminal: a run's rows, its live line and closing table; and how a command ends, in one line and an exit code."""
 
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from rlreason.errors import ConfigError, ReaderGone
@@ -12,11 +14,12 @@ from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.files import FULL, alive, unwritable
 from rlreason.runtime.plugins import find_modules_here
-from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams, width_of
+from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams
 from rlreason.runtime.text import visible
 
 T = TypeVar("T")
 
+LOG_WIDTH = 120  # columns of a file or a pipe
 #: The columns of the table of steps, and their widths.
 COLUMNS = {
     "step": 9, "accuracy": 9, "reward": 7, "format": 7, "length": 7, "entropy": 8, "grad": 7, "time": 6, "left": 6,
@@ -41,25 +44,17 @@ def clock(seconds: float) -> str:
     return f"{s // 3600}h{s % 3600 // 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
 
 
+@dataclass
 class Wait:
-    """A long activity on the console: its name, its progress and its time so far."""
+    """A long activity on the console: its name, its line, its end, and whether it was ever shown."""
 
-    def __init__(self, what: str, more: Callable[[], str]) -> None:
-        self.text = self.what = what
-        self.more = more  # returns the part of the line that changes all the time
-        self.began, self.thread = time.monotonic(), threading.get_ident()
-        self.over = threading.Event()
-        self.shown = False
-
-    def part(self, text: str) -> None:
-        """Set its progress, such as `3/16 responses`; calls from other threads than the waiting one are ignored."""
-        if threading.get_ident() == self.thread:
-            self.text = f"{self.what}: {text}"
-
-    def line(self, width: int) -> str:
-        """Return its line, cut to `width` columns."""
-        spent = f", {clock(time.monotonic() - self.began)}"
-        return f"{self.text}{self.more()}"[: width - len(spent)] + spent
+    what: str
+    text: str
+    more: Callable[[], str]  # returns the part of the line that changes all the time
+    thread: int = field(default_factory=threading.get_ident)
+    began: float = field(default_factory=time.monotonic)
+    over: threading.Event = field(default_factory=threading.Event)
+    shown: bool = False
 
 
 class Console:
@@ -77,8 +72,8 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, or of a log file."""
-        return width_of(self.out)
+        """Columns of the terminal (COLUMNS, where it is set), or of a log file."""
+        return shutil.get_terminal_size().columns if self.live else LOG_WIDTH
 
     def say(self, text: str = "") -> None:
         """Print sentences, wrapped to the width."""
@@ -87,7 +82,8 @@ class Console:
     def table(self, text: str) -> None:
         """Print lines unchanged, except that control characters are made visible."""
         with self._writing:
-            self._wipe()
+            if self.live:
+                self.out.write(LINE_ANEW)
             print(visible(text), file=self.out, flush=True)
 
     def start(self, n_steps: int, done: int = 0) -> None:
@@ -108,13 +104,14 @@ class Console:
         self.table(row) if keep else self._in_place(row)
 
     def progress(self, text: str) -> None:
-        """Show a line in place on a terminal, such as the warm start's loss."""
+        """Show a line in place on a terminal, such as the warm start's loss; it is then the innermost wait's."""
         alive()
         if self._waits:
             wait = self._waits[-1]
-            wait.text, wait.more, wait.shown = text, str, True
-            text = wait.line(self.width - 1)
-        self._in_place(text)
+            wait.text, wait.more = text, str
+            self._show(wait)
+        else:
+            self._in_place(text)
 
     @contextmanager
     def wait(self, what: str, more: Callable[[], str] = str) -> Iterator[Wait]:
@@ -123,7 +120,7 @@ class Console:
         `more` returns the rest of the line each time it is shown.
         """
         alive()
-        wait = Wait(what, more)
+        wait = Wait(what, what, more)
         watcher = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
         self._waits.append(wait)
         watcher.start()
@@ -146,29 +143,29 @@ class Console:
             yield item
 
     def part(self, text: str) -> None:
-        """Set the progress of the innermost wait, such as `3/16 responses`."""
+        """Set the progress of the innermost wait, such as `3/16 responses`; calls from other threads are ignored."""
         alive()
-        if self._waits:
-            self._waits[-1].part(text)
+        if self._waits and (wait := self._waits[-1]).thread == threading.get_ident():
+            wait.text = f"{wait.what}: {text}"
 
     def _watch(self, wait: Wait) -> None:
         with suppress(OSError):  # the terminal was closed
             while self.live and not wait.over.wait(0.5):
                 if self._waits[-1:] == [wait] and time.monotonic() - wait.began > self.shown_after_s:
-                    self._in_place(wait.line(self.width - 1))
-                    wait.shown = True
+                    self._show(wait)
             if wait.shown:
                 self._in_place("")
+
+    def _show(self, wait: Wait) -> None:
+        wait.shown = True
+        spent = f", {clock(time.monotonic() - wait.began)}"
+        self._in_place(f"{wait.text}{wait.more()}"[: self.width - 1 - len(spent)] + spent)
 
     def _in_place(self, text: str) -> None:
         if self.live:
             with self._writing:
                 self.out.write(LINE_ANEW + visible(text.replace("\n", " "))[: self.width - 1])
                 self.out.flush()
-
-    def _wipe(self) -> None:
-        if self.live:
-            self.out.write(LINE_ANEW)
 
 
 def in_columns(cells: Sequence[str]) -> str:

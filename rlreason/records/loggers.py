@@ -8,8 +8,8 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,35 +41,11 @@ COUNTERS = ("rollout_step", "train_step", "eval_step")
 
 REASON_CHARS = 200
 
-
-@dataclass(frozen=True, slots=True)
-class LoggedRun:
-    """What a logger starts from: the run folder, all settings as nested dicts, and the run's id in the service."""
-
-    folder: Path
-    settings: LoggerConfig
-    config: dict[str, Any]
-    id: str
-    resumed: bool = False  # the service has a run of this id, which continues
-
-
-class Logger:
-    """One run in one service. Any method may raise an exception; `Loggers` then drops the logger."""
-
-    cure = ""  # what to do when it fails
-    place = ""  # the run's address, or the command that shows it; may be empty
-
-    def __init__(self, run: LoggedRun) -> None:
-        raise NotImplementedError
-
-    def log(self, row: Row) -> None:
-        """Log a row of metrics with every counter."""
-
-    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
-        """Log responses of a step, each with the values of `COLUMNS`; `name` is `rollouts` or `evals`."""
-
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """End the run; None: it has failed."""
+# Each of the three loggers is one run in one service. It starts from the run folder, all settings as nested dicts, and
+# the run's id in the service, which has that run already where it `resumed`. `log` takes a row of metrics with every
+# counter; `table` responses of a step, each with the values of `COLUMNS`, named `rollouts` or `evals`; `finish` ends
+# the run, which has failed where there is no summary. Any of them may raise an exception; `Loggers` then drops the
+# logger and prints its `cure`. `place`: the run's address, or the command that shows it; may be empty.
 
 
 def axis_of(metric: str) -> str:
@@ -82,29 +58,32 @@ def axis_of(metric: str) -> str:
     return "rollout_step" if over_rollouts else "train_step"
 
 
-class WandbLogger(Logger):
+class WandbLogger:
     """A run in W&B, with a step axis for every metric. A setting wins over W&B's variables, these over our defaults."""
 
     cure = "run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
 
-    def __init__(self, run: LoggedRun) -> None:
+    place = ""
+
+    def __init__(
+        self, folder: Path, settings: LoggerConfig, config: dict[str, Any], id: str, resumed: bool = False
+    ) -> None:
         import wandb
         from wandb.sdk.lib.wbauth import authenticate_session
 
         own = wandb.setup().settings.model_copy()
         own.update_from_env_vars(dict(os.environ))  # which W&B reads once in a process
-        chosen = run.settings
         names: dict[str, Any] = {
-            "project": chosen.project or own.project or "rlreason",
-            "group": chosen.group or own.run_group or os.environ.get(SWEEP_VARIABLE),
-            "name": chosen.name or own.run_name or run.folder.name,
-            "mode": chosen.mode or own.mode,
-            "entity": chosen.entity or own.entity,
-            "tags": chosen.tags or own.run_tags,
-            "notes": chosen.notes or own.run_notes,
-            "id": run.id,
-            "resume": "allow" if run.resumed else None,
-            "dir": os.environ.get("WANDB_DIR", str(run.folder)),
+            "project": settings.project or own.project or "rlreason",
+            "group": settings.group or own.run_group or os.environ.get(SWEEP_VARIABLE),
+            "name": settings.name or own.run_name or folder.name,
+            "mode": settings.mode or own.mode,
+            "entity": settings.entity or own.entity,
+            "tags": settings.tags or own.run_tags,
+            "notes": settings.notes or own.run_notes,
+            "id": id,
+            "resume": "allow" if resumed else None,
+            "dir": os.environ.get("WANDB_DIR", str(folder)),
         }
         ours: dict[str, Any] = {
             "silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True,
@@ -115,11 +94,11 @@ class WandbLogger(Logger):
         login: dict[str, Any] = {"host": own.base_url, "prompt": False, "update_session": False}
         if names["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
             raise ValueError("no login was found here")  # for which W&B would prompt on a terminal and block the run
-        self.run = wandb.init(**redacted(names), config=run.config, settings=ours)
+        self.run = wandb.init(**redacted(names), config=config, settings=ours)
         self._step = -1
         if not self.run.disabled:
-            folder = Path(os.path.relpath(self.run.settings.sync_dir)).parent  # with a folder for each part of the run
-            upload = f"to upload it: wandb sync {shlex.quote(str(folder))}/*-{self.run.id}"
+            parts = Path(os.path.relpath(self.run.settings.sync_dir)).parent  # with a folder for each part of the run
+            upload = f"to upload it: wandb sync {shlex.quote(str(parts))}/*-{id}"
             self.place = str(self.run.url or "") if names["mode"] == "online" else f"offline; {upload}"
             self.cure = upload
         for counter in COUNTERS:
@@ -134,10 +113,10 @@ class WandbLogger(Logger):
         self._step = max(self._step + 1, 8 * int(row["rollout_step"] + row["train_step"]))
         self.run.log(dict(row), step=self._step, commit=True)
 
-    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+    def table(self, name: str, rows: list[list[Any]], counters: Row) -> None:
         import wandb
 
-        table: Any = wandb.Table(list(COLUMNS), [list(row) for row in rows])
+        table: Any = wandb.Table(list(COLUMNS), rows)
         self.log({f"generations/{name}": table, **counters})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -145,18 +124,20 @@ class WandbLogger(Logger):
         self.run.finish(exit_code=1 if summary is None else 0)
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger:
     """A run in TensorBoard: each metric over its counter; responses, settings and summary as text."""
 
     cure = f"see that the run folder's {TENSORBOARD}/ can be written, or choose logger=none"
 
-    def __init__(self, run: LoggedRun) -> None:
+    def __init__(
+        self, folder: Path, settings: LoggerConfig, config: dict[str, Any], id: str, resumed: bool = False
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run.folder / TENSORBOARD))
-        self.place = f"tensorboard --logdir {shlex.quote(os.path.relpath(run.folder / TENSORBOARD))}"
-        if not run.resumed:
-            self._text("config", as_yaml(run.config), 0)
+        self._writer = SummaryWriter(str(folder / TENSORBOARD))
+        self.place = f"tensorboard --logdir {shlex.quote(os.path.relpath(folder / TENSORBOARD))}"
+        if not resumed:
+            self._text("config", as_yaml(config), 0)
 
     def log(self, row: Row) -> None:
         for name, value in row.items():
@@ -164,7 +145,7 @@ class TensorBoardLogger(Logger):
                 self._writer.add_scalar(name, value, int(row[axis_of(name)]))
         self._writer.flush()  # else the last rows are lost with a killed process
 
-    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+    def table(self, name: str, rows: list[list[Any]], counters: Row) -> None:
         texts = ("\n".join(f"{column}: {v}" for column, v in zip(COLUMNS, row, strict=True)) for row in rows)
         tag = f"generations/{name}"
         self._text(tag, "\n\n".join(texts), int(counters[axis_of(tag)]))
@@ -180,37 +161,37 @@ class TensorBoardLogger(Logger):
         self._writer.flush()
 
 
-class TrackioLogger(Logger):
+class TrackioLogger:
     """A run in Trackio: rows at the latest `train_step`; every row has all counters, so any can be the axis."""
 
     cure = "see that Trackio's folder (TRACKIO_DIR) can be written, or choose logger=none"
 
-    def __init__(self, run: LoggedRun) -> None:
+    def __init__(
+        self, folder: Path, settings: LoggerConfig, config: dict[str, Any], id: str, resumed: bool = False
+    ) -> None:
         import trackio
 
-        project = redacted(run.settings.project or "rlreason")
-
-        def start() -> Any:
-            name = redacted(run.settings.name or run.folder.name)
-            group = redacted(run.settings.group or os.environ.get(SWEEP_VARIABLE))
-            quiet: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-            return trackio.init(project, name, group, config=run.config, **quiet)
-
+        names: dict[str, Any] = {
+            "project": redacted(settings.project or "rlreason"),
+            "name": redacted(settings.name or folder.name),
+            "group": redacted(settings.group or os.environ.get(SWEEP_VARIABLE)),
+        }
+        start = partial(trackio.init, embed=False, auto_log_gpu=False, auto_log_cpu=False)
         with redirect_stdout(io.StringIO()):  # in a context of its own: a run of the user's own stays the current one
-            self._run = contextvars.Context().run(start)
-        self._run.id = run.id  # nothing was sent yet; Trackio itself would resume the newest run of this name
+            self._run: Any = contextvars.Context().run(start, **names, config=config)
+        self._run.id = id  # nothing was sent yet; Trackio itself would resume the newest run of this name
         self._step = 0
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
-        self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
+        self.place = elsewhere or f"trackio show --project {shlex.quote(names['project'])}"
 
     def log(self, row: Row) -> None:
         self._step = int(row["train_step"])
         self._run.log(dict(row), step=self._step)
 
-    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+    def table(self, name: str, rows: list[list[Any]], counters: Row) -> None:
         import trackio
 
-        table = trackio.Table(list(COLUMNS), [list(row) for row in rows])
+        table = trackio.Table(list(COLUMNS), rows)
         self._run.log({f"generations/{name}": table}, step=self._step)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -222,6 +203,7 @@ class TrackioLogger(Logger):
             self._run.finish()  # waits for at most 30 s
 
 
+Logger = WandbLogger | TensorBoardLogger | TrackioLogger
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
 
 
@@ -250,10 +232,10 @@ class Loggers:
         plain = encodable(redacted(config))
         for name in settings.chosen:
             try:
-                self._running[name] = SERVICES[name](LoggedRun(folder, settings, plain, ids[name], resumed))
+                self._running[name] = SERVICES[name](folder, settings, plain, ids[name], resumed)
                 self.places[name] = self._running[name].place
             except Exception as error:
-                self._drop(name, f"could not start ({_reason(error)})", SERVICES[name].cure)
+                self._drop(name, "could not start", error, SERVICES[name].cure)
 
     def log(self, row: Row) -> None:
         """Log a row of metrics, completed by the latest counters."""
@@ -277,16 +259,13 @@ class Loggers:
             try:
                 getattr(logger, method)(*arguments)
             except Exception as error:
-                self._drop(name, f"failed ({_reason(error)})", logger.cure)
+                self._drop(name, "failed", error, logger.cure)
 
-    def _drop(self, name: str, failure: str, cure: str) -> None:
+    def _drop(self, name: str, failure: str, error: Exception, cure: str) -> None:
+        reason = shorten(str(error), REASON_CHARS) or type(error).__name__
         self._running.pop(name, None)
-        self.failed[name] = self.places[name] = redacted(failure)
+        self.failed[name] = self.places[name] = redacted(f"{failure} ({reason})")
         self._say(f"! logger={name} {self.failed[name]}: {cure}; the run folder has everything")
-
-
-def _reason(error: Exception) -> str:
-    return shorten(str(error), REASON_CHARS) or type(error).__name__
 
 
 def encodable(value: Any) -> Any:

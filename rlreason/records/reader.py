@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -22,35 +22,34 @@ from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import redacted, shorten, visible
 
-
-class Ending(NamedTuple):
-    """The exit code of a status. `of_its_own`: the run ended as its settings provide and left a `summary.json`."""
-
-    exit_code: int | None
-    of_its_own: bool
-
-
-STATUSES: dict[str, Ending] = {
-    "running": Ending(None, False),  # under way, or killed without a chance to say so
-    "finished": Ending(0, True),
-    "stopped": Ending(0, True),  # by a rule that was asked for, as stopped:RULE
-    "budget": Ending(0, True),  # its hours, tokens or steps were spent
-    "diverged": Ending(5, True),  # the loss, the weights or the accuracy went astray, as diverged:RULE
-    "interrupted": Ending(130, False),  # by a signal
-    "failed": Ending(1, False),
+DIVERGED = 5
+#: The exit code of each status.
+STATUSES = {
+    "running": None,  # under way, or killed without a chance to say so
+    "finished": 0,
+    "stopped": 0,  # by a rule that was asked for, as stopped:RULE
+    "budget": 0,  # its hours, tokens or steps were spent
+    "diverged": DIVERGED,  # the loss, the weights or the accuracy went astray, as diverged:RULE
+    "interrupted": 130,  # by a signal
+    "failed": 1,
 }
 RESOURCES = ResourceError.exit_code
 SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in libraries' errors
 TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
 
 
-def ending(status: str) -> Ending:
-    """Return the row of a status, whatever its rule.
+def exit_code_of_status(status: str) -> int | None:
+    """Return the exit code of a status, whatever its rule.
 
-    >>> ending("diverged:loss")
-    Ending(exit_code=5, of_its_own=True)
+    >>> exit_code_of_status("diverged:loss")
+    5
     """
     return STATUSES[status.partition(":")[0]]
+
+
+def ended_by_itself(status: str) -> bool:
+    """Whether a run of this status ended as its settings provide and left a `summary.json`."""
+    return exit_code_of_status(status) in (0, DIVERGED)
 
 
 def known_status(status: str) -> str:
@@ -58,11 +57,13 @@ def known_status(status: str) -> str:
     return status if status.partition(":")[0] in STATUSES else "failed"
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None where there is no such file, or a broken one."""
+def read_object(path: Path, say: Callable[[str], object] = str) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None where there is no such file, or a broken one, of which it will `say`."""
     with suppress(OSError, ValueError):
         if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
             return value
+    if path.is_file():
+        say(f"{path} is left out: it is no JSON object")
     return None
 
 
@@ -106,7 +107,7 @@ def exit_code(error: BaseException) -> int:
 
 def write_status(folder: Path, status: str, reason: str = "") -> None:
     """Replace `status.json`: {"status", "reason", "time"}."""
-    assert ending(status)
+    assert status == known_status(status)
     row = {"status": status, "reason": redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     write_whole(folder / STATUS, json.dumps(row, indent=2) + "\n")
 
@@ -159,19 +160,12 @@ class RunFolder:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """`provenance.json`: commit, command and versions; {} where there is none."""
-        return self._object(files.PROVENANCE) or {}
+        return read_object(self.path / files.PROVENANCE, self._say) or {}
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """`summary.json`; None where the run did not end by itself."""
-        return self._object(files.SUMMARY)
-
-    def _object(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in a file of the folder; `say` that it is broken."""
-        value = read_object(self.path / name)
-        if value is None and (self.path / name).is_file():
-            self._say(f"{self.path / name} is left out: it is no JSON object")
-        return value
+        return read_object(self.path / files.SUMMARY, self._say)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

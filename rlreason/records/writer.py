@@ -10,13 +10,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import (
-    finite,
-    line_of,
-    opened,
-    read_state,
-    written,
-)
+from rlreason.records.files import finite, line_of, opened, read_state, written
 from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import code_differs, differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
@@ -70,7 +64,6 @@ class RunWriter:
                 say(f"! functions of your own have changed since this run began ({path.name} has their sources now)")
         elif aside := set_aside(folder):
             say(f"a broken-off run was here: its records are now in {aside}")
-        self._ending_before = read_ending(folder)
         write_status(folder, "running")
         log_stderr_in(folder)
         if self.checkpoint is None:
@@ -81,14 +74,12 @@ class RunWriter:
         """Take the folder back to the checkpoint.
 
         `facts`: of the current inputs (`training.build.run_facts`). `ConfigError` where data, prompts or the start
-        model differ from before; then the folder is unchanged.
+        model differ from before; then its records are unchanged.
         """
         assert self.checkpoint is not None
         parts = self._provenance.get("earlier_parts", [])
         earlier: Mapping[str, Any] = next((part for part in reversed(parts) if "data" in part), {})
         if other := differences(earlier, facts, INPUTS):
-            if self._ending_before:  # else it was killed, and had no other status
-                write_status(self.folder, self._ending_before["status"], self._ending_before["reason"])
             raise ConfigError(
                 f"hydra.run.dir={self.folder} holds a run that began with another input ({other[0]}): put back what it "
                 "began with, or choose another folder"

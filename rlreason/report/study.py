@@ -10,7 +10,7 @@ import numpy as np
 
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
-from rlreason.records.reader import ending
+from rlreason.records.reader import ended_by_itself
 from rlreason.report.content import Series
 from rlreason.runtime.statistics import Difference, Floats, compared, of_clusters
 from rlreason.runtime.text import question_keys
@@ -84,7 +84,7 @@ class StudyRun:
     @property
     def ended(self) -> bool:
         """Return whether it ended by itself, so that its last evaluation is the planned one."""
-        return self.state != WAITING and ending(self.status).of_its_own
+        return self.state != WAITING and ended_by_itself(self.status)
 
     @property
     def diverged(self) -> bool:

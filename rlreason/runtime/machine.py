@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import util
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rlreason.errors import ConfigError
 
@@ -50,13 +50,6 @@ class Driver:
     failure: str = ""
 
 
-class Unseen(NamedTuple):
-    """Why torch reaches none of the machine's GPUs, and the cure."""
-
-    words: str
-    cure: str
-
-
 def query_driver() -> Driver:
     """Ask NVIDIA's driver for the GPUs of this machine, container or job, whatever CUDA_VISIBLE_DEVICES is.
 
@@ -68,26 +61,21 @@ def query_driver() -> Driver:
         return Driver()
     try:
         pynvml.nvmlInit()
-        try:
-            gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount()))
-            return Driver(gpus, pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
+        gpus = []
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            handle, free, total = pynvml.nvmlDeviceGetHandleByIndex(number), None, None
+            with suppress(pynvml.NVMLError_NotSupported):  # memory that is shared with the processor
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                free, total = memory.free, memory.total
+            bf16 = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= BF16_SINCE
+            gpus.append(Device("cuda", pynvml.nvmlDeviceGetName(handle), free, total, bf16))
+        driver = Driver(tuple(gpus), pynvml.nvmlSystemGetDriverVersion())
+        pynvml.nvmlShutdown()
+        return driver
     except pynvml.NVMLError_LibraryNotFound:
         return Driver()
     except pynvml.NVMLError as error:
         return Driver(failure=f"NVIDIA's driver does not answer ({error})")
-
-
-def _gpu(handle: Any) -> Device:
-    import pynvml
-
-    free = total = None
-    with suppress(pynvml.NVMLError_NotSupported):  # memory that is shared with the processor
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        free, total = memory.free, memory.total
-    bf16 = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= BF16_SINCE
-    return Device("cuda", pynvml.nvmlDeviceGetName(handle), free, total, bf16)
 
 
 @cache
@@ -117,12 +105,12 @@ def with_second(gpus: Sequence[Device]) -> Device:
     return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
 
 
-def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: str | None) -> Unseen | None:
-    """Return why torch reaches none of these GPUs; None where the machine has none.
+def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: str | None) -> tuple[str, str] | None:
+    """Return why torch reaches none of these GPUs, and the cure; None where the machine has none.
 
     `visible`: CUDA_VISIBLE_DEVICES; `torch`: its version; `built_for`: the version of CUDA that it was built for.
 
-    >>> why_unseen(["A100"], "", "2.13.0", "13.0").cure
+    >>> why_unseen(["A100"], "", "2.13.0", "13.0")[1]
     'unset CUDA_VISIBLE_DEVICES'
     """
     if not gpus:
@@ -135,7 +123,7 @@ def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: 
     else:
         words = f"torch {torch} for CUDA {built_for} does not reach {', '.join(gpus)}"
         cure = f"update the driver, or take a torch for an older CUDA ({GPU_TORCH}); in a cluster's job, ask for a GPU"
-    return Unseen(f"{words}: everything runs on the processor", cure)
+    return f"{words}: everything runs on the processor", cure
 
 
 def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: Sequence[str] | None = None) -> None:

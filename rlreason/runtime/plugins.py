@@ -150,7 +150,10 @@ class NotImportableError(Exception):
 
 
 def load(name: str) -> Callable[..., Any]:
-    """Load the function `module:function`: a registered object, or one from the current folder or Python's path."""
+    """Load the function `module:function`: a registered object, or one from the current folder or Python's path.
+
+    `NotImportableError` where that fails, with the place of the mistake or the cure.
+    """
     if (given := find(name)) is not None:
         return given  # type: ignore[no-any-return]
     module, _, function = name.partition(":")
@@ -159,7 +162,17 @@ def load(name: str) -> Callable[..., Any]:
             "it was a Python object of the program that started the run: write its source (own_functions.txt of the "
             "run) into a file and name it module:function, or give it again from Python"
         )
-    value: Any = import_user_module(module)
+    try:
+        value: Any = importlib.import_module(module)
+    except BaseException as error:  # also what ends a process, such as SystemExit
+        gone = error.name if isinstance(error, ModuleNotFoundError) else None
+        if gone is not None and f"{module}.".startswith(f"{gone}."):
+            raise NotImportableError(
+                f"there is no module {gone} in {Path.cwd()} or among the installed packages: fix the name, or set "
+                "PYTHONPATH to its folder"
+            ) from None
+        cure = "fix that" if gone is None else "fix or install that"
+        raise NotImportableError(f"importing {module} fails: {describe_error(error)}: {cure}") from None
     for part in function.split("."):
         near = difflib.get_close_matches(part, dir(value), n=1)
         value = getattr(value, part, None)
@@ -171,19 +184,6 @@ def load(name: str) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]
 
 
-def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the function; `NotImportableError` where it cannot be called with two values, as the grader does."""
-    with suppress(ValueError):  # some functions in C have no signature
-        try:
-            inspect.signature(function).bind("response", "reference answer")
-        except TypeError as error:
-            raise NotImportableError(
-                f"{name.partition(':')[2]} cannot be called with two texts ({error}): a reward takes (response, "
-                "reference answer), a scorer (question, response)"
-            ) from None
-    return function
-
-
 def find_modules_here() -> None:
     """Add the current folder to sys.path, as `python -m` does, so that a user's `module:function` is found.
 
@@ -193,21 +193,6 @@ def find_modules_here() -> None:
     here = str(Path.cwd())
     if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
         sys.path.insert(0, here)
-
-
-def import_user_module(name: str) -> ModuleType:
-    """Import a module; `NotImportableError` where that fails, with the place of the mistake or the cure."""
-    try:
-        return importlib.import_module(name)
-    except BaseException as error:  # also what ends a process, such as SystemExit
-        gone = error.name if isinstance(error, ModuleNotFoundError) else None
-        if gone is not None and f"{name}.".startswith(f"{gone}."):
-            raise NotImportableError(
-                f"there is no module {gone} in {Path.cwd()} or among the installed packages: fix the name, or set "
-                "PYTHONPATH to its folder"
-            ) from None
-        cure = "fix that" if gone is None else "fix or install that"
-        raise NotImportableError(f"importing {name} fails: {describe_error(error)}: {cure}") from None
 
 
 def describe_error(error: BaseException) -> str:

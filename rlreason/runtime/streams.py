@@ -6,7 +6,6 @@ import faulthandler
 import io
 import os
 import re
-import shutil
 import sys
 import tempfile
 import textwrap
@@ -14,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO
 
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.runtime import signals
@@ -22,7 +21,6 @@ from rlreason.runtime.files import whole
 from rlreason.runtime.text import redacted, visible
 
 READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
-LOG_WIDTH = 120  # columns of a file or a pipe
 LINE_ANEW = "\r\033[K"  # our only control code: clears the current line of the terminal
 NAME = "log.txt"
 
@@ -35,10 +33,8 @@ class Outlet(io.TextIOWrapper):
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
-        lines, through = stream.line_buffering, stream.write_through
-        super().__init__(
-            stream.buffer, stream.encoding, "backslashreplace", line_buffering=lines, write_through=through
-        )
+        buffering = stream.line_buffering, stream.write_through
+        super().__init__(stream.buffer, stream.encoding, "backslashreplace", None, *buffering)
         self._gone = False
 
     def write(self, text: str, /) -> int:
@@ -82,11 +78,6 @@ def print_stderr(text: str) -> None:
         print(f"rlreason: {line}" if line else "", file=_screen or sys.stderr, flush=True)
 
 
-def width_of(stream: TextIO) -> int:
-    """Return the columns of a stream: the terminal's (COLUMNS, where it is set), or 120 for a file or pipe."""
-    return shutil.get_terminal_size().columns if stream.isatty() else LOG_WIDTH
-
-
 def folded(text: str, width: int, below: int = 0) -> str:
     """Wrap every line of a text to `width` columns, at spaces; what is wrapped begins at the column `below`.
 
@@ -118,52 +109,25 @@ class LogStream(io.TextIOWrapper):
             super().flush()
 
 
-class _StderrFile:
-    """The target of the redirected standard error: a temporary file until the run has a folder."""
-
-    def __init__(self) -> None:
-        self.spool = tempfile.TemporaryFile()  # noqa: SIM115
-        self.path: Path | None = None
-        os.dup2(self.spool.fileno(), 2)
-
-    def move_to(self, folder: Path) -> None:
-        sys.stderr.flush()
-        with suppress(OSError), (folder / NAME).open("ab", buffering=0) as log:  # a full disk ends the run elsewhere
-            self.path = folder / NAME
-            os.dup2(log.fileno(), 2)
-            self.spool.seek(0)
-            log.write(_redacted_bytes(self.spool.read()))
-
-    def tidy(self) -> None:
-        """Remove the log where it is empty, and hide secrets that native code wrote into it."""
-        if self.path is None:
-            return
-        with suppress(OSError):
-            before = self.path.read_bytes()
-            if not before:
-                self.path.unlink()
-            elif (now := _redacted_bytes(before)) != before:
-                with whole(self.path) as partial:
-                    partial.write_bytes(now)
-
-
-_file: _StderrFile | None = None  # of the current run
+_log: Path | None = None  # of the current run; None: it has no folder yet
+_early: BinaryIO | None = None  # what was written to standard error before the run had a folder; None: no run
 _screen: TextIO | None = None  # the command's standard error during a run
 
 
 @contextmanager
 def stderr_logged() -> Iterator[None]:
     """Redirect standard error during a run, the block, except for `print_stderr`."""
-    global _file, _screen
+    global _early, _log, _screen
     python, descriptor = sys.stderr, os.dup(2)
     python.flush()
     _screen = open(descriptor, "w", encoding=python.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    _file = file = _StderrFile()
+    _early, _log = tempfile.TemporaryFile(), None  # noqa: SIM115
+    os.dup2(_early.fileno(), 2)
     signals.print_to(descriptor)
     faulthandler.enable(_screen)  # a crash in native code
     sys.stderr = LogStream(2)
     try:
-        with signals.before_leaving(file.tidy):
+        with signals.before_leaving(_tidy_log):
             yield
     finally:
         sys.stderr.flush()
@@ -173,14 +137,34 @@ def stderr_logged() -> Iterator[None]:
             os.dup2(descriptor, 2)
             signals.print_to(2)
             os.close(descriptor)
-            _file = _screen = None
-        file.tidy()
+            _early = _screen = None
+        _tidy_log()
 
 
 def log_stderr_in(folder: Path) -> None:
     """Write past and later output to standard error into the folder's `log.txt`."""
-    if _file is not None:
-        _file.move_to(folder)
+    global _log
+    if _early is None:
+        return
+    sys.stderr.flush()
+    with suppress(OSError), (folder / NAME).open("ab", buffering=0) as log:  # a full disk ends the run elsewhere
+        _log = folder / NAME
+        os.dup2(log.fileno(), 2)
+        _early.seek(0)
+        log.write(_redacted_bytes(_early.read()))
+
+
+def _tidy_log() -> None:
+    """Remove the log where it is empty, and hide secrets that native code wrote into it."""
+    if _log is None:
+        return
+    with suppress(OSError):
+        before = _log.read_bytes()
+        if not before:
+            _log.unlink()
+        elif (now := _redacted_bytes(before)) != before:
+            with whole(_log) as partial:
+                partial.write_bytes(now)
 
 
 def _redacted_bytes(text: bytes) -> bytes:
@@ -213,10 +197,9 @@ class Parser(argparse.ArgumentParser):
 
         The folder of a sweep is refused as `arguments.run`, and means all of its runs in `runs`.
         """
-        if several:
-            self.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
-        else:
-            self.add_argument("run", metavar="RUN", type=run_folder, help=help)
+        self.add_argument(
+            "runs" if several else "run", metavar="RUN", type=run_folder, nargs="+" if several else None, help=help
+        )
 
 
 def number_in(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:

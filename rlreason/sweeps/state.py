@@ -11,8 +11,10 @@ import msgspec
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, SUMMARY, checkpoints_in, finite
 from rlreason.records.reader import (
+    DIVERGED,
     RunFolder,
-    ending,
+    ended_by_itself,
+    exit_code_of_status,
     known_status,
     read_ending,
     read_status,
@@ -74,7 +76,7 @@ class RunState:
     @property
     def of_its_own(self) -> bool:
         """Return whether it reached an end of its own: there is nothing left to run."""
-        return self.status != WAITING and ending(self.status).of_its_own
+        return self.status != WAITING and ended_by_itself(self.status)
 
     @property
     def status_text(self) -> str:
@@ -241,7 +243,7 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
         setattr(now, name, number(summary.get(name)))
     low, high = map(number, summary.get("accuracy_interval") or (None, None))
     now.accuracy_interval = None if low is None or high is None else (low, high)
-    if now.accuracy is None and ending(now.status) is ending("diverged"):
+    if now.accuracy is None and exit_code_of_status(now.status) == DIVERGED:
         now.accuracy, now.accuracy_interval = 0.0, None
         now.reason = "; ".join(filter(None, (now.reason, "without a figure of its own, it counts as accuracy 0")))
     now.problems = summary.get("eval_problems")
@@ -255,7 +257,7 @@ def _status_without_summary(run: RunState, place: Path) -> tuple[str, str]:
     status, reason = read_status(place), read_ending(place).get("reason", "")
     if status == "running" and holder(place) is None:
         return "interrupted", KILLED
-    if status is not None and (not ending(status).of_its_own or status == DOMINATED or (place / SUMMARY).exists()):
+    if status is not None and (not ended_by_itself(status) or status == DOMINATED or (place / SUMMARY).exists()):
         return status, reason
     return (run.status, run.reason) if run.status in ("failed", DOMINATED) else (WAITING, "")
 
