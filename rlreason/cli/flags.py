@@ -1,6 +1,5 @@
 """Parse a command line into flags and overrides, and look up what Hydra finds."""
 
-import argparse
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,8 +116,11 @@ class Request:
         return [*spelt, *words]
 
 
-def flags_parser() -> argparse.ArgumentParser:
-    """Return the parser of Hydra's flags, as its documentation lists them, with this program's version."""
+def read(words: Sequence[str]) -> Request:
+    """Parse a command line; `ConfigError` if a flag is unknown, conflicts with another, or names no folder.
+
+    The flags are Hydra's, as its documentation lists them; `--version` is answered here, with this program's.
+    """
     parser = Parser(prog="rlreason", add_help=False, usage=USAGE)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
@@ -132,15 +134,7 @@ def flags_parser() -> argparse.ArgumentParser:
     one.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
     parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     one.add_argument("--info", "-i", const="all", nargs="?", choices=parts)
-    return parser
-
-
-def read(words: Sequence[str]) -> Request:
-    """Parse a command line; `ConfigError` if a flag is unknown, conflicts with another, or names no folder.
-
-    `--version` is answered here, with this program's.
-    """
-    found = vars(flags_parser().parse_intermixed_args(list(words)))
+    found = vars(parser.parse_intermixed_args(list(words)))
     overrides = found.pop("overrides") or []
     flags = {name: value for name, value in found.items() if value not in (None, False)}
     if flags.keys() & {"package", "resolve"} and not flags.keys() & {"cfg", "help"}:  # Hydra would start a run

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -133,13 +133,8 @@ def unreadable(word: str, words: Sequence[str]) -> str:
         known = [*options_by_group(), *keys_below(config_of([], "config"))]
         meant_words = choices_named(re.split(r"[./:]", word)[-1]) or [f"{one}=..." for one in near(word, known)]
         return f"{word} is neither an override nor a subcommand: write key=value {did_you_mean(meant_words)}".rstrip()
-    if not key.strip():
-        return f"{word!r} names no setting in front of an equals sign: write key=value"
-    if value.endswith(","):
-        following = words[words.index(word) + 1 :] or ["VALUE"]
-        return f"{word} ends with a comma: values are listed without spaces, as in -m {word}{following[0]}"
-    if value.count("[") != value.count("]"):
-        return f"{word} lacks a bracket: write it without spaces, as in '{key}=[{value.strip('[]')}]'"
+    if value.endswith(",") or value.count("[") != value.count("]"):
+        return f"{word} is a part of a list: write it without spaces, as in '{key}=[a,b]', or -m {key}=a,b in a sweep"
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"
 
 
@@ -157,27 +152,17 @@ def wrong(word: str, cfg: DictConfig) -> str:
         return unknown_key(key, cfg, keys)
     if is_sweep(word):
         return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
-    if word.startswith("+") and not word.startswith("++"):
-        return f"{word} adds what is there already: take the + away"
-    if isinstance(OmegaConf.select(cfg, key), DictConfig) and not key.startswith("hydra"):
-        inside = [one for one in keys if one.startswith(f"{key}.")]
-        return f"{word} does not fit there, since {key} is a group of settings: write one of {', '.join(inside[:5])}"
     return ""
 
 
 def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     """Return what an unknown key may mean: a setting of another run, or one spelled similarly. `keys`: of `cfg`."""
     message, (place, _, last) = f"{key} is no setting of this run", key.rpartition(".")
-    group = PLACED.get(place, place)
-    if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
-        other = f"it is one of other options of {group}"
-        return f"{message}: {other}: choose among {', '.join(group_options(group))}, or leave it out"
-    if place in keys:
-        has = [one.removeprefix(f"{place}.") for one in keys if one.rpartition(".")[0] == place]
-        meant = [f"{place}.{one}" for one in near(last, has)]
-        return f"{message}: {did_you_mean(meant) or 'leave it out'} ({place} has {', '.join(has) or 'no settings'})"
     if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
         return f"{message}: {did_you_mean(meant)}"
+    group = PLACED.get(place, place)
+    if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
+        return f"{message}: other options of {group} have it: choose among {', '.join(group_options(group))}"
     top, schemas = key.partition(".")[0], SCHEMAS["schema"].items()
     owners = [f"algorithm={name}" for name, kind in schemas if top in kind.__dataclass_fields__]
     if owners and f"algorithm={cfg.get('algorithm')}" not in owners:
