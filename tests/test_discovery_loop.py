@@ -302,7 +302,7 @@ def test_what_a_conversation_shows_is_bounded_and_holds_the_best_and_the_newest(
         talk = Conversation(1, "system", "first")
         for number, score in enumerate(scores, 1):
             _, (turn,) = talk.ask(number, 1, history)
-            talk.add(replied(turn, score), "extend", f"after {number}")
+            talk.exchanges.append((replied(turn, score), "extend", f"after {number}"))
         messages, (turn,) = talk.ask(len(scores) + 1, 1, history)
         assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * len(turn.sees)]
         assert len(turn.sees) <= history + 1

@@ -92,30 +92,29 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
         assert (said.out, len(said.err.splitlines())) == ("", 1)
 
 
-@pytest.mark.parametrize("words", [("inspect",), ("inspect", "--regrade"), ("inspect", "--gradients")], ids=" ".join)
-def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_path, capsys):
-    name, *options = words
-    for folder in (tmp_path / "nowhere", run.parent, run / "metrics.jsonl"):
-        assert subcommand(name, folder, *options) == 2
-        said = capsys.readouterr()
-        assert (said.out, len(said.err.splitlines())) == ("", 1)
-        assert str(folder) in said.err
+def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(run, tmp_path, capsys):
+    """Bug: a sweep's folder, a file or nothing at all is read as a run, or ends in a traceback."""
+    for options in ((), ("--regrade",), ("--gradients",)):
+        for folder in (tmp_path / "nowhere", run.parent, run / "metrics.jsonl"):
+            assert subcommand("inspect", folder, *options) == 2
+            said = capsys.readouterr()
+            assert (said.out, len(said.err.splitlines())) == ("", 1)
+            assert str(folder) in said.err
 
 
-def test_a_subcommand_without_its_words_says_how_to_write_it(capsys):
-    for subcommand_of_table in SUBCOMMANDS:
-        takes = subcommand_of_table.takes.split()[0]
-        if not takes.startswith("["):  # whose words may be left out
-            assert subcommand(subcommand_of_table.name) == 2
-            assert f"{takes}: write rlreason {subcommand_of_table.name} " in capsys.readouterr().err
-        with pytest.raises(SystemExit):
-            subcommand(subcommand_of_table.name, "--help")
-        assert "--json" in capsys.readouterr().out
-
-
-def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
+def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subcommand(capsys):
+    """Bug: a subcommand without its help or its --json, or a setting's name that is taken for a misspelt one."""
     lines = subcommands_help()
-    assert all(f"rlreason {one.name} {one.takes}" in lines and one.line in lines for one in SUBCOMMANDS)
+    for one in SUBCOMMANDS:
+        assert f"rlreason {one.name} {one.takes}" in lines
+        assert one.line in lines
+        takes = one.takes.split()[0]
+        if not takes.startswith("["):  # whose words may be left out
+            assert subcommand(one.name) == 2
+            assert f"{takes}: write rlreason {one.name} " in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            subcommand(one.name, "--help")
+        assert "--json" in capsys.readouterr().out
     for word, says in {"inspct": "mean rlreason inspect?", "train": "a run starts without one"}.items():
         with pytest.raises(ConfigError, match=rf"^{word} is no subcommand: .*{re.escape(says)}"):
             refuse_wrong_subcommand([word, "runs/x"])
@@ -126,6 +125,7 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
 
 
 def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+    """Bug: a broken pipe is a traceback, or loses the figures that were to be written."""
     done = rlreason("inspct", str(run), "--json", cwd=tmp_path)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     for target in ("-", str(tmp_path / "figures.json")):

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RESOURCES, RunFolder, exit_code, runs_in
+from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.design import key_of, parsed
@@ -56,8 +55,7 @@ def composed_run(
 def _place_of(cfg: DictConfig) -> Path:
     if not cfg.hydra.run.dir:
         raise ConfigError(f"{RUN_DIR}= names no folder: give one, or leave it out")
-    place = Path(cfg.hydra.run.dir)
-    return place if place.parent.exists() else Path(os.path.normpath(place))  # a/.. would make the folder a
+    return Path(cfg.hydra.run.dir)
 
 
 def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: Path | None = None) -> OneRun:
@@ -173,18 +171,7 @@ def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, by trying it: file systems have rules of their own."""
-    missing = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError("no permission to write there")
-    except OSError as error:
-        if exit_code(error) == RESOURCES:
-            raise
-        why = error.strerror or error
-        raise ConfigError(f"the run folder {folder} cannot be made: {why}: choose another") from None
-    finally:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
+    """Refuse a folder that cannot be made or written to."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"the run folder {folder} cannot be made: no permission to write in {there}: choose another")

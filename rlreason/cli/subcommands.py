@@ -9,7 +9,6 @@ docstring is shown by `rlreason SUBCOMMAND --help` and which defines
 `--json` is the same for all: it prints only the figures, and `--json FILE` writes them.
 """
 
-import argparse
 import difflib
 import json
 import sys
@@ -100,10 +99,16 @@ def parser_of(subcommand: Subcommand) -> Parser:
 def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
     """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake.
 
-    Its figures are written first: whoever reads its output may leave.
+    One is a run of discovery, or a sweep's folder where one run is read. Figures are written first: whoever reads the
+    output may leave.
     """
     arguments = parser_of(subcommand).parse_args(words)
-    refuse_no_run(arguments, subcommand.name)
+    one = [arguments.run] if "run" in arguments else []
+    for folder in one or getattr(arguments, "runs", []):
+        if (Path(folder) / CONVERSATION).exists() and subcommand.name not in ("report", "rerun"):
+            raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
+    if one and (inner := runs_in(one[0])):
+        raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
     target = arguments.json
     file = None if target in (None, STDOUT) else Path(target)
     if file is not None:
@@ -121,13 +126,3 @@ def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
     if file is not None:
         console.say(f"figures: {target}")
     return answer.exit_code
-
-
-def refuse_no_run(arguments: argparse.Namespace, subcommand: str) -> None:
-    """Raise `ConfigError` for a run of discovery, and for a sweep's folder where one run is read."""
-    one = [arguments.run] if "run" in arguments else []
-    for folder in one or getattr(arguments, "runs", []):
-        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
-            raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
-    if one and (inner := runs_in(one[0])):
-        raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
