@@ -10,10 +10,11 @@ A resumed run walks through the same turns again: what the journal knows is neit
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import alive
 
+T = TypeVar("T")
 #: Parts of a result that differ from run to run: the same replies make the same log.
 MEASURED = ("seconds", "check_seconds", "peak_memory_mb", "output_tail")
 
@@ -112,7 +114,6 @@ class Discovery:
         self.earlier_turns = max((int(id.partition(".")[0]) for id in self.earlier), default=0)
         self.ended = ""  # which budget allows no more
         self._not_before = 0.0  # on the monotonic clock: the next request
-        self._requests: dict[Future[Answer], Turn] = {}  # under way
         self._programs: dict[Future[Result], Turn] = {}  # being scored
         self._workers = ThreadPoolExecutor(run.score.workers, "score")
 
@@ -212,13 +213,13 @@ class Discovery:
             while (left := until - time.monotonic()) > 0:
                 alive()
                 time.sleep(min(left, 1.0))
-            self._send(messages, waiting)
-            if not self._requests:
+            if not (requests := self._send(messages, waiting)):
                 break
-            while self._requests:
-                self._wait()
-        while self._programs:
-            self._wait()
+            for turn, answer in _completed(requests):
+                self._answered(turn, answer)
+                self._begin_scoring(turn)
+        for turn, result in _completed(self._programs):
+            self._scored(turn, result)
         made = [turn for turn in turns if turn.calls]
         if made and not (self.ended or is_over) and all(_not_received(turn.calls[-1].outcome) for turn in made):
             raise ConfigError(self.client.refusal(self.journal.answers[made[0].calls[-1].id]))
@@ -244,32 +245,21 @@ class Discovery:
             raise ConfigError(self.client.refusal(self.journal.answers[turn.calls[-1].id]))
         return len(failed) <= self.run.client.retries
 
-    def _send(self, messages: Messages, waiting: list[Turn]) -> None:
+    def _send(self, messages: Messages, waiting: list[Turn]) -> dict[Future[Answer], Turn]:
         """Send the next request for each of these, as far as the budget allows."""
         bound, run, most = prompt_bound(messages), self.run, self.run.client.max_tokens
+        requests = dict[Future[Answer], Turn]()
         for turn in waiting:
             if spent := self.spending.spent(bound, most, self.journal.seconds):
-                self.ended = "" if self._requests else spent  # what is under way may leave something over
+                self.ended = "" if requests else spent  # what is under way may leave something over
                 break
             id = _next_id(turn)
             self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=most)
             turn.calls.append(self.spending.begin(self.journal.asks[id]))
             seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
             limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
-            request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)
-            self._requests[request] = turn
-
-    def _wait(self) -> None:
-        """Wait up to a second for answers and scores, and record those that have come."""
-        alive()
-        pending: list[Future[Any]] = [*self._requests, *self._programs]
-        for future in wait(pending, 1.0, FIRST_COMPLETED).done:
-            if future in self._requests:
-                turn = self._requests.pop(future)
-                self._answered(turn, future.result())
-                self._begin_scoring(turn)
-            else:
-                self._scored(self._programs.pop(future), future.result())
+            requests[self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)] = turn
+        return requests
 
     def _answered(self, turn: Turn, answer: Answer) -> None:
         answer.id = turn.calls[-1].id
@@ -357,6 +347,14 @@ class Discovery:
         say(f"program    {program}; score it again: rlreason score {program}")
         say(f"report     {report}")
         return float(score)
+
+
+def _completed(futures: dict[Future[T], Turn]) -> Iterator[tuple[Turn, T]]:
+    """Yield the turns of futures with their results, as they come; none is left there."""
+    while futures:
+        alive()
+        for future in wait(futures, 1.0, FIRST_COMPLETED).done:
+            yield futures.pop(future), future.result()
 
 
 def _next_id(turn: Turn) -> str:
