@@ -29,11 +29,11 @@ LINES = [
     (["-m", "loss=glob(x*)"], "loss=x*"),
     (["-m", "jobs=0", "seed=0,1"], "jobs=0"),
     (["~loss"], "~loss"),
+    (["algorithm=sft", "loss=gspo"], "loss=gspo cannot be composed"),
     # flags
     (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope"),
     (["--learning_rate=3"], "without dashes"),
     (["--package", "x"], "--package"),
-    (["--cfg", "job", "-p", "nope"], "--package=nope"),
     (["--shell-completion"], "--shell-completion has no answer"),
     # keys
     (["temperature=1"], "sampling.temperature"),
@@ -60,7 +60,7 @@ LINES = [
     (["-m", "seed=0,", "1"], "-m seed=a,b"),
     (["gspo"], "loss=gspo"),
     (["seed:1"], "seed=1"),
-    (["seed=1", "inspect"], "as in rlreason inspect"),
+    (["seed=1", "inspect"], "inspect is no override"),
     # rules between settings
     (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"),
     (["model.heads=6"], "model.width=128"),

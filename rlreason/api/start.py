@@ -168,21 +168,19 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
     if resumed := [word for word in overrides if key_of(word) == RESUME]:
         raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
     with reading(read(overrides), note) as request:
-        given = set(map(key_of, request.overrides))
-        settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else plain(base, resolve=False)
+        if isinstance(base, Run):
+            if base.model is None:
+                raise ConfigError(f"{base.folder} holds no saved model: give one of save_model=true, or model.path=DIR")
+            settings, problems = base.config, base.summary.get("eval_problems")
+            if problems and settings.get("eval_problems"):  # a scale's number may exceed those there were
+                settings["eval_problems"] = min(problems, settings["eval_problems"])
+            given = set(map(key_of, request.overrides))
+            settings = evaluation_settings(settings, base.model.absolute(), given)
+        else:
+            settings = plain(base, resolve=False)
         one = changed_run(settings, request.overrides)
         check_start([one.run], one.folder, note)
         return one
-
-
-def _settings_to_evaluate(run: Run, given: set[str]) -> dict[str, Any]:
-    """Return the settings that evaluate the run's model as the run did, except for what is `given` again."""
-    if run.model is None:
-        raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
-    config, problems = run.config, run.summary.get("eval_problems")
-    if problems and config.get("eval_problems"):  # a scale's number may exceed those there were
-        config["eval_problems"] = min(problems, config["eval_problems"])
-    return evaluation_settings(config, run.model.absolute(), given)
 
 
 def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collection[str]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from omegaconf import OmegaConf
-
 from rlreason.cli.compose import (
     RESUME,
     Note,
@@ -52,12 +50,10 @@ def check_command_line(words: Sequence[str], note: Note | None = None) -> Reques
             one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
             if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
                 raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-            refuse_unread([one.run], note, of_sweep=in_sweep)
+            if in_sweep:
+                refuse_unread([one.run], note)
         else:
-            cfg = composed(fixed(request.overrides) if request.multirun else request.overrides, request.config_name)
-            part = request.flags.get("package", "_global_")
-            if part != "_global_" and OmegaConf.select(cfg, part) is None:
-                raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
+            composed(fixed(request.overrides) if request.multirun else request.overrides, request.config_name)
         if one is not None and request.starts:
             check_start([one.run], one.folder, note)
         return replace(request, one=one)

@@ -140,12 +140,12 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
 # Whether it could begin
 
 
-def refuse_unread(runs: Sequence[AnyRunConfig], note: Note, of_sweep: bool) -> None:
-    """Refuse typed settings that none of the runs reads, and note those that only some of them read.
+def refuse_unread(runs: Sequence[AnyRunConfig], note: Note) -> None:
+    """Refuse typed settings that no run of a sweep reads, and note those that only some of them read.
 
-    `of_sweep`: they are runs of a sweep, whose own monitors are no mistake. One of them by itself refuses nothing.
+    A sweep's own monitors are no mistake. One of its runs by itself refuses nothing.
     """
-    own = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if of_sweep else []
+    own = [f"monitors.{monitor}" for monitor in OF_SWEEPS]
     said = {key: line for run in runs for key, line in complaints(run).items() if key not in own}
     useless = [line for key, line in said.items() if all(key in unread_keys(run) for run in runs)]
     if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it

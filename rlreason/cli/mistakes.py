@@ -25,7 +25,6 @@ from rlreason.cli.flags import (
     options_by_group,
 )
 from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
-from rlreason.cli.subcommands import SUBCOMMANDS
 from rlreason.config.store import FUNCTIONS, SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
@@ -62,9 +61,14 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         return f"{mark.name}, line {mark.line + 1} is no YAML ({first_line(error)}): fix the file, or choose another"
     if in_file := re.match(r"In '([^']+)'", str(error)):
         return f"{in_file[1]}.yaml does not compose ({' '.join(str(error).split())}): fix it"
-    cfg = config_of(choices_among(overrides), name)
-    if line := next(filter(None, (wrong(word, cfg) for word in overrides)), ""):
-        return line
+    cfg = config_of(choices_among(overrides), name)  # what the options alone compose
+    keys, groups = keys_below(cfg), options_by_group()
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if key not in keys and "/" not in key and key.partition("@")[0] not in groups:
+            return unknown_key(key, cfg, keys)
+        if is_sweep(word):
+            return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
     if merging := re.match("Error merging override (.+)", str(error)):
         return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
     about = [word for word in overrides if "${" in word]
@@ -110,9 +114,8 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
 def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str], offered: Sequence[str]) -> None:
     values = [token[2] for text in texts for token in TOKEN.finditer(text.replace("\\", ""))]
     one_of = f"choose one of {', '.join(offered)}"
-    if not values or "{" in word:
-        raise ConfigError(f"{word} chooses no option of {group}: {one_of}")
-    if (texts[0].startswith("[") and group not in SEVERAL) or (group == "sweep" and len(values) > 1):
+    is_list = texts[0].startswith("[") and group not in SEVERAL
+    if not values or "{" in word or is_list or (group == "sweep" and len(values) > 1):
         raise ConfigError(f"{word}: a run has one option of {group}, and a command one sweep: {one_of}")
     for value in values:
         if not config_exists(f"{group}/{value}"):
@@ -127,32 +130,14 @@ def unreadable(word: str, words: Sequence[str]) -> str:
     key, equals, value = word.partition("=")
     if meant := re.fullmatch(r"([A-Za-z_][\w.]*)(?:\s+=\s*|\s*[:\s]\s*)([^\s=]+)", word):
         return f"{word} cannot be read: write {meant[1]}={meant[2]}"
-    if not equals and word in (names := [one.name for one in SUBCOMMANDS]):
-        return f"{word} is no override: a subcommand comes first ({', '.join(names)}), as in rlreason {word} ..."
     if not equals:
         known = [*options_by_group(), *keys_below(config_of([], "config"))]
         meant_words = choices_named(re.split(r"[./:]", word)[-1]) or [f"{one}=..." for one in near(word, known)]
-        return f"{word} is neither an override nor a subcommand: write key=value {did_you_mean(meant_words)}".rstrip()
+        no_override = f"{word} is no override; a run starts without a subcommand, and others have it first (--help)"
+        return f"{no_override}: write key=value {did_you_mean(meant_words)}".rstrip()
     if value.endswith(",") or value.count("[") != value.count("]"):
         return f"{word} is a part of a list: write it without spaces, as in '{key}=[a,b]', or -m {key}=a,b in a sweep"
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"
-
-
-# What can be said of it beside the run that the options compose
-
-
-def wrong(word: str, cfg: DictConfig) -> str:
-    """Return what is wrong with a word, "" where nothing is known to be. `cfg`: what the options compose."""
-    key, keys = word.lstrip("+~").partition("=")[0], keys_below(cfg)
-    group = key.partition("@")[0]
-    if choices_among([word]):
-        chosen = word.startswith("~") or key in cfg.hydra.runtime.choices or group in MAY_BE_ABSENT
-        return "" if chosen else f"{group} is no option of the chosen algorithm: leave it out"
-    if key not in keys and group not in options_by_group():
-        return unknown_key(key, cfg, keys)
-    if is_sweep(word):
-        return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
-    return ""
 
 
 def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:

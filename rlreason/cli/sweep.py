@@ -188,7 +188,7 @@ def _checked(
         runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if later else absent).run
         now += [] if later else [run]
     checked = [runs[run.name] for run in now]
-    refuse_unread(checked, note, of_sweep=True)
+    refuse_unread(checked, note)
     seen: dict[str, set[str]] = {}
     for run in now:
         own = set(run.overrides)
