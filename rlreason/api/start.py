@@ -18,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlreason.api.runs import Run
-from rlreason.cli.check import check_command_line, quoted, reading
+from rlreason.cli.check import check_command_line, reading
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed
-from rlreason.cli.flags import OneRun, composing, is_sweep, read
+from rlreason.cli.flags import OneRun, composing, read
 from rlreason.cli.mistakes import in_one_line
-from rlreason.cli.names import NONE
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
@@ -224,10 +223,7 @@ def _checked_overrides(overrides: Sequence[object]) -> list[str]:
             raise ConfigError(f"{word!r} is no override: write it as a text, 'key=value'")
         if word.startswith("-"):
             raise ConfigError(f"{word} is a flag of the command line: leave it out here")
-        key, _, value = word.lstrip("+~").partition("=")
-        if key.startswith("hydra") and key not in HYDRA_SETTINGS:
+        if (key := word.lstrip("+~").partition("=")[0]).startswith("hydra") and key not in HYDRA_SETTINGS:
             raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
-        if is_sweep(quoted([word], multirun=False)[0]) or (key == "sweep" and value.lower() not in NONE):
-            raise ConfigError(f"{word} asks for several runs, and this starts one: write a loop of Python's")
         texts.append(word)
     return texts

@@ -179,18 +179,6 @@ def options_by_group() -> dict[str, list[str]]:
     return {group: group_options(group) for group in groups if group not in INTERNAL_GROUPS}
 
 
-def config_exists(path: str) -> bool:
-    """Return whether there is a config of this path, as GROUP/OPTION."""
-    return any(source.is_config(path) for source in sources())
-
-
-def config_content(path: str) -> dict[str, Any]:
-    """Return a config as its file has it, its defaults list too; {} if there is none."""
-    source = next((source for source in sources() if source.is_config(path)), None)
-    found = OmegaConf.to_container(source.load_config(path).config) if source else {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
-
-
 # Keys and choices
 
 

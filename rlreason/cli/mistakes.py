@@ -16,13 +16,13 @@ from yaml import YAMLError
 from rlreason.cli.flags import (
     choices_among,
     choices_named,
-    config_exists,
     config_of,
     group_options,
     is_sweep,
     keys_below,
     near,
     options_by_group,
+    sources,
 )
 from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
 from rlreason.config.store import FUNCTIONS, SCHEMAS
@@ -118,7 +118,7 @@ def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str]
     if not values or "{" in word or is_list or (group == "sweep" and len(values) > 1):
         raise ConfigError(f"{word}: a run has one option of {group}, and a command one sweep: {one_of}")
     for value in values:
-        if not config_exists(f"{group}/{value}"):
+        if not any(source.is_config(f"{group}/{value}") for source in sources()):
             meant = did_you_mean(near(value, offered, 0.8) or choices_named(value) or near(value, offered))
             more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
             more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""

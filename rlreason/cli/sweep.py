@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
-from rlreason.cli.flags import Request, config_content, options_by_group
+from rlreason.cli.flags import Request, options_by_group, sources
 from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.config.run import AnyRunConfig, works_on_a_model
@@ -82,8 +82,11 @@ def shared_config(request: Request) -> DictConfig:
 
 def file_of(overrides: Sequence[str]) -> SweepFile:
     """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
-    name = named_sweep(overrides)
-    return SweepFile("") if name is None else sweep_file(name, config_content(f"sweep/{name}"))
+    if (name := named_sweep(overrides)) is None:
+        return SweepFile("")
+    found = [source.load_config(f"sweep/{name}").config for source in sources() if source.is_config(f"sweep/{name}")]
+    content: Any = OmegaConf.to_container(found[0]) if found else {}
+    return sweep_file(name, content)
 
 
 def checked_stage(

@@ -85,7 +85,11 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
 
 
 def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
-    """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy."""
+    """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy.
+
+    Compare every group with the baseline of its draws, by a rank test whose p-values are adjusted by Holm: its seeds at
+    the fewest calls that any of them made, with consecutive groups of as many draws, as from independent sampling.
+    """
     groups: dict[str, list[Log]] = {}
     for log in sorted(logs, key=lambda log: (log.seed, str(log.folder))):
         groups.setdefault(json.dumps(facts_of(log), sort_keys=True), []).append(log)
@@ -96,29 +100,6 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
         draws = [max(own["starting score"], score) for log in logs if kind_of(log) == kind for score in draws_of(log)]
         settings.append(SeedGroup(", ".join([own["strategy"], *differing(own, alike)]), group, draws))
     settings.sort(key=lambda one: (ORDER.index(one.logs[0].strategy), one.label))
-    compare(settings)
-    return settings
-
-
-def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
-    """Return `key=value` for what differs; texts of prompts as the start of a hash."""
-    keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
-    hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
-    return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
-
-
-def draws_of(log: Log) -> list[int]:
-    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
-    made = [turn for turn in log.turns if turn.is_independent and turn.calls]
-    return [score for turn in made for score in ([0] * (len(turn.calls) - 1) + [turn.credit])]
-
-
-def compare(settings: Sequence[SeedGroup]) -> None:
-    """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
-
-    A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
-    as from runs of independent sampling.
-    """
     for one in settings:
         one.calls = calls = min(len(one.draws), *(log.calls for log in one.ended))
         if all(turn.is_independent for turn in one.turns):
@@ -135,6 +116,20 @@ def compare(settings: Sequence[SeedGroup]) -> None:
         if p <= LEVEL:
             above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
             one.word = "better" if above > 0 else "worse"
+    return settings
+
+
+def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
+    """Return `key=value` for what differs; texts of prompts as the start of a hash."""
+    keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
+    hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
+    return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
+
+
+def draws_of(log: Log) -> list[int]:
+    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
+    made = [turn for turn in log.turns if turn.is_independent and turn.calls]
+    return [score for turn in made for score in ([0] * (len(turn.calls) - 1) + [turn.credit])]
 
 
 def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
