@@ -63,7 +63,7 @@ def train(
     cannot go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the
     whole process, as it does without a run.
     """
-    return _start(None, _checked_overrides(overrides), config, {"reward": reward, "loss": loss, "data": data}, quiet)
+    return _start(config, overrides, {"reward": reward, "loss": loss, "data": data}, quiet)
 
 
 def evaluate(
@@ -80,8 +80,8 @@ def evaluate(
     """
     objects = {"reward": reward, "data": data}
     if overrides and isinstance(overrides[0], Run):
-        return _start(overrides[0], _checked_overrides(overrides[1:]), config, objects, quiet)
-    return _start(None, ["algorithm=evaluate", *_checked_overrides(overrides)], config, objects, quiet)
+        return _start(overrides[0], overrides[1:], objects, quiet)
+    return _start(config, ["algorithm=evaluate", *overrides], objects, quiet)
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -116,16 +116,14 @@ def own_hydra() -> Iterator[None]:
 
 
 def _start(
-    evaluated: Run | None,
-    overrides: list[str],
-    config: DictConfig | RunConfig | None,
-    objects: dict[str, Any],
-    quiet: bool,
+    base: Run | DictConfig | RunConfig | None, overrides: Sequence[object], objects: dict[str, Any], quiet: bool
 ) -> Run:
     """Start the run of these overrides, or the evaluation of a run; return it when it has ended.
 
-    `objects`: the reward, loss and data that were given as Python objects; see `train`.
+    `base`: the settings that the overrides change, or the run that is evaluated. `objects`: the reward, loss and data
+    that were given as Python objects; see `train`.
     """
+    typed = _checked_overrides(overrides)
     if place_of():
         raise ConfigError(
             "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
@@ -136,22 +134,21 @@ def _start(
         stack.callback(_running.release)
         own = stack.enter_context(as_settings(**objects))
         console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
-        if evaluated is not None and (evaluated.config.get("eval") or {}).get("prompt"):  # keep that prompt
+        if isinstance(base, Run) and (base.config.get("eval") or {}).get("prompt"):  # keep that prompt
             own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
+        words = [*own, *typed]
         with own_hydra():
-            one = _one_run(evaluated or config, [*own, *overrides], console.say)
+            one = _one_run(base, words, console.say)
         run, folder = one.run, one.folder.absolute()
         if not works_on_a_model(run):
             raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
-        if not any(key_of(word) in (RESUME, RUN_DIR) for word in overrides):
+        if not any(key_of(word) in (RESUME, RUN_DIR) for word in typed):
             folder = free_folder(folder)  # another run may have begun in the same second
-        words = [*own, *overrides]
-        if evaluated is not None or config is not None:  # its words alone would be another run
+        if base is not None:  # its words alone would be another run
             words = ["rerun", str(folder)]
         stack.enter_context(process_state_kept())
-        if one.sweep and SWEEP_VARIABLE not in os.environ:  # loggers group it as in the sweep
-            os.environ[SWEEP_VARIABLE] = one.sweep
-            stack.callback(os.environ.pop, SWEEP_VARIABLE)
+        if one.sweep:  # loggers group it as in the sweep
+            os.environ.setdefault(SWEEP_VARIABLE, one.sweep)
         divide_memory_finely()
         stack.enter_context(stoppable(in_script=True))
         run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
