@@ -23,7 +23,7 @@ from rlreason.cli.names import translated
 from rlreason.errors import ConfigError
 from rlreason.records.reader import settings_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.sweeps.design import fixed, key_of
+from rlreason.sweeps.design import fixed, key_of, named_sweep
 
 
 def check_command_line(words: Sequence[str], note: Note | None = None) -> Request:
@@ -47,9 +47,9 @@ def check_command_line(words: Sequence[str], note: Note | None = None) -> Reques
             one = repeated(folder, request.overrides, note)
         elif request.starts and not request.multirun:
             in_sweep = SWEEP_VARIABLE in os.environ
-            one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
-            if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
+            if (sweep := named_sweep(request.overrides)) and not in_sweep:
                 raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
+            one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
             if in_sweep:
                 refuse_unread([one.run], note)
         else:

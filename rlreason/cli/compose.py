@@ -41,7 +41,7 @@ def composed_run(
     `of_sweep`: one of several runs, each of which may leave typed settings unread that another reads.
     """
     cfg = composed(overrides, name)
-    place, hydra = _place_of(cfg), OmegaConf.masked_copy(cfg, "hydra")
+    place = _place_of(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
     with in_one_line(overrides, name, composing=True):
@@ -49,7 +49,7 @@ def composed_run(
     run = typed(cfg, map(key_of, overrides), absent)
     if not of_sweep and (bad := complaints(run)):
         raise ConfigError("\n".join(bad.values()))
-    return OneRun(run, cfg, place, hydra)
+    return OneRun(run, cfg, place)
 
 
 def _place_of(cfg: DictConfig) -> Path:
@@ -96,7 +96,7 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
         )
     if bad := complaints(run):
         raise ConfigError("\n".join(bad.values()))
-    return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
+    return OneRun(run, config, folder or _place_of(base))
 
 
 def repeated(

@@ -70,7 +70,6 @@ class OneRun:
     run: AnyRunConfig
     config: DictConfig
     folder: Path
-    of_hydra: DictConfig  # the part `hydra` of the config
     sweep: str | None = None  # that the run belongs to, where it resumes
 
 
