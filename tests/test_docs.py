@@ -11,9 +11,9 @@ import pytest
 
 from examples.scripted_server import serving
 from rlreason.cli.compose import composed
-from rlreason.cli.flags import composing, read, sweep_options_spelt
+from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import refuse_wrong_words
-from rlreason.cli.names import translated
+from rlreason.cli.names import sweep_options_spelt, translated
 from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
 from rlreason.discovery.score import problem_named

@@ -17,9 +17,9 @@ from rlreason.cli.compose import (
     repeated,
     resumed_folder,
 )
-from rlreason.cli.flags import Request, composing, read, sweep_options_spelt
+from rlreason.cli.flags import Request, composing, read
 from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
-from rlreason.cli.names import translated
+from rlreason.cli.names import sweep_options_spelt, translated
 from rlreason.errors import ConfigError
 from rlreason.records.reader import settings_in
 from rlreason.runtime.machine import SWEEP_VARIABLE

@@ -1,7 +1,6 @@
 """Parse a command line into flags and overrides, and look up what Hydra finds."""
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,41 +25,6 @@ from rlreason.runtime.streams import Parser
 CONF = str(resource_dir("conf"))
 USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
-
-
-#: Options of a sweep on the command line, settings of our sweeper: their values as a pattern and in words.
-SWEEP_OPTIONS = {
-    "jobs": (r"[1-9]\d*|null", "a whole number from 1, or auto"),
-    "gpus_per_run": (r"\d+|null", "a whole number, or auto"),
-    "dry": (r"(?i)true|false", "true or false"),
-    "carry": (r"\[?[^][].*", "names or folders of finished sweeps"),
-    "sweep_name": (r"\w[\w.,=+-]{0,99}", "a name of letters, digits and .,=+-"),
-}
-
-
-def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
-    """Spell the options of a sweep as settings of our sweeper; `ConfigError` for a wrong one, and outside a sweep.
-
-    >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
-    ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
-    """
-    spelt = []
-    for word in overrides:
-        key, equals, typed = word.lstrip("+").partition("=")
-        if not equals or key not in SWEEP_OPTIONS:
-            spelt.append(word)
-            continue
-        if not multirun:
-            raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        value, (pattern, rule) = "null" if typed == "auto" else re.sub(r"['\"]", "", typed), SWEEP_OPTIONS[key]
-        if not re.fullmatch(pattern, value):
-            raise ConfigError(f"{word} is refused: {key} takes {rule}: give such a value, or leave it out")
-        if key == "carry":
-            value = str(re.split(r", *(?![^,]*=)", value.strip("[]")))
-        elif key == "sweep_name":
-            value = repr(value)
-        spelt.append(f"hydra.sweeper.{key}={value}")
-    return spelt
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,31 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
     return found
 
 
+def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
+    """Spell the options of a sweep as settings of our sweeper; `ConfigError` for a wrong one, and outside a sweep.
+
+    >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
+    ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
+    """
+    spelt, options = list[str](), TABLES["sweep_options"]
+    for word in overrides:
+        key, equals, typed = word.lstrip("+").partition("=")
+        if not equals or key not in options:
+            spelt.append(word)
+            continue
+        if not multirun:
+            raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
+        value, (pattern, rule) = "null" if typed == "auto" else re.sub(r"['\"]", "", typed), options[key]
+        if not re.fullmatch(pattern, value):
+            raise ConfigError(f"{word} is refused: {key} takes {rule}: give such a value, or leave it out")
+        if key == "carry":
+            value = str(re.split(r", *(?![^,]*=)", value.strip("[]")))
+        elif key == "sweep_name":
+            value = repr(value)
+        spelt.append(f"hydra.sweeper.{key}={value}")
+    return spelt
+
+
 def fold(option: str) -> str:
     """Return a name without the characters that are ignored.
 
