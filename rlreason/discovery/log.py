@@ -169,7 +169,6 @@ class Answer(msgspec.Struct):
     prompt_tokens: int | None = None  # as the server counts them
     completion_tokens: int | None = None
     retry_after_s: float | None = None  # how long the server asks to wait
-    id: str = ""
 
 
 class Journal:

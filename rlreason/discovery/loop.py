@@ -262,10 +262,9 @@ class Discovery:
         return requests
 
     def _answered(self, turn: Turn, answer: Answer) -> None:
-        answer.id = turn.calls[-1].id
         if answer.outcome == "ok" and program_in(answer.content) is None:
             answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
-        self.journal.write("answer", **msgspec.structs.asdict(answer))
+        self.journal.write("answer", id=turn.calls[-1].id, **msgspec.structs.asdict(answer))
         self._read(turn, answer)
         if answer.outcome != "ok":
             pause = max(pause_s(len(turn.calls), self.run.client.pause_s), answer.retry_after_s or 0)

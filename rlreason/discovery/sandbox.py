@@ -64,6 +64,9 @@ code=0
 "$@" || code=$?
 exit $code
 """
+DISK_MB = 256  # each file, and all files together if the scratch folder is in memory
+OUTPUT_MB, CHANNEL_MB = 64, 16  # printed; of the set as text
+PROCESSES = 256  # of a program at one time
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # between two checks of what all processes use
 ENDING_S = 10.0  # for the warden to end all processes
@@ -82,10 +85,6 @@ class Limits:
     timeout_s: float = 600.0  # wall clock, from the start of its Python
     memory_mb: int = 2048  # of all processes together, and of each
     check_timeout_s: float = 120.0  # wall clock for the check of what it gave
-    disk_mb: int = 256  # each file, and all files together if the scratch folder is in memory
-    output_mb: int = 64  # printed
-    channel_mb: int = 16  # of the set as text
-    processes: int = 256  # at one time
     cpus: int = 4  # processors that it may use, where there are more
     sandbox: str = ""  # bwrap, unshare or limits, instead of the best that works here
 
@@ -114,7 +113,7 @@ def run_contained(
         try:
             warden = subprocess.Popen(line, **streams, env=env, cwd=folder, start_new_session=True)
             os.close(end)
-            contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
+            contained = Contained(warden, channel, printed.fileno(), limits.memory_mb, command.timeout_s)
             with warden:
                 try:
                     contained.watch(stop)
@@ -135,12 +134,12 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str) ->
         "DATA": limits.memory_mb * MB,
         "AS": (limits.memory_mb + 4096) * MB,  # libraries map more than they use
         "CPU": int(command.timeout_s * limits.cpus) + 5,
-        "FSIZE": limits.disk_mb * MB,
+        "FSIZE": DISK_MB * MB,
         "NOFILE": 256,
         "CORE": 0,
         "MEMLOCK": 64 * 1024,
         "MSGQUEUE": 0,
-        "NPROC": threads + limits.processes,
+        "NPROC": threads + PROCESSES,
     }
     options: dict[str, Any] = {"cpus": limits.cpus, "limits": of_each, "alone": is_alone}
     if landlock_version():
@@ -151,16 +150,16 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str) ->
     source = f"{folder if is_alone else '/tmp'}/program.py"
     inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
     inner += [source if argument == "{source}" else argument for argument in command.arguments]
-    warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
+    warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(PROCESSES + MORE_PROCESSES)]
     if is_alone:
         return [*warden, *inner]
     shown = view() | dict.fromkeys(readable, "")
     if sandbox == "unshare":
         spaces = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
         Path(folder, "view").write_text(mounts(folder, shown))
-        enter = ["sh", "-c", ENTER, "sh", str(limits.disk_mb)]
+        enter = ["sh", "-c", ENTER, "sh", str(DISK_MB)]
         return [*warden, "unshare", *spaces, "--fork", "--kill-child", *enter, *inner]
-    size = ["--size", str(limits.disk_mb * MB), "--tmpfs"]
+    size = ["--size", str(DISK_MB * MB), "--tmpfs"]
     outer = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     outer += ["--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev", *size, "/tmp"]
     # Read-only: as root, a program without any privilege could still write the kernel's settings.
@@ -210,7 +209,7 @@ class Contained:
     warden: "subprocess.Popen[bytes]"
     channel_fd: int  # read from
     printed: int  # a file that it writes
-    limits: Limits
+    memory_mb: int
     timeout_s: float
     stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
     exit: int | None = None  # code, or minus the signal
@@ -223,7 +222,7 @@ class Contained:
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Read the channel until the warden has ended, or a limit is exceeded."""
-        sent, started, code, most = bytearray(), False, None, self.limits.channel_mb * MB
+        sent, started, code, most = bytearray(), False, None, CHANNEL_MB * MB
         began = looked = time.monotonic()
         os.set_blocking(self.channel_fd, False)
         while self.stopped is None and code is None:
@@ -248,16 +247,16 @@ class Contained:
 
     def _exceeded(self, started: bool) -> str | None:
         """Return the limit that is currently exceeded, or None."""
-        limits, pids = self.limits, descendants(self.warden.pid, self.limits.processes)
+        pids = descendants(self.warden.pid, PROCESSES)
         self.seen.update({pid: start_time(pid) for pid in pids if pid not in self.seen})
         # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
-        before, self.used_mb = self.used_mb, used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
+        before, self.used_mb = self.used_mb, used_mb(pids, self.memory_mb) + unmapped_mb(pids)
         self.peak_mb = max(self.peak_mb, min(before, self.used_mb))
         if self.seconds > (self.timeout_s if started else STARTING_S):
             return "timeout"
-        if self.peak_mb > limits.memory_mb:
+        if self.peak_mb > self.memory_mb:
             return "memory"
-        return "output" if os.fstat(self.printed).st_size > limits.output_mb * MB else None
+        return "output" if os.fstat(self.printed).st_size > OUTPUT_MB * MB else None
 
     def end(self) -> None:
         """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""

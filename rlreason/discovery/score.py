@@ -16,7 +16,16 @@ from rlreason.config.algorithms import PromptFilesConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.discovery.inside import BITS, LONGEST_ROW, LONGEST_TEXT, Refused
 from rlreason.discovery.log import FIRST, Record
-from rlreason.discovery.sandbox import Command, Limits, protections, protections_text, run_contained
+from rlreason.discovery.sandbox import (
+    CHANNEL_MB,
+    OUTPUT_MB,
+    PROCESSES,
+    Command,
+    Limits,
+    protections,
+    protections_text,
+    run_contained,
+)
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser, number_in
@@ -149,9 +158,9 @@ def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Lim
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
-        "output": f"the program printed more than {limits.output_mb} MB",
-        "size": f"the points take more than {limits.channel_mb} MB as text",
-        "processes": f"the program ran more than {limits.processes} processes at once",
+        "output": f"the program printed more than {OUTPUT_MB} MB",
+        "size": f"the points take more than {CHANNEL_MB} MB as text",
+        "processes": f"the program ran more than {PROCESSES} processes at once",
         STOPPED: "the run was stopped",
     }
     if outcome.stopped == "broken":
