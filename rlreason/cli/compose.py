@@ -174,4 +174,4 @@ def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"the run folder {folder} cannot be made: no permission to write in {there}: choose another")
+        raise ConfigError(f"the run folder {folder} cannot be made: {there} is no folder to write in: choose another")
