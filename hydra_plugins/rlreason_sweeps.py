@@ -25,7 +25,7 @@ class GridConfig:
     carries: Any = True  # whether a chain passes its winner on
     best_of: Any = None  # an earlier sweep of its chain whose best settings it takes
     chain: Any = None  # sweeps to run in order
-    jobs: int | None = None  # the rest is typed, as jobs=2: see cli/flags.py
+    jobs: int | None = None  # the rest is typed, as jobs=2: see cli/names.py
     gpus_per_run: int | None = None
     dry: bool = False
     carry: list[str] = field(default_factory=list)

@@ -116,7 +116,8 @@ def test_a_second_run_is_refused_while_one_is_under_way(tmp_path):
 @pytest.mark.parametrize(
     ("words", "config", "said"),
     [
-        (["sweep=grpo_learning_rate"], None, "a loop of Python's"),
+        (["sweep=grpo_learning_rate"], None, "a grid of runs"),
+        (["seed=0,1"], compose("seed=2"), "several values"),
         (["-m", "seed=0"], None, "-m is a flag of the command line"),
         (["hydra.mode=MULTIRUN"], None, "would change the whole process"),
         ([3], None, "3 is no override"),

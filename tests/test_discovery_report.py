@@ -266,7 +266,7 @@ def test_only_draws_of_one_kind_are_put_together_and_settings_are_told_apart_by_
 
 
 def words_of(logs: Sequence[Log]) -> dict[str, str]:
-    """How each setting compares with its baseline."""
+    """Return how each setting compares with its baseline."""
     return {one.label: one.word for one in settings_of(logs)}
 
 

@@ -8,13 +8,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from examples.scripted_server import serving
 from rlreason.cli.compose import composed
-from rlreason.cli.flags import composing, read, sweep_options_spelt
+from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import refuse_wrong_words
-from rlreason.cli.names import translated
+from rlreason.cli.names import sweep_options_spelt, translated
 from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
 from rlreason.discovery.score import problem_named
@@ -43,22 +42,17 @@ def calls(text: str) -> list[list[str]]:
     return [shlex.split(match[1], comments=True) for match in plain if match]
 
 
-def config_of(words: list[str]) -> DictConfig:
-    """Compose what the runs of a command line share."""
-    asked = read(words)
+def check(words: list[str]) -> None:
+    """Read the words of a subcommand, or compose what the runs of a command line share."""
+    if subcommand := named_subcommand(words):
+        parser_of(subcommand).parse_args(words[1:])
+        return
+    own = [re.sub(r"\bmy_losses\b", "examples.own_loss", word) for word in words if not word.startswith("resume=")]
+    asked = read(own)
     with composing(asked):
         ours = translated(sweep_options_spelt(asked.overrides, asked.multirun), note=str)
         refuse_wrong_words(ours)
-        return composed(fixed(ours), asked.config_name)
-
-
-def check(words: list[str]) -> None:
-    """Read the words of a subcommand, or compose those of a run."""
-    if subcommand := named_subcommand(words):
-        parser_of(subcommand).parse_args(words[1:])
-    else:
-        own = [re.sub(r"\bmy_losses\b", "examples.own_loss", word) for word in words]
-        config_of([word for word in own if not word.startswith("resume=")])
+        composed(fixed(ours), asked.config_name)
 
 
 PAGES_RUN = (README, PAGES["models.md"], PAGES["evaluate.md"], PAGES["resume.md"])
@@ -133,27 +127,22 @@ def test_the_settings_page_and_the_groups_of_entry_points_are_what_the_code_says
     assert set(tomllib.loads(text)["project"]["entry-points"]) == set(GROUPS.values())
 
 
-def links(text: str) -> list[str]:
-    """Where a page's links and pictures lead, but those into the net."""
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)]
-
-
-def anchors(path: Path) -> set[str]:
-    """What GitHub calls the headings of a page in a link: `#what-a-run-leaves`."""
-    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", path.read_text("utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
 def test_every_link_leads_to_a_file_and_a_heading_and_the_index_names_every_page():
+    """Bug: a link of a page is dead, or a page is found by nobody."""
+    found = dict[Path, set[str]]()
     for source in LINKED:
-        for link in links(source.read_text("utf-8")):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", source.read_text("utf-8"), flags=re.DOTALL)
+        found[source] = {link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)}
+        for link in found[source]:
             name, _, heading = link.partition("#")
             target = (source.parent / name).resolve() if name else source
             assert target.exists(), f"{source.name} links to {link}, which is not there"
-            assert not heading or heading in anchors(target), f"{source.name}: {link} has no such heading"
+            if heading:  # as GitHub calls it: `#what-a-run-leaves`
+                titles = re.findall(r"^#+ (.*)$", FENCED.sub("", target.read_text("utf-8")), re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert heading in anchors, f"{source.name}: {link} has no such heading"
     pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb")} - {"README.md"}
-    assert pages <= set(links(PAGES["README.md"]))
+    assert pages <= found[ROOT / "docs/README.md"]
 
 
 def test_a_run_leaves_what_is_shown(finished_run):

@@ -55,6 +55,7 @@ def files_under(folder: Path) -> set[str]:
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(dist) -> None:
+    """Bug: a pattern of .gitignore takes a file out of the wheel."""
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert {"conf", "prompts", "multirun_sweeps"} <= set(included)
     for source, target in {"rlreason": "rlreason", "hydra_plugins": "hydra_plugins", **included}.items():
@@ -76,19 +77,6 @@ def test_the_sdist_holds_what_git_holds(dist) -> None:
     assert not [name for name in packed if "__pycache__" in name or name.startswith(("runs/", ".venv"))]
 
 
-@pytest.fixture(scope="module")
-def installed(dist, tmp_path_factory) -> Path:
-    """The programs of a fresh environment into which pip put the wheel; the libraries are those of the tests."""
-    place = tmp_path_factory.mktemp("fresh") / "env"
-    venv.create(place)
-    (wheel,) = dist.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin/python"), "install", "--quiet", "--no-index"]
-    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
-    (site,) = place.glob("lib/python*/site-packages")
-    (site / "libraries.pth").write_text("".join(f"{path}\n" for path in {PATHS["purelib"], PATHS["platlib"]}))
-    return place / "bin"
-
-
 def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A program that knows nothing of this checkout."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
@@ -96,10 +84,17 @@ def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_the_installed_program_runs_from_an_empty_folder_and_every_module_can_be_imported(installed, tmp_path) -> None:
-    rlreason_, python = installed / "rlreason", installed / "python"
+def test_the_installed_program_runs_from_an_empty_folder_and_every_module_can_be_imported(dist, tmp_path) -> None:
+    """Bug: what pip installs from the wheel lacks a file or a package. The libraries are those of the tests."""
+    place, (wheel,) = tmp_path / "env", dist.glob("*.whl")
+    venv.create(place)
+    rlreason_, python = place / "bin/rlreason", place / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text("".join(f"{path}\n" for path in {PATHS["purelib"], PATHS["platlib"]}))
     file, failed = json.loads(run(python, "-c", IMPORT_ALL, cwd=tmp_path).stdout.splitlines()[-1])
-    assert file.startswith(str(installed.parent))
+    assert file.startswith(str(place))
     assert not {name: why for name, (missing, why) in failed.items() if missing.partition(".")[0] not in OPTIONAL}
     assert run(rlreason_, "--version", cwd=tmp_path).stdout == f"rlreason {rlreason.__version__}\n"
     shown = run(rlreason_, "--help", cwd=tmp_path).stdout

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,11 @@ def test_overrides_are_merged_into_the_settings_of_the_run(before, words, settin
     assert {key: OmegaConf.select(one.config, key) for key in settings} == settings
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_what_cannot_resume_or_run_again_is_one_line_and_leaves_no_folder(left, capsys):
+    """Bug: a sweep is resumed as a run, two folders are named, or a rerun writes into the run that it repeats."""
+    left()
+    left(folder="runs/b")
+    for given, says in (
         (["resume="], "resume= names no run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
         (["resume=runs"], "resume=runs is a sweep with 2 runs"),
@@ -68,15 +71,18 @@ def test_overrides_are_merged_into_the_settings_of_the_run(before, words, settin
         (["resume=runs/a", "logger=wnadb"], "wandb?"),
         (["resume=runs/a", "objective=dapo"], "more than one setting"),
         (["resume=runs/a", "group_size=7"], "group_size=7"),
-    ],
-)
-def test_what_cannot_resume_is_one_line(given, says, left):
-    left()
-    left(folder="runs/b")
-    with pytest.raises(ConfigError) as caught:
-        check_command_line(given, note=str)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+            check_command_line(given, note=str)
+        assert "\n" not in str(caught.value)
+    for words, says in (
+        (["runs/a", "resume=one"], "resume is no setting of this run"),
+        (["runs/a", "hydra.run.dir=runs/a"], "hydra.run.dir=runs/a: rerun starts in a new folder"),
+        (["nowhere"], "RUN=nowhere is no folder"),
+    ):
+        assert subcommand("rerun", *words) == 2
+        assert says in capsys.readouterr().err
+    assert sorted(os.listdir("runs")) == ["a", "b"]
 
 
 def test_an_option_of_ones_own_is_found_a_secret_given_again_and_another_place_said(left, tmp_path):
@@ -115,21 +121,6 @@ def test_a_rerun_comes_out_equal_and_says_so_and_a_finished_run_goes_on_in_its_o
     assert ["n_steps=2" in part["command"] for part in facts["earlier_parts"]] == [True]
     again = train(f"resume={tmp_path / 'one'}", "n_steps=4", quiet=True)  # from Python, and from another folder
     assert max(row["rollout_step"] for row in again.metrics) == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["runs/a", "resume=one"], "resume is no setting of this run"),
-        (["runs/a", "hydra.run.dir=runs/a"], "hydra.run.dir=runs/a: rerun starts in a new folder"),
-        (["nowhere"], "RUN=nowhere is no folder"),
-    ],
-)
-def test_what_cannot_be_run_again_leaves_no_folder(words, says, left, capsys):
-    left()
-    assert subcommand("rerun", *words) == 2
-    assert says in capsys.readouterr().err
-    assert os.listdir("runs") == ["a"]
 
 
 def test_the_first_difference_is_named_and_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,33 +91,29 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
         assert (said.out, len(said.err.splitlines())) == ("", 1)
 
 
-@pytest.mark.parametrize("words", [("inspect",), ("inspect", "--regrade"), ("inspect", "--gradients")], ids=" ".join)
-def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_path, capsys):
-    name, *options = words
-    for folder in (tmp_path / "nowhere", run.parent, run / "metrics.jsonl"):
-        assert subcommand(name, folder, *options) == 2
-        said = capsys.readouterr()
-        assert (said.out, len(said.err.splitlines())) == ("", 1)
-        assert str(folder) in said.err
+def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(run, tmp_path, capsys):
+    """Bug: a sweep's folder, a file or nothing at all is read as a run, or ends in a traceback."""
+    for options in ((), ("--regrade",), ("--gradients",)):
+        for folder in (tmp_path / "nowhere", run.parent, run / "metrics.jsonl"):
+            assert subcommand("inspect", folder, *options) == 2
+            said = capsys.readouterr()
+            assert (said.out, len(said.err.splitlines())) == ("", 1)
+            assert str(folder) in said.err
 
 
-def test_a_subcommand_without_its_words_says_how_to_write_it(capsys):
-    for subcommand_of_table in SUBCOMMANDS:
-        takes = subcommand_of_table.takes.split()[0]
-        if not takes.startswith("["):  # whose words may be left out
-            assert subcommand(subcommand_of_table.name) == 2
-            assert f"{takes}: write rlreason {subcommand_of_table.name} " in capsys.readouterr().err
+def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subcommand(capsys):
+    """Bug: a subcommand without its help or its --json, or a setting's name that is taken for a misspelt one."""
+    for name, (_, takes, purpose) in SUBCOMMANDS.items():
+        assert any(f"rlreason {name} {takes}" in line and purpose in line for line in subcommands_help().splitlines())
+        first = takes.split()[0]
+        if not first.startswith("["):  # whose words may be left out
+            assert subcommand(name) == 2
+            assert f"{first}: write rlreason {name} " in capsys.readouterr().err
         with pytest.raises(SystemExit):
-            subcommand(subcommand_of_table.name, "--help")
+            subcommand(name, "--help")
         assert "--json" in capsys.readouterr().out
-
-
-def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
-    lines = subcommands_help()
-    assert all(f"rlreason {one.name} {one.takes}" in lines and one.line in lines for one in SUBCOMMANDS)
-    for word, says in {"inspct": "mean rlreason inspect?", "train": "a run starts without one"}.items():
-        with pytest.raises(ConfigError, match=rf"^{word} is no subcommand: .*{re.escape(says)}"):
-            refuse_wrong_subcommand([word, "runs/x"])
+    with pytest.raises(ConfigError, match=r"^inspct is no subcommand: .*mean rlreason inspect\?"):
+        refuse_wrong_subcommand(["inspct", "runs/x"])
     with composing(read([])):
         groups, settings = options_by_group(), keys_below(config_of([], "config"))
     for word in {"-m", "~std_norm", *groups, *settings, *(name for names in groups.values() for name in names)}:
@@ -126,6 +121,7 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
 
 
 def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+    """Bug: a broken pipe is a traceback, or loses the figures that were to be written."""
     done = rlreason("inspct", str(run), "--json", cwd=tmp_path)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     for target in ("-", str(tmp_path / "figures.json")):

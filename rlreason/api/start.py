@@ -18,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlreason.api.runs import Run
-from rlreason.cli.check import check_command_line, quoted, reading
+from rlreason.cli.check import check_command_line, reading
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed
-from rlreason.cli.flags import OneRun, composing, is_sweep, read
+from rlreason.cli.flags import OneRun, composing, read
 from rlreason.cli.mistakes import in_one_line
-from rlreason.cli.names import NONE
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
@@ -64,7 +63,7 @@ def train(
     cannot go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the
     whole process, as it does without a run.
     """
-    return _start(None, _checked_overrides(overrides), config, {"reward": reward, "loss": loss, "data": data}, quiet)
+    return _start(config, overrides, {"reward": reward, "loss": loss, "data": data}, quiet)
 
 
 def evaluate(
@@ -81,8 +80,8 @@ def evaluate(
     """
     objects = {"reward": reward, "data": data}
     if overrides and isinstance(overrides[0], Run):
-        return _start(overrides[0], _checked_overrides(overrides[1:]), config, objects, quiet)
-    return _start(None, ["algorithm=evaluate", *_checked_overrides(overrides)], config, objects, quiet)
+        return _start(overrides[0], overrides[1:], objects, quiet)
+    return _start(config, ["algorithm=evaluate", *overrides], objects, quiet)
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -117,16 +116,14 @@ def own_hydra() -> Iterator[None]:
 
 
 def _start(
-    evaluated: Run | None,
-    overrides: list[str],
-    config: DictConfig | RunConfig | None,
-    objects: dict[str, Any],
-    quiet: bool,
+    base: Run | DictConfig | RunConfig | None, overrides: Sequence[object], objects: dict[str, Any], quiet: bool
 ) -> Run:
     """Start the run of these overrides, or the evaluation of a run; return it when it has ended.
 
-    `objects`: the reward, loss and data that were given as Python objects; see `train`.
+    `base`: the settings that the overrides change, or the run that is evaluated. `objects`: the reward, loss and data
+    that were given as Python objects; see `train`.
     """
+    typed = _checked_overrides(overrides)
     if place_of():
         raise ConfigError(
             "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
@@ -137,22 +134,21 @@ def _start(
         stack.callback(_running.release)
         own = stack.enter_context(as_settings(**objects))
         console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
-        if evaluated is not None and (evaluated.config.get("eval") or {}).get("prompt"):  # keep that prompt
+        if isinstance(base, Run) and (base.config.get("eval") or {}).get("prompt"):  # keep that prompt
             own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
+        words = [*own, *typed]
         with own_hydra():
-            one = _one_run(evaluated or config, [*own, *overrides], console.say)
+            one = _one_run(base, words, console.say)
         run, folder = one.run, one.folder.absolute()
         if not works_on_a_model(run):
             raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
-        if not any(key_of(word) in (RESUME, RUN_DIR) for word in overrides):
+        if not any(key_of(word) in (RESUME, RUN_DIR) for word in typed):
             folder = free_folder(folder)  # another run may have begun in the same second
-        words = [*own, *overrides]
-        if evaluated is not None or config is not None:  # its words alone would be another run
+        if base is not None:  # its words alone would be another run
             words = ["rerun", str(folder)]
         stack.enter_context(process_state_kept())
-        if one.sweep and SWEEP_VARIABLE not in os.environ:  # loggers group it as in the sweep
-            os.environ[SWEEP_VARIABLE] = one.sweep
-            stack.callback(os.environ.pop, SWEEP_VARIABLE)
+        if one.sweep:  # loggers group it as in the sweep
+            os.environ.setdefault(SWEEP_VARIABLE, one.sweep)
         divide_memory_finely()
         stack.enter_context(stoppable(in_script=True))
         run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
@@ -168,21 +164,19 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
     if resumed := [word for word in overrides if key_of(word) == RESUME]:
         raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
     with reading(read(overrides), note) as request:
-        given = set(map(key_of, request.overrides))
-        settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else plain(base, resolve=False)
+        if isinstance(base, Run):
+            if base.model is None:
+                raise ConfigError(f"{base.folder} holds no saved model: give one of save_model=true, or model.path=DIR")
+            settings, problems = base.config, base.summary.get("eval_problems")
+            if problems and settings.get("eval_problems"):  # a scale's number may exceed those there were
+                settings["eval_problems"] = min(problems, settings["eval_problems"])
+            given = set(map(key_of, request.overrides))
+            settings = evaluation_settings(settings, base.model.absolute(), given)
+        else:
+            settings = plain(base, resolve=False)
         one = changed_run(settings, request.overrides)
         check_start([one.run], one.folder, note)
         return one
-
-
-def _settings_to_evaluate(run: Run, given: set[str]) -> dict[str, Any]:
-    """Return the settings that evaluate the run's model as the run did, except for what is `given` again."""
-    if run.model is None:
-        raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
-    config, problems = run.config, run.summary.get("eval_problems")
-    if problems and config.get("eval_problems"):  # a scale's number may exceed those there were
-        config["eval_problems"] = min(problems, config["eval_problems"])
-    return evaluation_settings(config, run.model.absolute(), given)
 
 
 def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collection[str]) -> dict[str, Any]:
@@ -226,10 +220,7 @@ def _checked_overrides(overrides: Sequence[object]) -> list[str]:
             raise ConfigError(f"{word!r} is no override: write it as a text, 'key=value'")
         if word.startswith("-"):
             raise ConfigError(f"{word} is a flag of the command line: leave it out here")
-        key, _, value = word.lstrip("+~").partition("=")
-        if key.startswith("hydra") and key not in HYDRA_SETTINGS:
+        if (key := word.lstrip("+~").partition("=")[0]).startswith("hydra") and key not in HYDRA_SETTINGS:
             raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
-        if is_sweep(quoted([word], multirun=False)[0]) or (key == "sweep" and value.lower() not in NONE):
-            raise ConfigError(f"{word} asks for several runs, and this starts one: write a loop of Python's")
         texts.append(word)
     return texts

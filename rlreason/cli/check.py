@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from omegaconf import OmegaConf
-
 from rlreason.cli.compose import (
     RESUME,
     Note,
@@ -19,13 +17,13 @@ from rlreason.cli.compose import (
     repeated,
     resumed_folder,
 )
-from rlreason.cli.flags import Request, composing, read, sweep_options_spelt
+from rlreason.cli.flags import Request, composing, read
 from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
-from rlreason.cli.names import translated
+from rlreason.cli.names import sweep_options_spelt, translated
 from rlreason.errors import ConfigError
 from rlreason.records.reader import settings_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.sweeps.design import fixed, key_of
+from rlreason.sweeps.design import fixed, key_of, named_sweep
 
 
 def check_command_line(words: Sequence[str], note: Note | None = None) -> Request:
@@ -42,27 +40,23 @@ def check_command_line(words: Sequence[str], note: Note | None = None) -> Reques
     if folder is not None:
         request = replace(request, overrides=[word for word in request.overrides if key_of(word) != RESUME])
     with reading(request, note, settings_in(folder).get("algorithm", "") if folder else "") as request:
+        one = None
         if folder is not None:
             if "cfg" not in request.flags and not request.starts:
                 raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them")
             one = repeated(folder, request.overrides, note)
-            if request.starts:
-                check_start([one.run], folder, note)
-            return replace(request, one=one)
-        if request.starts and not request.multirun:
+        elif request.starts and not request.multirun:
             in_sweep = SWEEP_VARIABLE in os.environ
-            one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
-            if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
+            if (sweep := named_sweep(request.overrides)) and not in_sweep:
                 raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-            refuse_unread([one.run], note, of_sweep=in_sweep)
+            one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
+            if in_sweep:
+                refuse_unread([one.run], note)
+        else:
+            composed(fixed(request.overrides) if request.multirun else request.overrides, request.config_name)
+        if one is not None and request.starts:
             check_start([one.run], one.folder, note)
-            return replace(request, one=one)
-        shared = fixed(request.overrides) if request.multirun else request.overrides
-        cfg = composed(shared, request.config_name)
-        part = request.flags.get("package", "_global_")
-        if part != "_global_" and OmegaConf.select(cfg, part) is None:
-            raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
-        return request
+        return replace(request, one=one)
 
 
 @contextmanager

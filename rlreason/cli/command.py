@@ -46,7 +46,6 @@ from rlreason.sweeps.state import DOMINATED, FILE
 
 def start_run(one: OneRun, words: Sequence[str]) -> int:
     """Run one run in this process; return its exit code. `words`: the command line that starts it."""
-    HydraConfig.instance().set_config(one.of_hydra)  # names the options that were chosen
     if one.sweep:
         os.environ[SWEEP_VARIABLE] = one.sweep  # loggers group it as in the sweep
     config = redacted(OmegaConf.to_yaml(one.config, resolve=True))

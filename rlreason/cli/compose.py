@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RESOURCES, RunFolder, exit_code, runs_in
+from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.design import key_of, parsed
@@ -42,7 +41,7 @@ def composed_run(
     `of_sweep`: one of several runs, each of which may leave typed settings unread that another reads.
     """
     cfg = composed(overrides, name)
-    place, hydra = _place_of(cfg), OmegaConf.masked_copy(cfg, "hydra")
+    place = _place_of(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
     with in_one_line(overrides, name, composing=True):
@@ -50,14 +49,13 @@ def composed_run(
     run = typed(cfg, map(key_of, overrides), absent)
     if not of_sweep and (bad := complaints(run)):
         raise ConfigError("\n".join(bad.values()))
-    return OneRun(run, cfg, place, hydra)
+    return OneRun(run, cfg, place)
 
 
 def _place_of(cfg: DictConfig) -> Path:
     if not cfg.hydra.run.dir:
         raise ConfigError(f"{RUN_DIR}= names no folder: give one, or leave it out")
-    place = Path(cfg.hydra.run.dir)
-    return place if place.parent.exists() else Path(os.path.normpath(place))  # a/.. would make the folder a
+    return Path(cfg.hydra.run.dir)
 
 
 def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: Path | None = None) -> OneRun:
@@ -98,7 +96,7 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
         )
     if bad := complaints(run):
         raise ConfigError("\n".join(bad.values()))
-    return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
+    return OneRun(run, config, folder or _place_of(base))
 
 
 def repeated(
@@ -142,12 +140,12 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
 # Whether it could begin
 
 
-def refuse_unread(runs: Sequence[AnyRunConfig], note: Note, of_sweep: bool) -> None:
-    """Refuse typed settings that none of the runs reads, and note those that only some of them read.
+def refuse_unread(runs: Sequence[AnyRunConfig], note: Note) -> None:
+    """Refuse typed settings that no run of a sweep reads, and note those that only some of them read.
 
-    `of_sweep`: they are runs of a sweep, whose own monitors are no mistake. One of them by itself refuses nothing.
+    A sweep's own monitors are no mistake. One of its runs by itself refuses nothing.
     """
-    own = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if of_sweep else []
+    own = [f"monitors.{monitor}" for monitor in OF_SWEEPS]
     said = {key: line for run in runs for key, line in complaints(run).items() if key not in own}
     useless = [line for key, line in said.items() if all(key in unread_keys(run) for run in runs)]
     if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it
@@ -173,18 +171,7 @@ def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, by trying it: file systems have rules of their own."""
-    missing = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError("no permission to write there")
-    except OSError as error:
-        if exit_code(error) == RESOURCES:
-            raise
-        why = error.strerror or error
-        raise ConfigError(f"the run folder {folder} cannot be made: {why}: choose another") from None
-    finally:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
+    """Refuse a folder that cannot be made or written to."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"the run folder {folder} cannot be made: {there} is no folder to write in: choose another")

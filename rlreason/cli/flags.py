@@ -1,8 +1,6 @@
 """Parse a command line into flags and overrides, and look up what Hydra finds."""
 
-import argparse
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,41 +27,6 @@ USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help 
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
 
 
-#: Options of a sweep on the command line, settings of our sweeper: their values as a pattern and in words.
-SWEEP_OPTIONS = {
-    "jobs": (r"[1-9]\d*|null", "a whole number from 1, or auto"),
-    "gpus_per_run": (r"\d+|null", "a whole number, or auto"),
-    "dry": (r"(?i)true|false", "true or false"),
-    "carry": (r"\[?[^][].*", "names or folders of finished sweeps"),
-    "sweep_name": (r"\w[\w.,=+-]{0,99}", "a name of letters, digits and .,=+-"),
-}
-
-
-def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
-    """Spell the options of a sweep as settings of our sweeper; `ConfigError` for a wrong one, and outside a sweep.
-
-    >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
-    ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
-    """
-    spelt = []
-    for word in overrides:
-        key, equals, typed = word.lstrip("+").partition("=")
-        if not equals or key not in SWEEP_OPTIONS:
-            spelt.append(word)
-            continue
-        if not multirun:
-            raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        value, (pattern, rule) = "null" if typed == "auto" else re.sub(r"['\"]", "", typed), SWEEP_OPTIONS[key]
-        if not re.fullmatch(pattern, value):
-            raise ConfigError(f"{word} is refused: {key} takes {rule}: give such a value, or leave it out")
-        if key == "carry":
-            value = str(re.split(r", *(?![^,]*=)", value.strip("[]")))
-        elif key == "sweep_name":
-            value = repr(value)
-        spelt.append(f"hydra.sweeper.{key}={value}")
-    return spelt
-
-
 @dataclass(frozen=True, slots=True)
 class OneRun:
     """A run that may start: its settings, the config that it writes down, and its folder."""
@@ -71,7 +34,6 @@ class OneRun:
     run: AnyRunConfig
     config: DictConfig
     folder: Path
-    of_hydra: DictConfig  # the part `hydra` of the config
     sweep: str | None = None  # that the run belongs to, where it resumes
 
 
@@ -117,8 +79,11 @@ class Request:
         return [*spelt, *words]
 
 
-def flags_parser() -> argparse.ArgumentParser:
-    """Return the parser of Hydra's flags, as its documentation lists them, with this program's version."""
+def read(words: Sequence[str]) -> Request:
+    """Parse a command line; `ConfigError` if a flag is unknown, conflicts with another, or names no folder.
+
+    The flags are Hydra's, as its documentation lists them; `--version` is answered here, with this program's.
+    """
     parser = Parser(prog="rlreason", add_help=False, usage=USAGE)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
@@ -132,15 +97,7 @@ def flags_parser() -> argparse.ArgumentParser:
     one.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
     parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     one.add_argument("--info", "-i", const="all", nargs="?", choices=parts)
-    return parser
-
-
-def read(words: Sequence[str]) -> Request:
-    """Parse a command line; `ConfigError` if a flag is unknown, conflicts with another, or names no folder.
-
-    `--version` is answered here, with this program's.
-    """
-    found = vars(flags_parser().parse_intermixed_args(list(words)))
+    found = vars(parser.parse_intermixed_args(list(words)))
     overrides = found.pop("overrides") or []
     flags = {name: value for name, value in found.items() if value not in (None, False)}
     if flags.keys() & {"package", "resolve"} and not flags.keys() & {"cfg", "help"}:  # Hydra would start a run
@@ -183,18 +140,6 @@ def options_by_group() -> dict[str, list[str]]:
     """Return every group that a user chooses from, with its options, including those of the user's own folders."""
     groups = group_options("", ObjectType.GROUP)
     return {group: group_options(group) for group in groups if group not in INTERNAL_GROUPS}
-
-
-def config_exists(path: str) -> bool:
-    """Return whether there is a config of this path, as GROUP/OPTION."""
-    return any(source.is_config(path) for source in sources())
-
-
-def config_content(path: str) -> dict[str, Any]:
-    """Return a config as its file has it, its defaults list too; {} if there is none."""
-    source = next((source for source in sources() if source.is_config(path)), None)
-    found = OmegaConf.to_container(source.load_config(path).config) if source else {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 # Keys and choices

@@ -6,7 +6,6 @@ Without --regrade or --gradients: responses of an evaluation, or of a training r
 import argparse
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
@@ -76,24 +75,29 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         chosen = [row for row, second in judged if second not in (None, row["outcome"] == "correct")]
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
-    grader, shown = graded.grader(symbolic=False), chosen[: arguments.n]
+    grader, shown, told = graded.grader(symbolic=False), chosen[: arguments.n], cases.counts_line(rows)
     counted = dict(Counter(cases.reasons(row, grader)[0].partition(": ")[0] for row in chosen).most_common())
     seconds = opinions(shown, graded, console) if graded.reward in NAMED_REWARDS else [None] * len(shown)
     found = [cases.reasons(row, grader, second) for row, second in zip(shown, seconds, strict=True)]
-    figures: dict[str, Any] = {"run": run.path, "file": file.path, "responses": len(rows), "counts": cases.counts(rows)}
-    figures |= {"category": category, "in_category": len(chosen), "reasons": counted}
-    figures["cases"] = [cases.figures(row, why) for row, why in zip(shown, found, strict=True)]
-    text, every = f"{file.path}\n{cases.counts_line(rows)}", category or "any category"
-    if not chosen:
-        text += f"\nnone of them is in category {category}: choose another, or leave it out"
-        return Answer(folded(text, console.width), figures)
-    heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {every}."
+    every = category or "any category"
+    heading = f"{told}. Shown: {len(shown)} of {len(chosen)} in {every}."
     write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
-    kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())
-    text += f"\n\nwhy (a guess), over all {len(chosen)} of {every}:{kinds}"
+    lines = [f"{file.path}\n{told}\n", f"why (a guess), over all {len(chosen)} of {every}:"]
+    lines += [f"{count:>7}  {kind}" for kind, count in counted.items()]
     for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
-        text += "\n\n" + cases.case_text(number, row, why)
-    return Answer(folded(f"{text}\n\nwritten to {target}", console.width), figures | {"written": target})
+        lines += ["", cases.case_text(number, row, why)]
+    figures = {
+        "run": run.path,
+        "file": file.path,
+        "responses": len(rows),
+        "counts": cases.counts(rows),
+        "category": category,
+        "in_category": len(chosen),
+        "reasons": counted,
+        "cases": [cases.figures(row, why) for row, why in zip(shown, found, strict=True)],
+        "written": target,
+    }
+    return Answer(folded("\n".join([*lines, f"\nwritten to {target}"]), console.width), figures)
 
 
 def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
@@ -118,12 +122,8 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
     marks = {"saved": [row["outcome"] == "correct" for row in rows]}
     marks |= {name: [grade.outcome == "correct" for grade in grades] for name, grades in graded_by.items()}
     graders, width = agreement(marks), max(map(len, marks)) + 2
-    lines = [
-        f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.settings or 'defaults'}"
-    ]
-    if graded.reward not in NAMED_REWARDS:
-        lines += [f"math-verify is left out: it compares values, and {graded.reward} has rules of its own"]
-    lines += ["", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
+    about = f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.settings or 'defaults'}"
+    lines = [about, "", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
     examples = []
     for name, of in graders.items():
         more, fewer = of["only_it"], of["only_now"]
@@ -136,6 +136,13 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
         for file, of_file in zip(files, found, strict=True):
             rewrite_rows(file.path, {number: regraded(row, next(left)) for number, row in of_file.items()})
         lines += [f"wrote {len(rows)} new grades into {place}; the old ones are in previous_grade"]
-    figures = {"run": folder, "responses": len(rows), "files": len(files), "written": arguments.write}
-    figures |= {"reward": graded.reward, "settings": graded.settings, "graders": graders}
+    figures = {
+        "run": folder,
+        "responses": len(rows),
+        "files": len(files),
+        "written": arguments.write,
+        "reward": graded.reward,
+        "settings": graded.settings,
+        "graders": graders,
+    }
     return Answer(folded("\n".join(lines), console.width), figures)

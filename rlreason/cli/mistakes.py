@@ -9,23 +9,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlreason.cli.flags import (
     choices_among,
     choices_named,
-    config_exists,
     config_of,
     group_options,
     is_sweep,
     keys_below,
     near,
     options_by_group,
+    sources,
 )
 from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
-from rlreason.cli.subcommands import SUBCOMMANDS
 from rlreason.config.store import FUNCTIONS, SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
@@ -62,9 +61,14 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         return f"{mark.name}, line {mark.line + 1} is no YAML ({first_line(error)}): fix the file, or choose another"
     if in_file := re.match(r"In '([^']+)'", str(error)):
         return f"{in_file[1]}.yaml does not compose ({' '.join(str(error).split())}): fix it"
-    cfg = config_of(choices_among(overrides), name)
-    if line := next(filter(None, (wrong(word, cfg) for word in overrides)), ""):
-        return line
+    cfg = config_of(choices_among(overrides), name)  # what the options alone compose
+    keys, groups = keys_below(cfg), options_by_group()
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if key not in keys and "/" not in key and key.partition("@")[0] not in groups:
+            return unknown_key(key, cfg, keys)
+        if is_sweep(word):
+            return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
     if merging := re.match("Error merging override (.+)", str(error)):
         return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
     about = [word for word in overrides if "${" in word]
@@ -110,12 +114,11 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
 def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str], offered: Sequence[str]) -> None:
     values = [token[2] for text in texts for token in TOKEN.finditer(text.replace("\\", ""))]
     one_of = f"choose one of {', '.join(offered)}"
-    if not values or "{" in word:
-        raise ConfigError(f"{word} chooses no option of {group}: {one_of}")
-    if (texts[0].startswith("[") and group not in SEVERAL) or (group == "sweep" and len(values) > 1):
+    is_list = texts[0].startswith("[") and group not in SEVERAL
+    if not values or "{" in word or is_list or (group == "sweep" and len(values) > 1):
         raise ConfigError(f"{word}: a run has one option of {group}, and a command one sweep: {one_of}")
     for value in values:
-        if not config_exists(f"{group}/{value}"):
+        if not any(source.is_config(f"{group}/{value}") for source in sources()):
             meant = did_you_mean(near(value, offered, 0.8) or choices_named(value) or near(value, offered))
             more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
             more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""
@@ -127,57 +130,24 @@ def unreadable(word: str, words: Sequence[str]) -> str:
     key, equals, value = word.partition("=")
     if meant := re.fullmatch(r"([A-Za-z_][\w.]*)(?:\s+=\s*|\s*[:\s]\s*)([^\s=]+)", word):
         return f"{word} cannot be read: write {meant[1]}={meant[2]}"
-    if not equals and word in (names := [one.name for one in SUBCOMMANDS]):
-        return f"{word} is no override: a subcommand comes first ({', '.join(names)}), as in rlreason {word} ..."
     if not equals:
         known = [*options_by_group(), *keys_below(config_of([], "config"))]
         meant_words = choices_named(re.split(r"[./:]", word)[-1]) or [f"{one}=..." for one in near(word, known)]
-        return f"{word} is neither an override nor a subcommand: write key=value {did_you_mean(meant_words)}".rstrip()
-    if not key.strip():
-        return f"{word!r} names no setting in front of an equals sign: write key=value"
-    if value.endswith(","):
-        following = words[words.index(word) + 1 :] or ["VALUE"]
-        return f"{word} ends with a comma: values are listed without spaces, as in -m {word}{following[0]}"
-    if value.count("[") != value.count("]"):
-        return f"{word} lacks a bracket: write it without spaces, as in '{key}=[{value.strip('[]')}]'"
+        no_override = f"{word} is no override; a run starts without a subcommand, and others have it first (--help)"
+        return f"{no_override}: write key=value {did_you_mean(meant_words)}".rstrip()
+    if value.endswith(",") or value.count("[") != value.count("]"):
+        return f"{word} is a part of a list: write it without spaces, as in '{key}=[a,b]', or -m {key}=a,b in a sweep"
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"
-
-
-# What can be said of it beside the run that the options compose
-
-
-def wrong(word: str, cfg: DictConfig) -> str:
-    """Return what is wrong with a word, "" where nothing is known to be. `cfg`: what the options compose."""
-    key, keys = word.lstrip("+~").partition("=")[0], keys_below(cfg)
-    group = key.partition("@")[0]
-    if choices_among([word]):
-        chosen = word.startswith("~") or key in cfg.hydra.runtime.choices or group in MAY_BE_ABSENT
-        return "" if chosen else f"{group} is no option of the chosen algorithm: leave it out"
-    if key not in keys and group not in options_by_group():
-        return unknown_key(key, cfg, keys)
-    if is_sweep(word):
-        return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
-    if word.startswith("+") and not word.startswith("++"):
-        return f"{word} adds what is there already: take the + away"
-    if isinstance(OmegaConf.select(cfg, key), DictConfig) and not key.startswith("hydra"):
-        inside = [one for one in keys if one.startswith(f"{key}.")]
-        return f"{word} does not fit there, since {key} is a group of settings: write one of {', '.join(inside[:5])}"
-    return ""
 
 
 def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     """Return what an unknown key may mean: a setting of another run, or one spelled similarly. `keys`: of `cfg`."""
     message, (place, _, last) = f"{key} is no setting of this run", key.rpartition(".")
-    group = PLACED.get(place, place)
-    if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
-        other = f"it is one of other options of {group}"
-        return f"{message}: {other}: choose among {', '.join(group_options(group))}, or leave it out"
-    if place in keys:
-        has = [one.removeprefix(f"{place}.") for one in keys if one.rpartition(".")[0] == place]
-        meant = [f"{place}.{one}" for one in near(last, has)]
-        return f"{message}: {did_you_mean(meant) or 'leave it out'} ({place} has {', '.join(has) or 'no settings'})"
     if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
         return f"{message}: {did_you_mean(meant)}"
+    group = PLACED.get(place, place)
+    if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
+        return f"{message}: other options of {group} have it: choose among {', '.join(group_options(group))}"
     top, schemas = key.partition(".")[0], SCHEMAS["schema"].items()
     owners = [f"algorithm={name}" for name, kind in schemas if top in kind.__dataclass_fields__]
     if owners and f"algorithm={cfg.get('algorithm')}" not in owners:

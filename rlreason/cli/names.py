@@ -1,4 +1,4 @@
-"""Names and values of the courses' handouts, of papers and of discovery, and what stands for them here.
+"""Names and values of the courses' handouts, of papers and of discovery, and what stands for them here (names.yaml).
 
 They are applied to `key=value` before it is parsed: to each value of a list, of a sweep, or of a function of Hydra's
 grammar, as in `use_std_normalization=choice(True,False)`.
@@ -6,90 +6,26 @@ grammar, as in `use_std_normalization=choice(True,False)`.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from rlreason.cli.flags import OWN_CONFIGS, options_by_group
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.runtime.plugins import announced
 
+TABLES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text("utf-8"))
+NAMES: dict[str, str] = TABLES["names"] | {number: f"loss.{number}" for number in ("cliprange", *LOSS_NUMBERS)}
+HABITS = {theirs: ours.split() for names, ours in TABLES["habits"].items() for theirs in names.split()}
 NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it
 MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
-
-NAMES: dict[str, str] = {
-    "n_grpo_steps": "n_steps",
-    "n_ei_steps": "n_steps",
-    "epochs_per_rollout_batch": "epochs_per_rollout",
-    "G": "group_size",
-    "ei_batch_size": "question_batch_size",
-    "D_b": "question_batch_size",
-    "sampling_temperature": "sampling.temperature",
-    "sampling_min_tokens": "sampling.min_tokens",
-    "sampling_max_tokens": "sampling.max_tokens",
-    "loss_type": "loss",
-    "importance_reweighting_method": "loss",
-    **{number: f"loss.{number}" for number in ("cliprange", *LOSS_NUMBERS)},
-    "use_std_normalization": "std_norm",
-    "normalize_by_std": "std_norm",
-    "advantage_normalizer": "std_norm",
-    "loss_normalization": "length_norm",
-    "normalize_constant": "length_norm.constant",
-    "normalization_constant": "length_norm.constant",
-}
-DIVIDE_BY_STD = {"true": "group_std", "yes": "group_std", "1": "group_std", "false": "none", "no": "none", "0": "none"}
-#: Values of such a name, where they differ too: no others are accepted.
-VALUES: dict[str, Mapping[str, str]] = {
-    "importance_reweighting_method": {
-        "none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo",
-    },
-    "use_std_normalization": DIVIDE_BY_STD,
-    "normalize_by_std": DIVIDE_BY_STD,
-    "advantage_normalizer": {"std": "group_std", "none": "none", "mean": "group_mean"},
-    "loss_normalization": {"sequence": "masked_mean", "constant": "constant"},
-}  # fmt: skip
-#: Options of a group with another name in a handout.
-OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"maskednormalize": "constant"}}
 #: Keys that hold an option of a group in another place -> that group: typed as any setting, they stand for Hydra's own
 #: spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
 PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
 GPU_SHARE = "gpu_memory_utilization"
-#: Short names in discovery, for settings that have another meaning or none in other algorithms.
-OF_DISCOVERY = {
-    "model": "client.model",
-    "base_url": "client.base_url",
-    "temperature": "client.temperature",
-    "max_tokens": "client.max_tokens",
-    "enable_thinking": "client.thinking",
-    "thinking": "client.thinking",
-    "timeout": "score.timeout_s",
-}
-#: Other programs' names, and those of other algorithms, -> settings: suggested, not translated, since theirs may differ
-#: in a unit or a default.
-_HABITS = {
-    "lr": "learning_rate",
-    "seeds": "seed",
-    "batch_size": "train_batch_size micro_batch_tokens",
-    "steps num_steps max_steps": "n_steps",
-    "epochs num_train_epochs epochs_per_rollout sft_epochs": "epochs_per_rollout sft_epochs epochs",
-    "rollout_batch_size question_batch_size": "question_batch_size rollout_batch_size train_batch_size",
-    "max_length max_new_tokens max_completion_length": "sampling.max_tokens",
-    "beta kl": "kl_coef",
-    "num_generations group_size samples": "group_size samples n_list",
-    "clip_eps epsilon": "loss.cliprange",
-    "warmup num_warmup_steps": "warmup_steps",
-    "grad_clip": "max_grad_norm",
-    "lr_scheduler_type": "lr_schedule",
-    "per_device_train_batch_size": "micro_batch_size",
-    "lora_rank lora_r": "model.lora.rank",
-    "model_path model_name_or_path path": "model.path model",
-    "dataset": "data data.path",
-    "output_dir": "hydra.run.dir",
-    "wandb use_wandb": "logger=wandb",
-    "report_to": "logger",
-    "use_vllm": "rollout",
-    "reward reward_fn reward_funcs": "prompt.reward",
-}
-HABITS = {theirs: ours.split() for names, ours in _HABITS.items() for theirs in names.split()}
 
 WORD = re.compile(r"([~+]*)([^=]*)(=?)(.*)", re.DOTALL)
 TOKEN = re.compile(r"""(['"]?)([^\s,()\[\]{}'"=]++)\1(?!\()""")  # one value, with its quotes; no function's name
@@ -102,7 +38,7 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
     `algorithm`: of the run whose settings are changed. Hydra must be ready to compose.
     """
     discovers = OWN_CONFIGS.keys() & {algorithm, *(word.lower().partition("algorithm=")[2] for word in words)}
-    names = NAMES | OF_DISCOVERY if discovers else NAMES
+    names: dict[str, str] = NAMES | (TABLES["of_discovery"] if discovers else {})
     groups, typed, notes, found = options_by_group(), dict[str, str](), dict[str, str](), list[str]()
     for word in words:
         sign, key, equals, value = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
@@ -116,10 +52,13 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
         if equals and value.lower() in NONE and (ours in PLACED or ours in MAY_BE_ABSENT):  # Hydra has no word for that
             found += [f"~{group}@{ours}"] if ours in PLACED else []
             continue
-        if equals and key in VALUES:
-            now = _valued(key, value)
-        elif equals and group in groups:
-            now = _options(group, value, groups[group])
+        if equals and (accepted := TABLES["values"].get(key)):
+            if value.startswith("[") or any(fold(token[2]) not in accepted for token in TOKEN.finditer(value)):
+                raise ConfigError(f"{word} is none of {', '.join(accepted)}: choose one")
+            now = _spelt(value, accepted)
+        elif equals and (options := groups.get(group)):
+            nothing = dict.fromkeys(NONE, "none") if "none" in options else {}
+            now = _spelt(value, {fold(one): one for one in options} | TABLES["options"].get(group, {}) | nothing)
         elif equals and key.endswith("reward") and (rewards := announced(key)):
             now = TOKEN.sub(lambda token: rewards.get(token[2], token[0]), value)
         if ours != key:
@@ -131,6 +70,31 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
     return found
 
 
+def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
+    """Spell the options of a sweep as settings of our sweeper; `ConfigError` for a wrong one, and outside a sweep.
+
+    >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
+    ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
+    """
+    spelt, options = list[str](), TABLES["sweep_options"]
+    for word in overrides:
+        key, equals, typed = word.lstrip("+").partition("=")
+        if not equals or key not in options:
+            spelt.append(word)
+            continue
+        if not multirun:
+            raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
+        value, (pattern, rule) = "null" if typed == "auto" else re.sub(r"['\"]", "", typed), options[key]
+        if not re.fullmatch(pattern, value):
+            raise ConfigError(f"{word} is refused: {key} takes {rule}: give such a value, or leave it out")
+        if key == "carry":
+            value = str(re.split(r", *(?![^,]*=)", value.strip("[]")))
+        elif key == "sweep_name":
+            value = repr(value)
+        spelt.append(f"hydra.sweeper.{key}={value}")
+    return spelt
+
+
 def fold(option: str) -> str:
     """Return a name without the characters that are ignored.
 
@@ -140,18 +104,6 @@ def fold(option: str) -> str:
     return re.sub(r"[-_. ]", "", option.lower())
 
 
-def _options(group: str, value: str, options: Sequence[str]) -> str:
-    """Replace each value by the option's own spelling, ignoring case, hyphens and dots."""
-    folded = {fold(option): option for option in options} | OPTIONS.get(group, {})
-    if "none" in options:
-        folded |= dict.fromkeys(NONE, "none")
-    return TOKEN.sub(lambda token: token[0] if token[2] in options else folded.get(fold(token[2]), token[0]), value)
-
-
-def _valued(name: str, value: str) -> str:
-    """Replace each value of a handout's name; `ConfigError` for one that it does not have."""
-    accepted = VALUES[name]
-    wrong = [token[2] for token in TOKEN.finditer(value) if token[2].lower() not in accepted]
-    if wrong or value.startswith("["):
-        raise ConfigError(f"{name}={value} is none of {', '.join(accepted)}: choose one")
-    return TOKEN.sub(lambda token: accepted[token[2].lower()], value)
+def _spelt(value: str, spellings: Mapping[str, str]) -> str:
+    """Replace each value that has such a spelling, ignoring case, hyphens and dots."""
+    return TOKEN.sub(lambda token: spellings.get(fold(token[2]), token[0]), value)

@@ -64,6 +64,4 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         if minutes is not None:
             found |= {"runs": runs, "seconds": 60 * minutes * runs}
             lines.append(f"time       {duration(60 * minutes * runs)}: {runs} runs of {minutes:g} min")
-        elif arguments.count is not None:
-            raise ConfigError(f"--runs {runs} needs the time of one: add --minutes")
     return Answer(folded("\n".join(lines).lstrip("\n"), console.width), found)

@@ -39,10 +39,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the report."""
     runs, out, figures = arguments.runs, arguments.out, arguments.figures
     if arguments.assignment is None and (of := {folder: runs_below([folder]) for folder in runs}) and any(of.values()):
-        if strange := [folder for folder in runs if not of[folder]]:
-            raise ConfigError(f"RUN={strange[0]} holds no run of discovery, as others do: give each its own command")
         with console.wait("writing the report"):
-            return report_of([run for found in of.values() for run in found], folder_of(out, runs[0]))
+            return report_of([run for folder in runs for run in of[folder] or [folder]], folder_of(out, runs[0]))
     if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     if arguments.assignment is not None:

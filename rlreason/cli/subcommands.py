@@ -9,14 +9,12 @@ docstring is shown by `rlreason SUBCOMMAND --help` and which defines
 `--json` is the same for all: it prints only the figures, and `--json FILE` writes them.
 """
 
-import argparse
 import difflib
 import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -28,43 +26,27 @@ from rlreason.runtime.streams import Answer, Parser, refuse_target
 STDOUT = "-"  # as the FILE of --json
 
 
-class Subcommand(NamedTuple):
-    """A subcommand: its name, module, arguments as --help names them, and purpose in one line."""
-
-    name: str
-    module: str
-    takes: str
-    line: str
-
-
-SUBCOMMANDS = tuple(Subcommand(*row) for row in (
-    ("inspect", "rlreason.cli.inspect", "RUN", "responses, with a guess at what went wrong in each"),
-    ("report", "rlreason.cli.report", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
-    ("compare", "rlreason.report.compare", "RUN ...",
-     "which setting is better, by how much, or that nobody can tell"),
-    ("score", "rlreason.discovery.score", "PROGRAM",
-     "a program of discovery: run in a sandbox, its set checked exactly"),
-    ("health", "rlreason.health.watch", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
-    ("doctor", "rlreason.cli.doctor", "[WORD ...]",
-     "what this machine can do, and whether a run of these words fits"),
-    ("check", "rlreason.courses.check.runner", "MODULE",
-     "your own functions or train loop of a handout, held against ours"),
-    ("curves", "rlreason.records.training_curves", "RUN", "draw curves.png again, also of a run that is under way"),
-    ("plan", "rlreason.cli.plan", "[WORD ...]",
-     "the memory of a run of these words; --seeds S: what they can show"),
-    ("rerun", "rlreason.cli.rerun", "RUN [WORD ...]", "start it again: what differs here, and in what it comes to"),
-))  # fmt: skip
-#: Further lines of --help: a subcommand with one of its options.
-WAYS = (
-    ("inspect RUN --regrade", "grade its rollouts again: now, with math-verify, or with a function of yours"),
-    ("inspect RUN --gradients", "its rollouts under every objective: loss, gradient, clipping"),
-)
-STARTING = ("train", "run", "start")  # what other programs call the subcommand that starts a run
+#: Name -> module, arguments as --help names them, and purpose in one line.
+SUBCOMMANDS = {
+    "inspect": ("rlreason.cli.inspect", "RUN",
+                "responses, with a guess at what went wrong in each; --regrade, --gradients"),
+    "report": ("rlreason.cli.report", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
+    "compare": ("rlreason.report.compare", "RUN ...", "which setting is better, by how much, or that nobody can tell"),
+    "score": ("rlreason.discovery.score", "PROGRAM",
+              "a program of discovery: run in a sandbox, its set checked exactly"),
+    "health": ("rlreason.health.watch", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
+    "doctor": ("rlreason.cli.doctor", "[WORD ...]", "what this machine can do, and whether a run of these words fits"),
+    "check": ("rlreason.courses.check.runner", "MODULE",
+              "your own functions or train loop of a handout, held against ours"),
+    "curves": ("rlreason.records.training_curves", "RUN", "draw curves.png again, also of a run that is under way"),
+    "plan": ("rlreason.cli.plan", "[WORD ...]", "the memory of a run of these words; --seeds S: what they can show"),
+    "rerun": ("rlreason.cli.rerun", "RUN [WORD ...]", "start it again: what differs here, and in what it comes to"),
+}  # fmt: skip
 
 
-def named_subcommand(words: Sequence[str]) -> Subcommand | None:
-    """Return the subcommand that a command line begins with, or None."""
-    return next((one for one in SUBCOMMANDS if words and one.name == words[0]), None)
+def named_subcommand(words: Sequence[str]) -> str:
+    """Return the subcommand that a command line begins with, or ""."""
+    return words[0] if words and words[0] in SUBCOMMANDS else ""
 
 
 def refuse_wrong_subcommand(words: Sequence[str]) -> None:
@@ -75,42 +57,46 @@ def refuse_wrong_subcommand(words: Sequence[str]) -> None:
     rlreason.errors.ConfigError: inspct is no subcommand: did you mean rlreason inspect? (rlreason --help lists them)
     """
     word = words[0].lower() if words else ""
-    if word in STARTING:
-        raise ConfigError(f"{word} is no subcommand: a run starts without one, as in rlreason loss=gspo n_steps=100")
-    if near := difflib.get_close_matches(word, [one.name for one in SUBCOMMANDS], n=1, cutoff=0.75):
+    if near := difflib.get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.75):
         raise ConfigError(f"{words[0]} is no subcommand: did you mean rlreason {near[0]}? (rlreason --help lists them)")
 
 
 def subcommands_help() -> str:
     """Return the lines of `rlreason --help` about the subcommands."""
-    rows = [(f"{subcommand.name} {subcommand.takes}", subcommand.line) for subcommand in SUBCOMMANDS] + list(WAYS)
-    return "\n".join(f"  rlreason {usage:<25} {line}" for usage, line in sorted(rows))
+    lines = [f"  rlreason {f'{name} {takes}':<25} {line}" for name, (_, takes, line) in SUBCOMMANDS.items()]
+    return "\n".join(sorted(lines))
 
 
-def parser_of(subcommand: Subcommand) -> Parser:
+def parser_of(subcommand: str) -> Parser:
     """Build the argument parser of a subcommand."""
-    module = import_module(subcommand.module)
-    parser = Parser(prog=f"rlreason {subcommand.name}", description=module.__doc__)
+    module = import_module(SUBCOMMANDS[subcommand][0])
+    parser = Parser(prog=f"rlreason {subcommand}", description=module.__doc__)
     module.add_arguments(parser)
     help_json = "print the figures as JSON and nothing else; with FILE, write them there"
     parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=help_json)
     return parser
 
 
-def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
+def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake.
 
-    Its figures are written first: whoever reads its output may leave.
+    One is a run of discovery, or a sweep's folder where one run is read. Figures are written first: whoever reads the
+    output may leave.
     """
     arguments = parser_of(subcommand).parse_args(words)
-    refuse_no_run(arguments, subcommand.name)
+    one = [arguments.run] if "run" in arguments else []
+    for folder in one or getattr(arguments, "runs", []):
+        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
+            raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
+    if one and (inner := runs_in(one[0])):
+        raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
     target = arguments.json
     file = None if target in (None, STDOUT) else Path(target)
     if file is not None:
         refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
-    answer: Answer = import_module(subcommand.module).main(arguments, console)
-    figures = answer.figures if isinstance(answer.figures, list) else {"verb": subcommand.name, **answer.figures}
+    answer: Answer = import_module(SUBCOMMANDS[subcommand][0]).main(arguments, console)
+    figures = answer.figures if isinstance(answer.figures, list) else {"verb": subcommand, **answer.figures}
     text = json.dumps(finite(figures), indent=1, default=str)
     if file is not None:
         write_whole(file, text + "\n")
@@ -121,13 +107,3 @@ def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
     if file is not None:
         console.say(f"figures: {target}")
     return answer.exit_code
-
-
-def refuse_no_run(arguments: argparse.Namespace, subcommand: str) -> None:
-    """Raise `ConfigError` for a run of discovery, and for a sweep's folder where one run is read."""
-    one = [arguments.run] if "run" in arguments else []
-    for folder in one or getattr(arguments, "runs", []):
-        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
-            raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
-    if one and (inner := runs_in(one[0])):
-        raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")

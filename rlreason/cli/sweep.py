@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
-from rlreason.cli.flags import Request, config_content, options_by_group
+from rlreason.cli.flags import Request, options_by_group, sources
 from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.config.run import AnyRunConfig, works_on_a_model
@@ -82,8 +82,11 @@ def shared_config(request: Request) -> DictConfig:
 
 def file_of(overrides: Sequence[str]) -> SweepFile:
     """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
-    name = named_sweep(overrides)
-    return SweepFile("") if name is None else sweep_file(name, config_content(f"sweep/{name}"))
+    if (name := named_sweep(overrides)) is None:
+        return SweepFile("")
+    found = [source.load_config(f"sweep/{name}").config for source in sources() if source.is_config(f"sweep/{name}")]
+    content: Any = OmegaConf.to_container(found[0]) if found else {}
+    return sweep_file(name, content)
 
 
 def checked_stage(
@@ -119,15 +122,13 @@ def request_of_stage(request: Request, chain: Sequence[str], stage: str) -> Requ
     words = [word for word in request.overrides if key_of(word) not in of_chain]
     choices = fixed([word for word in words if key_of(word) in groups])
 
-    @cache
-    def config(of: str) -> DictConfig:
-        return composed([f"sweep={of}", *choices], request.config_name)
+    configs = cache(lambda of: composed([f"sweep={of}", *choices], request.config_name))
 
     def belongs(word: str) -> bool:
         key = key_of(word)
         if key in groups or word.startswith("hydra"):
             return True
-        has = (OmegaConf.select(config(of), key, default=of) != of for of in (stage, *chain))
+        has = (OmegaConf.select(configs(of), key, default=of) != of for of in (stage, *chain))
         return next(has) or not any(has)  # a setting of no stage is refused with the others
 
     return replace(request, overrides=[f"sweep={stage}", *filter(belongs, words), *axes])
@@ -177,8 +178,8 @@ def _checked(
         carried = [carry(sweep_folder(sweep, model, data)) for sweep in before]
         for one in carried:
             note(f"note: {one.sentence}")
-    words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
-    design, folder = designed(request, note, list(words.values()), place, arms)
+    handed = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
+    design, folder = designed(request, note, list(handed.values()), place, arms)
     if carried and place is None:
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
@@ -190,8 +191,13 @@ def _checked(
         runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if later else absent).run
         now += [] if later else [run]
     checked = [runs[run.name] for run in now]
-    refuse_unread(checked, note, of_sweep=True)
-    refuse_repeated(now, runs)
+    refuse_unread(checked, note)
+    seen: dict[str, set[str]] = {}
+    for run in now:
+        own = set(run.overrides)
+        if (same := seen.setdefault(repr(runs[run.name]), own)) != own:
+            words = [" ".join(sorted(these - those)) for these, those in ((same, own), (own, same))]
+            raise ConfigError(f"{' and '.join(words)} make the same run: another setting decides: leave that one out")
     jobs = jobs_of(request.overrides, list(runs.values()), options.jobs, options.gpus_per_run, note, absent)
     if absent is None:
         check_start(checked, folder, note)
@@ -204,18 +210,6 @@ def _checked(
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
     design.carried, design.jobs, design.launcher = list(map(asdict, carried)), jobs.side_by_side, jobs.launcher
     return CheckedSweep(request.overrides, folder, design, runs, jobs)
-
-
-def refuse_repeated(planned: Sequence[RunState], runs: Mapping[str, AnyRunConfig]) -> None:
-    """Refuse a run with the same settings as an earlier one, though its overrides differ."""
-    first: dict[str, set[str]] = {}
-    for run in planned:
-        own = set(run.overrides)
-        if (before := first.setdefault(repr(runs[run.name]), own)) != own:
-            one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
-            raise ConfigError(
-                f"{one} and {other} make the same run: another setting decides over both: leave that one out"
-            )
 
 
 # Its runs

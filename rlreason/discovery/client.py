@@ -98,22 +98,22 @@ class Client:
         self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
     ) -> Future[Answer]:
         """Send one request; its answer comes within `timeout_s` seconds. Cancelling it closes the connection."""
-        request = self._post(self.body(messages, seed, max_tokens), request_id, timeout_s)
-        return asyncio.run_coroutine_threadsafe(request, _event_loop())
+        body, headers = self.body(messages, seed, max_tokens), {"X-Client-Request-Id": request_id}
 
-    async def _post(self, body: dict[str, Any], request_id: str, timeout_s: float) -> Answer:
-        headers = {"X-Client-Request-Id": request_id}
-        try:
-            async with asyncio.timeout(timeout_s):
-                response = await self._http.post(self._address(PATH), json=body, headers=headers)
-            answer = read_answer(response)
-        except TimeoutError:
-            answer = Answer("timeout", detail=f"no whole answer within {timeout_s:g} s")
-        except Exception as error:  # of the connection, or of what a server sends instead of HTTP
-            outcome = "connection" if isinstance(error, UNSENT) else "broken"  # the model may have been asked
-            answer = Answer(outcome, detail=f"{type(error).__name__}: {error}")
-        answer.detail = self.one_line(answer.detail)
-        return answer
+        async def post() -> Answer:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    response = await self._http.post(self._address(PATH), json=body, headers=headers)
+                answer = read_answer(response)
+            except TimeoutError:
+                answer = Answer("timeout", detail=f"no whole answer within {timeout_s:g} s")
+            except Exception as error:  # of the connection, or of what a server sends instead of HTTP
+                outcome = "connection" if isinstance(error, UNSENT) else "broken"  # the model may have been asked
+                answer = Answer(outcome, detail=f"{type(error).__name__}: {error}")
+            answer.detail = self.one_line(answer.detail)
+            return answer
+
+        return asyncio.run_coroutine_threadsafe(post(), _event_loop())
 
     def refusal(self, answer: Answer) -> str:
         """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""

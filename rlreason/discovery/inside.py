@@ -1,13 +1,13 @@
 """In the sandbox: restrict this process, then run a program for its set, or a verifier on rows.
 
     python -I -B inside.py OPTIONS program PROGRAM MOST_ROWS MOST_DIGITS
-    python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [text], "options": {...}}
+    python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [[1, 2]], "options": {...}}
 
-The channel gets `STARTED`, then the JSON of what `verify` returns, or the set of a program: a line `points`, a line of
-decimal integers for each row, and `end N`, the number of rows; or `error KIND` and why there is no set.
+The channel gets `STARTED`, then JSON: what `verify` returns, or of a program {"rows": its set}, or why there is none:
+{"kind": "exception", "error": text}.
 
 What is checked here helps a person to find a mistake and is believed by nobody: the program shares this process, and
-only the integers count, as `read_channel` finds them on the other side.
+only the integers count, as `read_set` in score.py finds them on the other side.
 """
 
 import ctypes
@@ -15,7 +15,6 @@ import errno
 import itertools
 import json
 import os
-import re
 import resource
 import runpy
 import struct
@@ -26,9 +25,10 @@ from os import _exit as leave
 from os import write
 from typing import Any
 
-CHANNEL = 3  # the file descriptor that results are written to
+CHANNEL = 3  # the file descriptor that results are written to, which this process gets as its standard input
 STARTED = b"started\n"  # the first line there: from now on it is the program that runs
 LONGEST_ROW, LONGEST_TEXT = 1000, 4000
+BITS = 3.33  # of a decimal digit
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # system calls, the same on every architecture
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REFER, TRUNCATE = 1, 2, 4, 8, 1 << 13, 1 << 14
@@ -65,8 +65,9 @@ def main() -> None:
         landlock(**options["landlock"])
     if os.uname().machine in ARCHITECTURES:
         refuse_system_calls(os.uname().machine, options["alone"])  # the system's sockets have names
-    os.dup2(options["channel"], CHANNEL)
+    os.dup2(0, CHANNEL)
     os.closerange(CHANNEL + 1, 4096)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(HOME=home, TMPDIR=home, PATH="/usr/local/bin:/usr/bin:/bin", LC_ALL="C.UTF-8")
     # One thread for libraries: threads that wait for each other on few processors take ten times as long.
@@ -74,12 +75,16 @@ def main() -> None:
     write(CHANNEL, STARTED)
     if mode == "program":
         run_program(arguments[0], int(arguments[1]), int(arguments[2]))
-    elif mode == "check":
-        run_check(*arguments)
+    elif mode == "check":  # of rows: trusted, but within limits of its own
+        sys.set_int_max_str_digits(0)
+        with open(arguments[1], "rb") as file:
+            request = json.load(file)
+        send(runpy.run_path(arguments[0])["verify"](request["rows"], **request["options"]))
 
 
-def send(data: bytes) -> None:
+def send(result: dict[str, Any]) -> None:
     """Write all of this to the channel."""
+    data = json.dumps(result).encode()
     while data:
         data = data[write(CHANNEL, data) :]
 
@@ -136,43 +141,31 @@ def refuse_system_calls(machine: str, all_sockets: bool) -> None:
     checked(libc.prctl(PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)), 0, 0))
 
 
-def run_check(path: str, request_path: str) -> None:
-    """Verify rows: trusted, but within limits of its own."""
-    sys.set_int_max_str_digits(0)
-    with open(request_path, "rb") as file:
-        request = json.load(file)
-    rows = [[int(word) for word in row.split()] for row in request["rows"]]
-    verify = runpy.run_path(path)["verify"]
-    send(json.dumps(verify(rows, **request["options"])).encode())
-
-
 class Refused(Exception):  # noqa: N818  # a finding, not an error of this program
     """Why there is no set: its kind and a message."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind, self.text = kind, text
 
 
 def run_program(path: str, most_rows: int, most_digits: int) -> None:
     """Run a program, write its set, end. Its threads and exit functions do not run on."""
     sys.argv[:] = [path]
     set_digits = sys.set_int_max_str_digits
+    rows, kind, text = list[list[int]](), "", ""
     try:
         given = set_of(path)
         set_digits(0)
-        text = rows_text(given, most_rows, most_digits)
+        rows = rows_of(given, most_rows, most_digits)
     except Refused as refused:
-        text = f"error {refused.kind}\n{refused.text[:LONGEST_TEXT]}"
+        kind, text = refused.args
     except MemoryError:
-        text = "error memory\nMemoryError"
+        kind, text = "memory", "MemoryError"
     except SystemExit as error:
-        text = f"error exit\nthe program called sys.exit({error.code!r:.100}) before it gave points"
+        kind, text = "exit", f"the program called sys.exit({error.code!r:.100}) before it gave points"
     except BaseException as error:
-        text = f"error exception\n{error_text(error, path)[-LONGEST_TEXT:]}"
+        kind, text = "exception", error_text(error, path)[-LONGEST_TEXT:]
     with suppress(BaseException):  # replaced or closed by the program
         sys.stdout.flush()
-    send(text.encode("utf-8", "backslashreplace"))
+    shown = text[:LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+    send({"rows": rows} if not kind else {"kind": kind, "error": shown})
     leave(0)
 
 
@@ -199,23 +192,22 @@ def plain(value: Any) -> Any:
     return value.tolist() if type(value).__module__ == "numpy" and value.dtype.kind in "biufO" else value
 
 
-def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
-    """Return the rows as text, at most one row and one number too many; `Refused` if something is no plain integer."""
+def rows_of(given: Any, most_rows: int, most_digits: int) -> list[list[int]]:
+    """Return the rows, at most one row and one number too many; `Refused` if something is no plain integer."""
     given = plain(given)
     if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
-    lines, rows = ["points"], list(itertools.islice(given, most_rows + 1))  # whole, before the program can change it
+    rows = list(itertools.islice(given, most_rows + 1))  # whole, before the program can change it
     for number, row in enumerate(map(plain, rows)):
         if not isinstance(row, (list, tuple)):
             raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
-        values = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
-        for value in values:
+        rows[number] = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
+        for value in rows[number]:
             if type(value) is not int:
                 raise Refused("type", f"point {number} holds a value of class {type(value).__name__}: integers only")
-            if value.bit_length() > most_digits * 3.33:
+            if value.bit_length() > most_digits * BITS:
                 raise Refused("size", f"point {number} has an integer of more than {most_digits} digits")
-        lines.append(" ".join(map(int.__repr__, values)))
-    return "\n".join([*lines, f"end {len(lines) - 1}", ""])
+    return rows
 
 
 def error_text(error: BaseException, program: str) -> str:
@@ -225,26 +217,6 @@ def error_text(error: BaseException, program: str) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == program]
     lines = [*traceback.format_list(frames[-5:]), "".join(traceback.format_exception_only(error))[: LONGEST_TEXT // 2]]
     return "".join(lines).replace(f'"{program}"', '"program.py"').strip()
-
-
-ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)\n")
-_INTEGER = rb"(?:0|-?[1-9]\d*+)"
-ROWS = re.compile(rb"points\n((?:(?:%b(?: %b)*+)?\n)*+)end (0|[1-9]\d{0,8})\n" % (_INTEGER, _INTEGER))
-
-
-def read_channel(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
-    """Return the rows in the channel's bytes; `Refused` if they are none: the program may have written the error."""
-    if error := ERROR.match(data):
-        raise Refused(error[1].decode(), data[error.end() :].decode("utf-8", "backslashreplace")[:LONGEST_TEXT])
-    given = ROWS.fullmatch(data)
-    rows = [line.split() for line in given[1].split(b"\n")[:-1]] if given else []
-    if given is None or len(rows) != int(given[2]):
-        raise Refused("channel", "something else than rows of integers came from the program")
-    longest_word = max((len(word) for row in rows for word in row), default=0)
-    if len(rows) > most_rows or max(map(len, rows), default=0) > LONGEST_ROW or longest_word > most_digits + 1:
-        most = f"{most_rows} points, {LONGEST_ROW} coordinates of a point and {most_digits} digits of each"
-        raise Refused("size", f"the set has more than {most}")
-    return [list(map(int, row)) for row in rows]
 
 
 if __name__ == "__main__":

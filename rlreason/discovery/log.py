@@ -14,6 +14,7 @@ import math
 import os
 import re
 import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,8 +87,8 @@ class Turn(msgspec.Struct, kw_only=True):
 
     @property
     def credit(self) -> int:
-        """Return the score of its program if its set counts, else 0."""
-        return int(self.result["score"]) if self.result is not None and self.is_valid else 0
+        """Return the score of its program, which is 0 if its set does not count."""
+        return int(self.result["score"]) if self.result else 0
 
     @property
     def is_independent(self) -> bool:
@@ -126,15 +127,13 @@ class Log(msgspec.Struct, kw_only=True):
     @property
     def calls(self) -> int:
         """Return how many requests its turns made, including retries."""
-        return sum(len(turn.calls) for turn in self.turns)
+        return self.curve()[0][-1]
 
     def curve(self) -> tuple[list[int], list[int]]:
         """Return (calls, best score so far) at the start and after each turn, computed from the verdicts."""
-        calls, best = [0], [self.start["score"]]
-        for turn in self.turns:
-            calls.append(calls[-1] + len(turn.calls))
-            best.append(max(best[-1], turn.credit))
-        return calls, best
+        calls = accumulate((len(turn.calls) for turn in self.turns), initial=0)
+        best = accumulate((turn.credit for turn in self.turns), max, initial=self.start["score"])
+        return list(calls), list(best)
 
     def best_at(self, calls: int) -> int:
         """Return the best score after so many calls; a turn with later calls does not count yet."""
@@ -170,7 +169,6 @@ class Answer(msgspec.Struct):
     prompt_tokens: int | None = None  # as the server counts them
     completion_tokens: int | None = None
     retry_after_s: float | None = None  # how long the server asks to wait
-    id: str = ""
 
 
 class Journal:
@@ -182,8 +180,7 @@ class Journal:
         self.begin: Event = {}
         self.asks: dict[str, Event] = {}  # by the id of the request
         self.answers: dict[str, Answer] = {}
-        self.scores: dict[str, dict[str, Any]] = {}  # "TURN.SAMPLE" -> result
-        self.by_program: dict[str, dict[str, Any]] = {}  # hash -> result
+        self.scores: dict[str, Result] = {}  # "TURN.SAMPLE" -> result
         self.seconds_before = 0.0  # until it was resumed
         data = path.read_bytes() if path.exists() else b""
         complete = data[: data.rfind(b"\n") + 1]
@@ -203,11 +200,6 @@ class Journal:
         """Return the seconds that the run has taken, summed over its resumes."""
         return self.seconds_before + time.monotonic() - self._began
 
-    @property
-    def last_turn(self) -> int:
-        """Return the newest turn with a request; 0 before the first."""
-        return max((int(id.partition(".")[0]) for id in self.asks), default=0)
-
     def _add(self, event: Event) -> None:
         match event["event"]:
             case "begin":
@@ -217,7 +209,7 @@ class Journal:
             case "answer":
                 self.answers[event["id"]] = msgspec.convert(event, Answer)
             case "score":
-                self.scores[event["of"]] = self.by_program[event["result"]["program_sha256"]] = event["result"]
+                self.scores[event["of"]] = event["result"]
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event to the file. `UnwritableError` if the system refuses."""

@@ -10,10 +10,11 @@ A resumed run walks through the same turns again: what the journal knows is neit
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import alive
 
+T = TypeVar("T")
 #: Parts of a result that differ from run to run: the same replies make the same log.
 MEASURED = ("seconds", "check_seconds", "peak_memory_mb", "output_tail")
 
@@ -43,13 +45,12 @@ class Conversation:
     system: str | None
     first: str
     exchanges: list[tuple[Turn, str, str]] = field(default_factory=list)  # reply, kind and text of what followed
-    without_progress: int = 0  # turns since its best program
 
-    def add(self, turn: Turn, kind: str, text: str) -> None:
-        """Continue the conversation from this reply, with this message after it."""
-        better = turn.credit > max((one.credit for one, _, _ in self.exchanges), default=0)
-        self.without_progress = 0 if better else self.without_progress + 1
-        self.exchanges.append((turn, kind, text))
+    @property
+    def without_progress(self) -> int:
+        """Return how many of its turns came after its best program; all if none gave a set that counts."""
+        scores = [turn.credit for turn, _, _ in self.exchanges]
+        return len(scores) - 1 - scores.index(max(scores)) if any(scores) else len(scores)
 
     def ask(self, number: int, samples: int, history: int) -> tuple[Messages, list[Turn]]:
         """Return the next messages and turns to fill: the first, the best reply (or the last), the last `history`."""
@@ -73,11 +74,6 @@ class Conversation:
             )
             for sample in range(samples)
         ]
-
-
-def worth(turn: Turn) -> tuple[int, bool, bool]:
-    """Return what replies are compared by: their set's score, else whether they gave points, else a program."""
-    return turn.credit, bool(turn.result and turn.result["raw_points"]), turn.program is not None
 
 
 def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float:
@@ -114,10 +110,10 @@ class Discovery:
         self.log = self._first_log()
         self.source = journal.begin["start"]["source"]  # of the best program
         self.earlier = set(journal.asks)  # requests of earlier parts of the run
-        self.earlier_turns = journal.last_turn  # the last of these may not be complete
+        # The newest turn with a request, which may not be complete; 0 before the first.
+        self.earlier_turns = max((int(id.partition(".")[0]) for id in self.earlier), default=0)
         self.ended = ""  # which budget allows no more
         self._not_before = 0.0  # on the monotonic clock: the next request
-        self._requests: dict[Future[Answer], Turn] = {}  # under way
         self._programs: dict[Future[Result], Turn] = {}  # being scored
         self._workers = ThreadPoolExecutor(run.score.workers, "score")
 
@@ -138,14 +134,9 @@ class Discovery:
     def _first_log(self) -> Log:
         """Return the log before the first turn; docs/discovery.md explains the fields."""
         run, begin = self.run, self.journal.begin
-        result = begin["start"]["result"]
-        best = {"program_sha256": result["program_sha256"], "score": result["score"]}
+        start = begin["start"]
+        best = {"program_sha256": start["result"]["program_sha256"], "score": start["result"]["score"]}
         client, score = asdict(run.client), asdict(run.score)
-        settings: dict[str, Any] = {"replies": run.side_by_side}
-        settings |= {name: client[name] for name in ("temperature", "thinking", "max_tokens", "retries")}
-        settings |= {"extra": client["extra"] or {}, "hints": run.prompts.hints, "restart_after": run.restart_after}
-        settings |= {"history": self.history, "budget": asdict(run.budget)}
-        settings["score"] = {name: score[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")}
         return Log(
             problem=run.problem,
             title=self.problem.title,
@@ -153,10 +144,19 @@ class Discovery:
             strategy=run.strategy,
             model=begin["model"],
             seed=run.seed,
-            settings=settings,
+            settings={
+                "replies": run.side_by_side,
+                **{name: client[name] for name in ("temperature", "thinking", "max_tokens", "retries")},
+                "extra": client["extra"] or {},
+                "hints": run.prompts.hints,
+                "restart_after": run.restart_after,
+                "history": self.history,
+                "budget": asdict(run.budget),
+                "score": {name: score[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")},
+            },
             system=run.client.system,
             first_prompt=begin["first"],
-            start={"program": begin["start"]["program"], **best, "result": without_measurements(result)},
+            start={"program": start["program"], **best, "result": without_measurements(start["result"])},
             turns=[],
             spent={},
             best={**best, "turn": "start"},
@@ -187,11 +187,14 @@ class Discovery:
                 turn.best_so_far = self.log.best["score"]
             self.log.turns += turns
             if run.converses and (replied := [turn for turn in turns if turn.content]):
-                chosen = max(replied, key=worth)
+                chosen = max(  # by their sets' scores, else by whether they gave points, else a program
+                    replied,
+                    key=lambda turn: (turn.credit, bool(turn.result and turn.result["raw_points"]), bool(turn.program)),
+                )
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
                 kind, text = feedback(begin["templates"], result, self.log.best["score"], self.problem.unit)
-                conversation.add(chosen, kind, text)
+                conversation.exchanges.append((chosen, kind, text))
             self.write_turn(number, turns)
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
                 conversation = Conversation(conversation.number + 1, run.client.system, begin["first"])
@@ -210,13 +213,13 @@ class Discovery:
             while (left := until - time.monotonic()) > 0:
                 alive()
                 time.sleep(min(left, 1.0))
-            self._send(messages, waiting)
-            if not self._requests:
+            if not (requests := self._send(messages, waiting)):
                 break
-            while self._requests:
-                self._wait()
-        while self._programs:
-            self._wait()
+            for turn, answer in _completed(requests):
+                self._answered(turn, answer)
+                self._begin_scoring(turn)
+        for turn, result in _completed(self._programs):
+            self._scored(turn, result)
         made = [turn for turn in turns if turn.calls]
         if made and not (self.ended or is_over) and all(_not_received(turn.calls[-1].outcome) for turn in made):
             raise ConfigError(self.client.refusal(self.journal.answers[made[0].calls[-1].id]))
@@ -242,38 +245,26 @@ class Discovery:
             raise ConfigError(self.client.refusal(self.journal.answers[turn.calls[-1].id]))
         return len(failed) <= self.run.client.retries
 
-    def _send(self, messages: Messages, waiting: list[Turn]) -> None:
+    def _send(self, messages: Messages, waiting: list[Turn]) -> dict[Future[Answer], Turn]:
         """Send the next request for each of these, as far as the budget allows."""
         bound, run, most = prompt_bound(messages), self.run, self.run.client.max_tokens
+        requests = dict[Future[Answer], Turn]()
         for turn in waiting:
             if spent := self.spending.spent(bound, most, self.journal.seconds):
-                self.ended = "" if self._requests else spent  # what is under way may leave something over
+                self.ended = "" if requests else spent  # what is under way may leave something over
                 break
             id = _next_id(turn)
             self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=most)
             turn.calls.append(self.spending.begin(self.journal.asks[id]))
             seed = hashlib.sha256(f"{run.seed} {run.strategy} {id}".encode()).hexdigest()[:7]
             limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
-            request = self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)
-            self._requests[request] = turn
-
-    def _wait(self) -> None:
-        """Wait up to a second for answers and scores, and record those that have come."""
-        alive()
-        pending: list[Future[Any]] = [*self._requests, *self._programs]
-        for future in wait(pending, 1.0, FIRST_COMPLETED).done:
-            if future in self._requests:
-                turn = self._requests.pop(future)
-                self._answered(turn, future.result())
-                self._begin_scoring(turn)
-            else:
-                self._scored(self._programs.pop(future), future.result())
+            requests[self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)] = turn
+        return requests
 
     def _answered(self, turn: Turn, answer: Answer) -> None:
-        answer.id = turn.calls[-1].id
         if answer.outcome == "ok" and program_in(answer.content) is None:
             answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
-        self.journal.write("answer", **msgspec.structs.asdict(answer))
+        self.journal.write("answer", id=turn.calls[-1].id, **msgspec.structs.asdict(answer))
         self._read(turn, answer)
         if answer.outcome != "ok":
             pause = max(pause_s(len(turn.calls), self.run.client.pause_s), answer.retry_after_s or 0)
@@ -283,9 +274,9 @@ class Discovery:
         """Have a reply's program scored, unless it was scored before: in an earlier part, or in another reply."""
         if turn.program is None:
             return
-        digest = hashlib.sha256(turn.program.encode("utf-8", "replace")).hexdigest()
-        result = self.journal.scores.get(turn.id) or self.journal.by_program.get(digest)
-        if result is not None:
+        digest, scores = hashlib.sha256(turn.program.encode("utf-8", "replace")).hexdigest(), self.journal.scores
+        same = (result for result in scores.values() if result["program_sha256"] == digest)
+        if (result := scores.get(turn.id) or next(same, None)) is not None:
             self._scored(turn, result)
         else:
             self._programs[self._workers.submit(self.score, turn.program)] = turn
@@ -330,23 +321,39 @@ class Discovery:
 
     def conclude(self) -> float:
         """Write the last log, the report and the summary."""
-        log, ended, folder = self.log, self.ended, self.records.folder
-        is_finished = ended.startswith("budget.calls")
-        log.ended = ended
+        log, folder, total = self.log, self.records.folder, self.spending.total()
+        log.ended = ended = self.ended
         self.write_documents()
         report, _ = write_report([folder], folder)
-        status = {"status": "finished", "reason": ""} if is_finished else {"status": "budget", "reason": ended}
-        score = {"score": log.best["score"], "score_before": log.start["score"], "problem": self.problem.name}
-        score |= {"strategy": log.strategy, "model": log.model, "program_sha256": log.best["program_sha256"]}
-        total = self.spending.total()
-        spent = {name: total[name] for name in ("calls", "tokens", "cost")}
-        times = time_summary(self.records.clock) | {"seconds": round(self.journal.seconds, 1)}
-        self.records.summary(status | score | spent | times)
-        program, before = folder / files.PROGRAM, log.start["score"]
-        self.console.say(f"\n{ended}: the best program has {log.best['score']} {log.unit}, the first had {before}")
-        self.console.say(f"program    {program}; score it again: rlreason score {program}")
-        self.console.say(f"report     {report}")
-        return float(log.best["score"])
+        is_finished, score = ended.startswith("budget.calls"), log.best["score"]
+        self.records.summary(
+            {
+                "status": "finished" if is_finished else "budget",
+                "reason": "" if is_finished else ended,
+                "score": score,
+                "score_before": log.start["score"],
+                "problem": self.problem.name,
+                "strategy": log.strategy,
+                "model": log.model,
+                "program_sha256": log.best["program_sha256"],
+                **{name: total[name] for name in ("calls", "tokens", "cost")},
+                **time_summary(self.records.clock),
+                "seconds": round(self.journal.seconds, 1),
+            }
+        )
+        program, say = folder / files.PROGRAM, self.console.say
+        say(f"\n{ended}: the best program has {score} {log.unit}, the first had {log.start['score']}")
+        say(f"program    {program}; score it again: rlreason score {program}")
+        say(f"report     {report}")
+        return float(score)
+
+
+def _completed(futures: dict[Future[T], Turn]) -> Iterator[tuple[Turn, T]]:
+    """Yield the turns of futures with their results, as they come; none is left there."""
+    while futures:
+        alive()
+        for future in wait(futures, 1.0, FIRST_COMPLETED).done:
+            yield futures.pop(future), future.result()
 
 
 def _next_id(turn: Turn) -> str:

@@ -85,7 +85,11 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
 
 
 def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
-    """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy."""
+    """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy.
+
+    Compare every group with the baseline of its draws, by a rank test whose p-values are adjusted by Holm: its seeds at
+    the fewest calls that any of them made, with consecutive groups of as many draws, as from independent sampling.
+    """
     groups: dict[str, list[Log]] = {}
     for log in sorted(logs, key=lambda log: (log.seed, str(log.folder))):
         groups.setdefault(json.dumps(facts_of(log), sort_keys=True), []).append(log)
@@ -96,29 +100,6 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
         draws = [max(own["starting score"], score) for log in logs if kind_of(log) == kind for score in draws_of(log)]
         settings.append(SeedGroup(", ".join([own["strategy"], *differing(own, alike)]), group, draws))
     settings.sort(key=lambda one: (ORDER.index(one.logs[0].strategy), one.label))
-    compare(settings)
-    return settings
-
-
-def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
-    """Return `key=value` for what differs; texts of prompts as the start of a hash."""
-    keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
-    hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
-    return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
-
-
-def draws_of(log: Log) -> list[int]:
-    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
-    made = [turn for turn in log.turns if turn.is_independent and turn.calls]
-    return [score for turn in made for score in ([0] * (len(turn.calls) - 1) + [turn.credit])]
-
-
-def compare(settings: Sequence[SeedGroup]) -> None:
-    """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
-
-    A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
-    as from runs of independent sampling.
-    """
     for one in settings:
         one.calls = calls = min(len(one.draws), *(log.calls for log in one.ended))
         if all(turn.is_independent for turn in one.turns):
@@ -135,6 +116,20 @@ def compare(settings: Sequence[SeedGroup]) -> None:
         if p <= LEVEL:
             above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
             one.word = "better" if above > 0 else "worse"
+    return settings
+
+
+def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
+    """Return `key=value` for what differs; texts of prompts as the start of a hash."""
+    keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
+    hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
+    return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
+
+
+def draws_of(log: Log) -> list[int]:
+    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
+    made = [turn for turn in log.turns if turn.is_independent and turn.calls]
+    return [score for turn in made for score in ([0] * (len(turn.calls) - 1) + [turn.credit])]
 
 
 def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
@@ -143,8 +138,14 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
     longest = max(1, *(log.calls for log in logs))
     with picture(path, shorten(title, 90), (8.5, 5)) as ax:
         for place, setting in enumerate(settings):
-            if setting.draws not in [one.draws for one in settings[:place]]:
-                _draw_baseline(ax, setting, longest)
+            draws, reach = setting.draws, min(len(setting.draws), longest)  # and calls to compare with
+            if reach > 1 and draws not in [one.draws for one in settings[:place]]:
+                ks = [1 + int(k) for k in evenly(reach, POINTS)]
+                name = shorten(f"independent draws: expected best of {len(draws)} ({setting.label})", 110)
+                ax.plot(
+                    ks, best_of_curve(draws, ks), label=name, color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2))
+                )
+                ax.fill_between(ks, *best_of_interval(draws, ks), color=LIGHT["s0"], alpha=0.13, linewidth=0)
             colour = LIGHT[f"s{1 + place % 7}"]
             for log in setting.logs:
                 ax.step(*log.curve(), where="post", color=colour, linewidth=0.9, alpha=0.4)
@@ -164,17 +165,6 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
         ax.set_ylim(0, top)
         ax.grid(alpha=0.25)
         ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8, frameon=False, handlelength=4)
-
-
-def _draw_baseline(ax: Any, setting: SeedGroup, longest: int) -> None:
-    """Draw the expected best of k draws with its interval, as far as there are draws, and calls to compare with."""
-    draws, reach = setting.draws, min(len(setting.draws), longest)
-    if reach < 2:
-        return
-    ks = [1 + int(k) for k in evenly(reach, POINTS)]
-    name = shorten(f"independent draws: expected best of {len(draws)} ({setting.label})", 110)
-    ax.plot(ks, best_of_curve(draws, ks), label=name, color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)))
-    ax.fill_between(ks, *best_of_interval(draws, ks), color=LIGHT["s0"], alpha=0.13, linewidth=0)
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
@@ -206,34 +196,28 @@ def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
     settings = settings_of(counted_logs)
     logs = [log for setting in settings for log in setting.logs]
-    log = logs[0]
-    heading = f"{log.title or file_name(log.problem)}: {log.strategy} with {log.model}, seed {log.seed}"
+    log, turns = logs[0], [turn for setting in settings for turn in setting.turns]
+    heading = f"{log.strategy} with {log.model}, seed {log.seed}"
     if len(logs) > 1:
-        strategies = ", ".join(dict.fromkeys(one.strategy for one in logs))
-        heading = f"{log.title or file_name(log.problem)}: {counted(len(logs), 'run')} with {strategies}"
+        heading = f"{counted(len(logs), 'run')} with {', '.join(dict.fromkeys(one.strategy for one in logs))}"
+    heading = f"{log.title or Path(log.problem).name}: {heading}"
     overrides = [f"{key}={typed_word(value)}" for key, value in flat(log.settings).items() if value is not None]
+    errors = Counter(("call", call.outcome) for turn in turns for call in turn.calls if call.outcome != "ok")
+    results = [turn.result for turn in turns if turn.result is not None and not turn.is_valid]
+    errors.update(("program", result.get("error_kind") or "invalid") for result in results)
     out.mkdir(parents=True, exist_ok=True)
     draw(out / SCORE_PICTURE, heading, settings)
-    report, errors = out / REPORT, errors_of([turn for setting in settings for turn in setting.turns])
+    report = out / REPORT
     document = TEMPLATES.get_template("report.md.j2").render(
-        heading=heading, settings=settings, logs=logs, overrides=overrides, errors=errors, copies=copies
+        heading=heading, settings=settings, logs=logs, overrides=overrides, errors=sorted(errors.items()), copies=copies
     )
     with explained(report), whole(report) as partial:
-        partial.write_bytes(document.encode() + b"\n" + reader_text(report))
+        old = report.read_bytes() if report.exists() else b""
+        headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]
+        if old and not headings:  # what the reader wrote there is kept
+            report.rename(free_folder(report.with_name("report_before.md")))
+        partial.write_bytes(document.encode() + b"\n" + (old[headings[0] :] if headings else INVITATION))
     return report, counted_logs
-
-
-def file_name(path: str) -> str:
-    """Return the last part of a path."""
-    return Path(path).name
-
-
-def errors_of(turns: Sequence[Turn]) -> list[tuple[str, str, int]]:
-    """Return what went wrong, and how often: with calls, and with programs and their sets."""
-    wrong = Counter(("call", call.outcome) for turn in turns for call in turn.calls if call.outcome != "ok")
-    results = [turn.result for turn in turns if turn.result is not None and not turn.is_valid]
-    wrong.update(("program", result.get("error_kind") or "invalid") for result in results)
-    return [(*what, times) for what, times in sorted(wrong.items())]
 
 
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
@@ -265,7 +249,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "cut": as_markdown,
     "counted": counted,
-    "file_name": file_name,
+    "file_name": lambda path: Path(path).name,
     "json": json.dumps,
     "listed": lambda parts: Markup(", ".join(map(as_markdown, parts))),
     "median": statistics.median,
@@ -279,13 +263,3 @@ heading on stays as it is when the report is written again._
 """
 #: A fenced block, which may quote the heading, or the heading.
 _FENCE_OR_HEADING = re.compile(rb"^(`{3,})text\n.*?^\1$|^## Reflection\s*?$", re.DOTALL | re.MULTILINE)
-
-
-def reader_text(report: Path) -> bytes:
-    """Return the reader's text of an existing report, or an invitation; set a file without the heading aside."""
-    with explained(report):
-        old = report.read_bytes() if report.exists() else b""
-        headings = [match.start() for match in _FENCE_OR_HEADING.finditer(old) if not match[1]]
-        if old and not headings:
-            report.rename(free_folder(report.with_name("report_before.md")))
-    return old[headings[0] :] if headings else INVITATION

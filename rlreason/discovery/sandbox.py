@@ -5,11 +5,8 @@ memory; it has no network, and its processes are those of a namespace. `warden` 
 """
 
 import ctypes
-import fcntl
 import json
 import os
-import select
-import shlex
 import signal
 import site
 import subprocess
@@ -36,6 +33,40 @@ SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
     "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/alternatives", "/sys/devices/system/cpu",
 )  # fmt: skip
+#: Does as bwrap does, in the namespaces of unshare: `sh -c ENTER sh DISK_MB COMMAND...` mounts all that the file `view`
+#: lists below a root, enters it, and runs the command.
+ENTER = """
+set -e
+umask 022
+mkdir root
+mount -t tmpfs -o size=4m,mode=0755 sandbox root
+cd root
+mkdir -p tmp proc dev/shm
+for place in tmp dev/shm; do mount -t tmpfs -o "size=$1m,nr_inodes=20000,nosuid,nodev" sandbox $place; done
+shift
+mount -t proc -o ro,nosuid,nodev,noexec proc proc
+while IFS='	' read -r kind path how source; do
+    case $kind in
+    device) : > ".$path"; mount --bind "$path" ".$path" ;;
+    link) ln -s "$how" ".$path" ;;
+    bind)
+        if [ -d "$source" ]; then mkdir -p ".$path"; else mkdir -p ".${path%/*}"; [ -e ".$path" ] || : > ".$path"; fi
+        mount -o "rbind,$how" "$source" ".$path" ;;
+    again) mount -o "remount,bind,$how" ".$path" ;;
+    esac
+done < ../view
+pivot_root . .
+PATH=/usr/bin:/bin:/usr/sbin:/sbin
+umount -l .
+mount -o remount,bind,ro /
+cd /tmp
+code=0
+"$@" || code=$?
+exit $code
+"""
+DISK_MB = 256  # each file, and all files together if the scratch folder is in memory
+OUTPUT_MB, CHANNEL_MB = 64, 16  # printed; of the set as text
+PROCESSES = 256  # of a program at one time
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # between two checks of what all processes use
 ENDING_S = 10.0  # for the warden to end all processes
@@ -54,10 +85,6 @@ class Limits:
     timeout_s: float = 600.0  # wall clock, from the start of its Python
     memory_mb: int = 2048  # of all processes together, and of each
     check_timeout_s: float = 120.0  # wall clock for the check of what it gave
-    disk_mb: int = 256  # each file, and all files together if the scratch folder is in memory
-    output_mb: int = 64  # printed
-    channel_mb: int = 16  # of the set as text
-    processes: int = 256  # at one time
     cpus: int = 4  # processors that it may use, where there are more
     sandbox: str = ""  # bwrap, unshare or limits, instead of the best that works here
 
@@ -80,15 +107,13 @@ def run_contained(
     with temporary_folder("rlreason-program-") as folder, tempfile.TemporaryFile() as printed:
         Path(folder, "program.py").write_bytes(command.source)
         channel, end = os.pipe()
-        far_end = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)  # not as a standard stream, if one is closed here
-        os.close(end)
-        line = command_line(command, limits, sandbox, folder, far_end)
+        streams: dict[str, Any] = {"stdin": end, "stdout": printed, "stderr": printed}  # it writes to the first, too
+        line = command_line(command, limits, sandbox, folder)
         env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
         try:
-            warden = subprocess.Popen(line, **streams, pass_fds=[far_end], env=env, cwd=folder, start_new_session=True)
-            os.close(far_end)
-            contained = Contained(warden, channel, printed.fileno(), limits, command.timeout_s)
+            warden = subprocess.Popen(line, **streams, env=env, cwd=folder, start_new_session=True)
+            os.close(end)
+            contained = Contained(warden, channel, printed.fileno(), limits.memory_mb, command.timeout_s)
             with warden:
                 try:
                     contained.watch(stop)
@@ -101,11 +126,22 @@ def run_contained(
     return contained
 
 
-def command_line(command: Command, limits: Limits, sandbox: str, folder: str, channel: int) -> list[str]:
+def command_line(command: Command, limits: Limits, sandbox: str, folder: str) -> list[str]:
     """Return the warden's command: it runs in /tmp, or without a namespace in the private `folder` of program.py."""
     is_alone, readable = sandbox == "limits", [INSIDE, *command.readable]
-    options = {"channel": channel, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
-    options["alone"] = is_alone
+    threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])  # of all: the user's others count too
+    of_each = {  # process, by the name that follows RLIMIT_; the total is watched
+        "DATA": limits.memory_mb * MB,
+        "AS": (limits.memory_mb + 4096) * MB,  # libraries map more than they use
+        "CPU": int(command.timeout_s * limits.cpus) + 5,
+        "FSIZE": DISK_MB * MB,
+        "NOFILE": 256,
+        "CORE": 0,
+        "MEMLOCK": 64 * 1024,
+        "MSGQUEUE": 0,
+        "NPROC": threads + PROCESSES,
+    }
+    options: dict[str, Any] = {"cpus": limits.cpus, "limits": of_each, "alone": is_alone}
     if landlock_version():
         # In the system's own /proc and /dev/shm are processes, sockets and files of others.
         proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if is_alone else ["/proc"]
@@ -114,15 +150,16 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str, ch
     source = f"{folder if is_alone else '/tmp'}/program.py"
     inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
     inner += [source if argument == "{source}" else argument for argument in command.arguments]
-    warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
+    warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(PROCESSES + MORE_PROCESSES)]
     if is_alone:
         return [*warden, *inner]
     shown = view() | dict.fromkeys(readable, "")
     if sandbox == "unshare":
         spaces = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
-        script = "\n".join(mounts(folder, limits.disk_mb, shown, inner))
-        return [*warden, "unshare", *spaces, "--fork", "--kill-child", "sh", "-c", script]
-    size = ["--size", str(limits.disk_mb * MB), "--tmpfs"]
+        Path(folder, "view").write_text(mounts(folder, shown))
+        enter = ["sh", "-c", ENTER, "sh", str(DISK_MB)]
+        return [*warden, "unshare", *spaces, "--fork", "--kill-child", *enter, *inner]
+    size = ["--size", str(DISK_MB * MB), "--tmpfs"]
     outer = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     outer += ["--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev", *size, "/tmp"]
     # Read-only: as root, a program without any privilege could still write the kernel's settings.
@@ -133,24 +170,17 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str, ch
     return [*warden, *outer, "--", *inner]
 
 
-def mounts(folder: str, disk_mb: int, shown: Mapping[str, str], inner: Sequence[str]) -> list[str]:
-    """Return the lines of a shell script that does as bwrap does: mounts all below a root, enters it, runs `inner`."""
-    memory = f"mount -t tmpfs -o size={disk_mb}m,nr_inodes=20000,nosuid,nodev sandbox"
-    lines = ["set -e", "umask 022", "mkdir root", "mount -t tmpfs -o size=4m,mode=0755 sandbox root", "cd root"]
-    lines += ["mkdir -p tmp proc dev/shm", f"{memory} tmp", f"{memory} dev/shm"]
-    lines += ["mount -t proc -o ro,nosuid,nodev,noexec proc proc"]
-    lines += [f": > .{device}; mount --bind {device} .{device}" for device in DEVICES]
-    lines += [f"ln -s {shlex.quote(target)} .{path}" for path, target in shown.items() if target]
+def mounts(folder: str, shown: Mapping[str, str]) -> str:
+    """Return what the script `ENTER` mounts, a line each, its fields separated by tabs."""
+    lines = [f"device\t{device}" for device in DEVICES]
+    lines += [f"link\t{path}\t{target}" for path, target in shown.items() if target]
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     bound = {path: path for path, link in shown.items() if not link} | {f"{folder}/program.py": "/tmp/program.py"}
     for source, target in bound.items():
-        place, parent = shlex.quote(f".{target}"), shlex.quote(os.path.dirname(f".{target}"))
-        make = f"mkdir -p {place}" if os.path.isdir(source) else f"mkdir -p {parent}; : > {place}"
-        lines.append(f"[ -e {place} ] || {{ {make}; }}; mount -o rbind,{_flags(source)} {shlex.quote(source)} {place}")
+        lines.append(f"bind\t{target}\t{_flags(source)}\t{source}")
         for path in sorted({path for path in mounted if path.startswith(f"{source}/")}):  # not made read-only by that
-            lines.append(f"mount -o remount,bind,{_flags(path)} {shlex.quote(f'.{target}{path.removeprefix(source)}')}")
-    lines += ["pivot_root . .", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "umount -l .", "mount -o remount,bind,ro /"]
-    return [*lines, "cd /tmp", f"code=0; {shlex.join(inner)} || code=$?", "exit $code"]
+            lines.append(f"again\t{target}{path.removeprefix(source)}\t{_flags(path)}")
+    return "\n".join([*lines, ""])
 
 
 def _flags(path: str) -> str:
@@ -172,22 +202,6 @@ def view() -> dict[str, str]:
     return shown
 
 
-def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
-    """Return the limits of each process, by the name that follows RLIMIT_; the total is watched."""
-    threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])  # of all: the user's others count too
-    return {
-        "DATA": limits.memory_mb * MB,
-        "AS": (limits.memory_mb + 4096) * MB,  # libraries map more than they use
-        "CPU": int(timeout_s * limits.cpus) + 5,
-        "FSIZE": limits.disk_mb * MB,
-        "NOFILE": 256,
-        "CORE": 0,
-        "MEMLOCK": 64 * 1024,
-        "MSGQUEUE": 0,
-        "NPROC": threads + limits.processes,
-    }
-
-
 @dataclass(slots=True)
 class Contained:
     """A command at work below its warden, and how it ended."""
@@ -195,7 +209,7 @@ class Contained:
     warden: "subprocess.Popen[bytes]"
     channel_fd: int  # read from
     printed: int  # a file that it writes
-    limits: Limits
+    memory_mb: int
     timeout_s: float
     stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
     exit: int | None = None  # code, or minus the signal
@@ -208,23 +222,22 @@ class Contained:
 
     def watch(self, stop: Callable[[], bool]) -> None:
         """Read the channel until the warden has ended, or a limit is exceeded."""
-        sent, began, started, is_open, has_ended = bytearray(), time.monotonic(), False, True, False
-        looked = 0.0
-        while self.stopped is None and not has_ended:
-            has_ended = self.warden.poll() is not None  # before the last look at the channel
-            if is_open and select.select([self.channel_fd], [], [], 0 if has_ended else LOOK_EVERY_S)[0]:
-                sent += (part := os.read(self.channel_fd, 1 << 20))
-                is_open, has_ended = bool(part), False
-            elif not is_open and not has_ended:
-                time.sleep(LOOK_EVERY_S)
-            now = time.monotonic()
+        sent, started, code, most = bytearray(), False, None, CHANNEL_MB * MB
+        began = looked = time.monotonic()
+        os.set_blocking(self.channel_fd, False)
+        while self.stopped is None and code is None:
+            code = self.warden.poll()  # before the last look at the channel
+            with suppress(BlockingIOError):
+                while len(sent) <= most and (part := os.read(self.channel_fd, 1 << 20)):
+                    sent += part
             if not started and sent.startswith(STARTED):
-                began, started = max(began, looked), True  # at the latest: a program may have ended with this look
-            self.seconds = now - began
-            if now - looked >= LOOK_EVERY_S or has_ended:
-                looked = now
-                self.stopped = "stopped" if stop() else self._exceeded(len(sent), started)
-        self.channel, code = bytes(sent).removeprefix(STARTED), self.warden.returncode
+                began, started = looked, True  # at the latest: a program may have ended with this look
+            looked = time.monotonic()
+            self.seconds = looked - began
+            self.stopped = "stopped" if stop() else "size" if len(sent) > most else self._exceeded(started)
+            if code is None:
+                time.sleep(LOOK_EVERY_S)
+        self.channel = bytes(sent).removeprefix(STARTED)
         if code is not None:
             self.exit = 128 - code if code > 128 else code
         if not started and self.stopped in (None, "timeout"):
@@ -232,20 +245,18 @@ class Contained:
         elif self.stopped is None and code == -TOO_MANY:
             self.stopped = "processes"
 
-    def _exceeded(self, sent: int, started: bool) -> str | None:
+    def _exceeded(self, started: bool) -> str | None:
         """Return the limit that is currently exceeded, or None."""
-        limits, pids = self.limits, descendants(self.warden.pid, self.limits.processes)
+        pids = descendants(self.warden.pid, PROCESSES)
         self.seen.update({pid: start_time(pid) for pid in pids if pid not in self.seen})
         # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
-        before, self.used_mb = self.used_mb, used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
+        before, self.used_mb = self.used_mb, used_mb(pids, self.memory_mb) + unmapped_mb(pids)
         self.peak_mb = max(self.peak_mb, min(before, self.used_mb))
         if self.seconds > (self.timeout_s if started else STARTING_S):
             return "timeout"
-        if self.peak_mb > limits.memory_mb:
+        if self.peak_mb > self.memory_mb:
             return "memory"
-        if os.fstat(self.printed).st_size > limits.output_mb * MB:
-            return "output"
-        return "size" if sent > limits.channel_mb * MB else None
+        return "output" if os.fstat(self.printed).st_size > OUTPUT_MB * MB else None
 
     def end(self) -> None:
         """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,21 @@ import yaml
 
 from rlreason.config.algorithms import PromptFilesConfig
 from rlreason.config.leaves import resource_dir
-from rlreason.discovery.inside import Refused, read_channel
+from rlreason.discovery.inside import BITS, LONGEST_ROW, LONGEST_TEXT, Refused
 from rlreason.discovery.log import FIRST, Record
-from rlreason.discovery.sandbox import Command, Limits, protections, protections_text, run_contained
+from rlreason.discovery.sandbox import (
+    CHANNEL_MB,
+    OUTPUT_MB,
+    PROCESSES,
+    Command,
+    Limits,
+    protections,
+    protections_text,
+    run_contained,
+)
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
-from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, number_in
 from rlreason.runtime.text import redacted, shorten, visible
 
 HOME = Path(__file__).with_name("problems")
@@ -35,8 +43,7 @@ Stop = Callable[[], bool]
 Score = dict[str, Any]  # docs/discovery.md explains the keys
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveryProblem:
+class DiscoveryProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A problem. `prompt` is a template; `options` go to the verifier; `record` lists what others reached."""
 
     folder: Path
@@ -46,7 +53,7 @@ class DiscoveryProblem:
     unit: str = "points"  # what is counted
     starter: str = "starter.py"  # a program in the folder
     verifier: str = "verify.py"  # a module in the folder with `verify(rows, **options)`
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     most_rows: int = 10_000
     most_digits: int = 1000  # of one integer
     record: tuple[Record, ...] = ()
@@ -85,8 +92,6 @@ def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
         raise ConfigError(f"{key}={name} is no problem: choose one of {', '.join(shipped())}, or a folder with {FILE}")
     try:
         settings = {**yaml.safe_load(path.read_text(encoding="utf-8")), "folder": folder, "name": folder.name}
-        if unknown := settings.keys() - DiscoveryProblem.__dataclass_fields__.keys():
-            raise ValueError(f"unknown key {min(unknown)}")
         problem = msgspec.convert(settings, DiscoveryProblem)
         problem.templates(PromptFilesConfig())
         for file in (problem.starter, problem.verifier):
@@ -112,8 +117,33 @@ def score_program(
         rows = _rows_of(score, source, problem, limits, stop)
         score |= _verdict_on(score, rows, problem, limits, stop)
     except Refused as refused:
-        score |= {"error_kind": refused.kind, "error": visible_text(refused.text) or refused.kind}
+        kind, text = refused.args
+        score |= {"error_kind": kind, "error": visible_text(text) or kind}
     return score
+
+
+class Given(msgspec.Struct, forbid_unknown_fields=True):
+    """What came through the channel of a program: anything but this is no set."""
+
+    rows: list[list[int]] = []
+    kind: str = ""  # one of `OF_THE_PROGRAM`, if there is no set
+    error: str = ""
+
+
+def read_set(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
+    """Return the rows in the channel's bytes; `Refused` if they are none: the program may have written the error."""
+    given = Given(kind="other")
+    with suppress(msgspec.DecodeError):
+        given = msgspec.json.decode(data, type=Given)
+    if given.kind in OF_THE_PROGRAM:
+        raise Refused(given.kind, given.error[:LONGEST_TEXT])
+    if given.kind:
+        raise Refused("channel", "something else than rows of integers came from the program")
+    bits = max((number.bit_length() for row in given.rows for number in row), default=0)
+    if len(given.rows) > most_rows or max(map(len, given.rows), default=0) > LONGEST_ROW or bits > most_digits * BITS:
+        most = f"{most_rows} points, {LONGEST_ROW} coordinates of a point and {most_digits} digits of each"
+        raise Refused("size", f"the set has more than {most}")
+    return given.rows
 
 
 def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Limits, stop: Stop) -> list[list[int]]:
@@ -128,9 +158,9 @@ def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Lim
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
-        "output": f"the program printed more than {limits.output_mb} MB",
-        "size": f"the points take more than {limits.channel_mb} MB as text",
-        "processes": f"the program ran more than {limits.processes} processes at once",
+        "output": f"the program printed more than {OUTPUT_MB} MB",
+        "size": f"the points take more than {CHANNEL_MB} MB as text",
+        "processes": f"the program ran more than {PROCESSES} processes at once",
         STOPPED: "the run was stopped",
     }
     if outcome.stopped == "broken":
@@ -139,7 +169,7 @@ def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Lim
         raise Refused(outcome.stopped, over[outcome.stopped])
     if outcome.exit != 0 or not outcome.channel:
         raise Refused("exit", f"the program ended (exit code {outcome.exit}) before it gave points")
-    rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
+    rows = read_set(outcome.channel, problem.most_rows, problem.most_digits)
     score["raw_points"] = len(rows)
     return rows
 
@@ -147,7 +177,7 @@ def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Lim
 def _verdict_on(score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Stop) -> Score:
     """Return the verifier's verdict on the rows; `Refused` if checking takes too much."""
     verifier = problem.folder / problem.verifier
-    request = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
+    request = {"rows": rows, "options": problem.options}
     arguments, readable = ["check", str(verifier), "{source}"], [str(problem.folder)]
     command = Command(arguments, limits.check_timeout_s, json.dumps(request).encode(), readable)
     outcome = run_contained(command, limits, stop)
@@ -215,45 +245,37 @@ def error_text(result: Mapping[str, Any]) -> str:
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason score`."""
+    seconds = number_in(0.001, 7 * 86400)
     parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
     parser.add_argument("--problem", default="kissing_11", help=f"{', '.join(shipped())}, or the folder of one's own")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for the program (600)")
-    parser.add_argument("--check-timeout", type=float, default=120.0, metavar="SECONDS", help="for the check (120)")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="SECONDS", help="for the program (600)")
+    parser.add_argument("--check-timeout", type=seconds, default=120.0, metavar="SECONDS", help="for the check (120)")
     parser.add_argument("--memory", default="2G", help="for all of its processes together, as 512M or 2G (2G)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Score the program."""
-    problem, limits = problem_named(arguments.problem, "--problem"), _limits_of(arguments)
-    try:
-        source = Path(arguments.program).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"PROGRAM={arguments.program} cannot be read ({error}): give a file of Python") from error
-    with console.wait(f"running {arguments.program}, for {limits.timeout_s:g} s at most"):
-        score = score_program(source, problem, limits)
-    return Answer(_text_of(score, problem.unit), score, 0 if score["validity"] else 1)
-
-
-def _limits_of(arguments: argparse.Namespace) -> Limits:
-    for option, value in (("--timeout", arguments.timeout), ("--check-timeout", arguments.check_timeout)):
-        if not 0 < value <= 7 * 86400:
-            raise ConfigError(f"{option} {value:g} must be above 0 and at most a week, in seconds: give another")
+    problem, timeout_s = problem_named(arguments.problem, "--problem"), arguments.timeout
     match = re.fullmatch(r"(\d+)([MGT])i?B?", arguments.memory.strip(), re.IGNORECASE)
     memory_mb = int(match[1]) * 1024 ** "MGT".index(match[2].upper()) if match else 0
     if not 64 <= memory_mb <= 2**20:
         raise ConfigError(f"--memory {arguments.memory} must be from 64M to 1T: give it as 512M or 2G")
-    return Limits(timeout_s=arguments.timeout, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
-
-
-def _text_of(score: Score, unit: str) -> str:
+    try:
+        source = Path(arguments.program).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"PROGRAM={arguments.program} cannot be read ({error}): give a file of Python") from error
+    with console.wait(f"running {arguments.program}, for {timeout_s:g} s at most"):
+        limits = Limits(timeout_s=timeout_s, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
+        score = score_program(source, problem, limits)
     if score["validity"]:
-        lines = [f"valid: {score['score']} {unit}"]
+        lines = [f"valid: {score['score']} {problem.unit}"]
     else:
-        given = f", of {score['raw_points']} {unit} given" if score["raw_points"] else ""
+        given = f", of {score['raw_points']} {problem.unit} given" if score["raw_points"] else ""
         lines = [f"not valid ({score['error_kind']}){given}: {score['error']}"]
         lines += [f"worst pair: {score['worst_pair']}"] if score.get("worst_pair") else []
     times = f"{score['seconds']:.2f} s, checked in {score['check_seconds']:.2f} s"
     lines.append(f"{times}, {score['peak_memory_mb']:.0f} MB at most")
     if score["output_tail"]:
         lines += ["the end of what it printed, none of which counts:", score["output_tail"][-400:]]
-    return "\n".join([*lines, f"protections: {protections_text(score['protections'])}"])
+    lines.append(f"protections: {protections_text(score['protections'])}")
+    return Answer("\n".join(lines), score, 0 if score["validity"] else 1)

@@ -28,42 +28,33 @@ def verify(rows: list[list[int]], *, dimension: int = 11, upper_bound: int = 868
     """
     facts: Facts = {"raw_points": len(rows), "duplicates": 0, "compared_rows": 0}
     facts |= dict.fromkeys(("dimension", "min_squared_distance", "max_squared_norm", "worst_pair"))
-    kind, error = _fault(rows, dimension, most_points, facts)
-    if not kind and len(rows) > upper_bound:
-        kind = "alarm"
-        error = (
-            f"{len(rows)} points pass every check, but it is proved that no valid set in dimension {dimension} has "
-            f"more than {upper_bound}: the verifier or the bound must be wrong, so the set gets no score"
-        )
-    score = 0 if kind else len(rows)
-    verdict = {"score": score, "num_points": score, "valid": not kind, "error": error, "error_kind": kind}
-    return verdict | {"alarm": error if kind == "alarm" else None} | facts
 
+    def verdict(kind: str | None = None, error: str | None = None) -> Facts:
+        score = 0 if kind else len(rows)
+        alarm = error if kind == "alarm" else None
+        told = {"score": score, "num_points": score, "valid": not kind, "error": error, "error_kind": kind}
+        return {**told, "alarm": alarm, **facts}
 
-def _fault(rows: list[list[int]], dimension: int, most_points: int, facts: Facts) -> tuple[str | None, str | None]:
-    """Kind and text of what is wrong with the set, or (None, None); `facts` gets what is found out."""
     if not rows:
-        return "empty", "The set is empty"
+        return verdict("empty", "The set is empty")
     lengths = [len(row) for row in rows]
     facts["dimension"] = lengths[0] if len(set(lengths)) == 1 else None
     if len(rows) > most_points:
-        return "size", f"{len(rows)} points are too many: at most {most_points} are checked"
+        return verdict("size", f"{len(rows)} points are too many: at most {most_points} are checked")
     for i, row in enumerate(rows):
         if any(type(x) is not int for x in row):
-            return "type", f"Row {i} (counted from 0) holds something else than plain integers"
+            return verdict("type", f"Row {i} (counted from 0) holds something else than plain integers")
     facts["duplicates"] = len(rows) - len(set(map(tuple, rows)))
     if facts["dimension"] is None:
         other = next(i for i, length in enumerate(lengths) if length != lengths[0])
-        return "ragged", (
-            f"The rows differ in length: row 0 has {lengths[0]} coordinates and row {other} has {lengths[other]}, "
-            f"expected {dimension}"
-        )
+        text = f"row 0 has {lengths[0]} coordinates and row {other} has {lengths[other]}, expected {dimension}"
+        return verdict("ragged", f"The rows differ in length: {text}")
     if facts["dimension"] != dimension:
-        return "dimension", f"Dimension is {facts['dimension']}, expected {dimension}"
+        return verdict("dimension", f"Dimension is {facts['dimension']}, expected {dimension}")
     norms = [sum(map(mul, row, row)) for row in rows]
     largest = facts["max_squared_norm"] = max(norms)
     if 0 in norms:
-        return "zero_vector", f"Row {norms.index(0)} (counted from 0) is the zero vector"
+        return verdict("zero_vector", f"Row {norms.index(0)} (counted from 0) is the zero vector")
     distance, pair, compared = closest_pair(rows, norms)
     facts["compared_rows"] = compared
     if distance is not None:
@@ -72,8 +63,14 @@ def _fault(rows: list[list[int]], dimension: int, most_points: int, facts: Facts
         if distance < largest:
             part = f" (among the first {compared} of {len(rows)} points)" if compared < len(rows) else ""
             text = f"Minimum squared distance {_shown(distance)} < maximum squared norm {_shown(largest)}{part}"
-            return "too_close", text
-    return None, None
+            return verdict("too_close", text)
+    if len(rows) > upper_bound:
+        text = (
+            f"{len(rows)} points pass every check, but it is proved that no valid set in dimension {dimension} has "
+            f"more than {upper_bound}: the verifier or the bound must be wrong, so the set gets no score"
+        )
+        return verdict("alarm", text)
+    return verdict()
 
 
 def closest_pair(rows: Sequence[Sequence[int]], norms: Sequence[int]) -> tuple[int | None, tuple[int, int], int]:
