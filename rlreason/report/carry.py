@@ -10,7 +10,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder
 from rlreason.report.read import read_study
-from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, correctness, half, mean_on_half, unequal
+from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, choosing_mean, correctness, half, unequal
 from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of
 from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, Floats, compared, holm
 from rlreason.runtime.streams import print_stderr
@@ -82,7 +82,7 @@ def carry(folder: Path) -> Carried:
         kept_default=not takes,
         setting=dict(best.key),
         reference=dict(reference.key),
-        means={one.typed: mean_on_half(one, CHOOSING) for one in study.settings},
+        means={one.typed: choosing_mean(one) for one in study.settings},
         difference=chosen.difference if chosen else None,
         adjusted_p=chosen.adjusted_p if chosen else None,
         apart=apart.difference if apart else None,
@@ -95,7 +95,7 @@ def best_arms(folder: Path) -> list[dict[str, str]]:
     """Return a finished sweep's reference and its best other settings (at most BEST) whose runs did not all diverge."""
     study = finished(folder)
     others = [one for one in study.settings[1:] if one.finals]
-    others.sort(key=lambda one: mean_on_half(one, CHOOSING), reverse=True)
+    others.sort(key=choosing_mean, reverse=True)
     return [dict(one.key) for one in (study.reference, *others[:BEST])]
 
 

@@ -8,18 +8,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt  # half a second: this module is imported where a report is written
+import vl_convert
 
 from rlreason.report import content
 from rlreason.report.content import STEP_TITLE, Figure, Series, written_out
 from rlreason.report.figures import FOREST
 from rlreason.runtime.files import whole, write_whole
-
-if TYPE_CHECKING:
-    import altair as alt
 
 Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
@@ -62,8 +62,6 @@ def specification(
     figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None, title: Spec | None = None
 ) -> Spec:
     """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture."""
-    import altair as alt  # here and below: half a second
-
     by = _by_setting(figure, legend, side)
     layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
     chart = alt.layer(*layers).properties(width="container", height=height)
@@ -74,8 +72,6 @@ def specification(
 
 def _by_setting(figure: Figure, legend: Sequence[str], side: str) -> dict[str, Any]:
     """Return the channels color, strokeDash and shape of the settings."""
-    import altair as alt
-
     columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
     shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
     grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
@@ -93,16 +89,12 @@ def _by_setting(figure: Figure, legend: Sequence[str], side: str) -> dict[str, A
     }
 
 
-def _data(name: str) -> "alt.Chart":
-    import altair as alt
-
+def _data(name: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
 def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple[list[Any], Any]:
     """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped."""
-    import altair as alt
-
     scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
     small = "datum.label && datum.value < 0.0001 ? format(datum.value, '.0e') : datum.label"
     axis = alt.Axis(tickCount=5, format=figure.format, **({"labelExpr": small} if figure.log else {}))
@@ -125,8 +117,6 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
 
 def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Return an interval per setting, a tick per seed, a line at 0 and a strip for what counts as no difference."""
-    import altair as alt
-
     settings = [row[SETTING] for row in figure.rows["pairs"]]
     zero = "datum.value == 0 ? '0' : datum.label"
     axis = alt.Axis(grid=True, tickCount=7, format="+.0f", labelExpr=zero, labelOverlap=True)
@@ -206,8 +196,6 @@ def compiled(figure: Figure, legend: Sequence[str], **options: Any) -> Spec:
 
     `options`: of `specification`.
     """
-    import vl_convert
-
     vega: Spec = vl_convert.vegalite_to_vega(content.all_written_out(specification(figure, legend, **options)))
     for axis in vega.get("axes", []):
         if axis.get("title") == STEP_TITLE:
@@ -220,8 +208,6 @@ def compiled(figure: Figure, legend: Sequence[str], **options: Any) -> Spec:
 
 def svg_of(vega: Spec, rows: Rows, width: int) -> str:
     """Draw a compiled specification, with colours as CSS variables."""
-    import vl_convert
-
     data = [{**one, "values": rows[one["name"]]} if one["name"] in rows else one for one in vega["data"]]
     signals = [{"name": "width", "value": width} if one["name"] == "width" else one for one in vega["signals"]]
     svg: str = vl_convert.vega_to_svg({**vega, "data": data, "signals": signals})
@@ -254,34 +240,31 @@ def standalone(figure: Figure, legend: Sequence[str], paper: bool = False) -> st
 
 def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path) -> None:
     """Write each picture for a paper as NAME.svg, .png and .pdf, and its data as NAME.csv."""
-    import vl_convert
-
-    def narrowed(size: re.Match[str]) -> str:
-        return f'{size[1]}="{float(size[2]) * COLUMN[1] / COLUMN[0]:g}"'
-
     folder.mkdir(parents=True, exist_ok=True)
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
-        svg = content.plain_colours(standalone(figure, legend, paper=True))
-        svg = re.sub(r'\b(width|height)="([\d.]+)"', narrowed, svg, count=2)
+        svg, scale = content.plain_colours(standalone(figure, legend, paper=True)), COLUMN[1] / COLUMN[0]
+        pattern = r'\b(width|height)="([\d.]+)"'
+        svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * scale:g}"', svg, count=2)
         write_whole(folder / f"{stem}.svg", svg)
         drawn = {"png": vl_convert.svg_to_png(svg, scale=DOTS / 72), "pdf": vl_convert.svg_to_pdf(svg)}
         for ending, picture in drawn.items():
             with whole(folder / f"{stem}.{ending}") as partial:
                 partial.write_bytes(picture)
-        rows, out = list(_csv_rows(figure)), io.StringIO()
-        writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_whole(folder / f"{stem}.csv", written_out(out.getvalue()))
+        write_whole(folder / f"{stem}.csv", written_out(csv_of(figure)))
 
 
-def _csv_rows(figure: Figure) -> Iterator[dict[str, Any]]:
-    """Yield a picture's data: of curves every value of every run, then means with their intervals by step."""
-    yield from ({"data": name, **row} for name, data_set in figure.rows.items() for row in data_set)
+def csv_of(figure: Figure) -> str:
+    """Return a picture's data: of curves every value of every run, then means with their intervals by step."""
+    rows = [{"data": name, **row} for name, data_set in figure.rows.items() for row in data_set]
     curves = [curve for curve in figure.curves if curve.seed is not None or "step" in curve.x]
     for curve in sorted(curves, key=lambda curve: curve.seed is None):
         of_curve = {"data": "mean"} if curve.seed is None else {"data": "run", "seed": curve.seed}
         columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-            yield of_curve | {SETTING: curve.setting} | dict(zip(columns, values, strict=True))
+            rows.append(of_curve | {SETTING: curve.setting} | dict(zip(columns, values, strict=True)))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

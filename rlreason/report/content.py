@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jinja2
 import numpy as np
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from rlreason.runtime import __version__
 from rlreason.runtime.statistics import Difference, Floats
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
@@ -212,10 +211,7 @@ def filled(name: str, **values: Any) -> str:
 
 
 @cache
-def _environment(kind: str) -> "Environment":
-    import jinja2
-    from markupsafe import Markup, escape
-
+def _environment(kind: str) -> jinja2.Environment:
     def escaped(value: Any) -> Any:
         if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
             return value

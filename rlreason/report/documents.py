@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup  # for what needs no escaping: our files, pictures, JSON of `as_json`
 
 from rlreason.report import content
 from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
@@ -56,8 +57,6 @@ def write_picture(svg: str, folder: Path, stem: str) -> None:
 
 def page_of(report: Report) -> str:
     """Return the whole page."""
-    from markupsafe import Markup  # for what needs no escaping: our files, pictures, JSON of `as_json`
-
     figures, legend = report.every_figure, report.legend
     specifications = {figure.name: compiled(figure, legend) for figure in figures}
     first = report.figures[0] if report.figures else None

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +53,25 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
     run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
     run.protocol = run.summary.get("protocol")
     if rows:
-        run.series, run.totals = _series(rows)
+        run.series = curves_of(rows)
+        last = {axis: run.series[name].y[-1] for axis, name in AXES.items() if name in run.series}
+        run.totals = {axis: float(value) for axis, value in last.items()}
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
-    _read_answers(run, reader, note)
+    files = reader.evaluations()
+    if not files and (folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
+        files = [ResponseFile(folder / RESPONSES, RESPONSES)]
+    if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
+        run.start = answers_of(files[0], reader, note)
+    if run.state not in (RUNNING, WAITING) and run.accuracy is None:
+        if files:
+            run.final = answers_of(files[-1], reader, note)
+        elif run.ended:
+            note(f"{folder} has lost the responses of its final evaluation: it is not compared")
     return run
 
 
-def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
-    """Return the curves of a run's metrics, and the final value of each counter."""
+def curves_of(rows: Sequence[Row]) -> dict[str, Series]:
+    """Return the curves of a run's metrics: their finite values."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in names}  # None becomes NaN
     counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
@@ -71,22 +81,7 @@ def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
         if finite.any():
             x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
             series[name] = Series(x, values[finite])
-    return series, {axis: float(series[name].y[-1]) for axis, name in AXES.items() if name in series}
-
-
-def _read_answers(run: StudyRun, reader: RunFolder, note: Note) -> None:
-    """Read the first and the last evaluation."""
-    files = reader.evaluations()
-    if not files and (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
-        files = [ResponseFile(run.folder / RESPONSES, RESPONSES)]
-    if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
-        run.start = answers_of(files[0], reader, note)
-    if run.state in (RUNNING, WAITING) or run.accuracy is not None:
-        return
-    if files:
-        run.final = answers_of(files[-1], reader, note)
-    elif run.ended:
-        note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
+    return series
 
 
 def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers | None:
@@ -115,8 +110,7 @@ def question_of(sweep: str, axes: Sequence[str]) -> str:
     """
     file = resource_dir("multirun_sweeps") / f"{sweep}.yaml"
     if re.fullmatch(r"[\w-]+", sweep) and file.is_file():
-        lines = takewhile(lambda line: line[:1] == "#", file.read_text("utf-8").splitlines())
-        comment = " ".join(line[1:].strip() for line in lines)
+        comment = " ".join(re.findall(r"^# ?(.*)", file.read_text("utf-8"), re.M))
         if match := re.search(r"(?:[^.?:]*:)?\s*([^.?:]{9,}\??)", comment):
             return match[1][:1].upper() + match[1][1:]
     return f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"

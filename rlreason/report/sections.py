@@ -19,7 +19,7 @@ from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyR
 from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
-from rlreason.sweeps.state import REFERENCE, WAITING, JudgedSetting, Key
+from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 
 NONE = "\N{EN DASH}"
 LONGEST = 80  # characters of a value in a table
@@ -198,10 +198,10 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 
-def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
+def judged_settings(study: Study) -> dict[Key, Judged]:
     """Return each setting's accuracy and verdict for the table at the end of a sweep."""
     word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)} | {study.reference.label: REFERENCE}
-    return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
+    return {one.runs[0].setting: (accuracy_of(one), word_of[one.label]) for one in study.settings}
 
 
 def pass_curve(problems: Collection[GradedProblem]) -> list[float]:
@@ -298,6 +298,7 @@ LONGEST_RESPONSE = 600  # characters
 def cases_of(study: Study) -> list[Case]:
     """Select problems by a fixed rule, with responses of each setting's smallest seed: at first, midway, in the end.
 
+    The problems are those that all these runs answered: the first, by a hash, that each possible number of runs solves.
     The steps are those that the reference has saved. [] if it has saved none.
     """
     runs: dict[str, StudyRun] = {}
@@ -308,8 +309,16 @@ def cases_of(study: Study) -> list[Case]:
     files = {  # of two evaluations of one step the later one, which is the final one
         label: {file.step or 0: file for file in response_files(run.folder, EVALS)} for label, run in runs.items()
     }
-    saved, chosen = sorted(next(iter(files.values()), {})), _choose(list(runs.values()))
-    steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
+    saved = sorted(next(iter(files.values()), {}))
+    if not saved:
+        return []
+    steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]})
+    finals = [run.final.problems for run in runs.values() if run.final is not None]
+    common = set.intersection(*map(set, finals), *(set(run.start.problems) for run in runs.values() if run.start))
+    by_hash, solved_by = sorted(common, key=lambda name: zlib.crc32(name.encode())), dict[int, str]()
+    for name in by_hash:  # the first problem of each number of runs that solve it in the end
+        solved_by.setdefault(sum(final[name].share == 1 for final in finals), name)
+    chosen = list(dict.fromkeys([*solved_by.values(), *by_hash]))[:PROBLEMS_SHOWN]
     texts: dict[str, tuple[str, str]] = {}
     responses: dict[tuple[str, int], dict[str, dict[str, str]]] = defaultdict(dict)  # problem, step -> by setting
     for step, label in product(steps, runs):
@@ -328,20 +337,9 @@ def cases_of(study: Study) -> list[Case]:
     cases = []
     for name in chosen:
         by_step = {step: list(responses[name, step].values()) for step in steps}
-        if by_step and all(by_step.values()):
+        if all(by_step.values()):
             cases.append(Case(*texts[name], by_step))
     return cases
-
-
-def _choose(runs: Sequence[StudyRun]) -> list[str]:
-    """Choose problems that all runs answered: the first, by a hash, that each possible number of runs solves."""
-    finals = [run.final.problems for run in runs if run.final is not None]
-    answered = [*map(set, finals), *(set(run.start.problems) for run in runs if run.start is not None)]
-    common = sorted(set.intersection(*answered), key=lambda name: zlib.crc32(name.encode())) if answered else []
-    first: dict[int, str] = {}  # number of runs that solve it in the end -> problem
-    for name in common:
-        first.setdefault(sum(final[name].share == 1 for final in finals), name)
-    return list(dict.fromkeys([*first.values(), *common]))[:PROBLEMS_SHOWN]
 
 
 def shown_text(text: str) -> str:

@@ -12,7 +12,7 @@ from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ending
 from rlreason.report.content import Series
-from rlreason.runtime.statistics import Difference, Floats, compared, of_clusters
+from rlreason.runtime.statistics import Floats, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.state import WAITING, Key
 
@@ -23,7 +23,6 @@ AXES = {
 }  # fmt: skip
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
-NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 
 
 @dataclass(slots=True)
@@ -213,43 +212,6 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     return [" ".join(f"{short[name]}={value}" for name, value in pairs) or "the default" for pairs in parts]
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """The difference of a setting from the reference, and the data behind it."""
-
-    one: Setting
-    reference: Setting
-    difference: Difference
-    n_problems: int  # that they were compared on
-    most_answered: int  # the largest number of problems that a run answered, where all problems count
-    by_seed: Mapping[int, float]  # seed that both have -> mean difference
-    means: tuple[float, float]  # accuracy of the setting, of the reference
-    fixed: bool  # no model was trained here
-    on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
-
-
-def pair(one: Setting, reference: Setting, among: set[str] | None, on_purpose: Sequence[str]) -> Pairing | None:
-    """Return the difference over the problems that every run of both settings answered (`among` them), or None."""
-    answered = [set(final.problems) for final in (*one.finals, *reference.finals)]
-    common = set.intersection(*answered) if answered else {"all"}
-    problems = sorted(common if among is None else common & among)
-    if not one.accuracies or not reference.accuracies or not problems:
-        return None
-    questions = one.questions | reference.questions
-    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
-    return Pairing(
-        one,
-        reference,
-        compared(a, b),
-        len(problems),
-        max(map(len, answered), default=0) if among is None else len(problems),
-        {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())},
-        (float(np.mean([of.mean() for of in a.values()])), float(np.mean([of.mean() for of in b.values()]))),
-        all(run.settings.get("algorithm") in NO_TRAINING for run in (*one.runs, *reference.runs)),
-        on_purpose,
-    )
-
-
 def correctness(setting: Setting, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
     """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
     names = [questions.get(name, name) for name in problems]
@@ -363,7 +325,7 @@ def half(settings: Iterable[Setting], which: str) -> set[str]:
     return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == which}
 
 
-def mean_on_half(setting: Setting, which: str) -> float:
-    """Return the mean accuracy over the seeds of a setting on a half of the problems; -1 without any."""
-    means = setting.means(half([setting], which))
+def choosing_mean(setting: Setting) -> float:
+    """Return the mean accuracy over the seeds of a setting on the half of the problems that chooses; -1 without any."""
+    means = setting.means(half([setting], CHOOSING))
     return float(np.mean(means)) if means else -1.0

@@ -1,13 +1,14 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlreason.report.content import Verdict, counted
-from rlreason.report.study import CHOOSING, RUNNING, Pairing, Setting, Study, StudyRun, mean_on_half, pair, unequal
-from rlreason.runtime.statistics import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
+from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
+from rlreason.runtime.statistics import LEVEL, PROBLEMS, UNPAIRED, Difference, Floats, compared, holm, seeds_needed
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING, Key, RunState
 
@@ -58,9 +59,9 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def sentence(names: tuple[str, str], pairing: Pairing, outcome: str, comparisons: int, equal_within: float) -> str:
+def sentence(names: Sequence[str], difference: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
     """Return an outcome in words, for a setting and a reference of these names."""
-    (a, b), difference = names, pairing.difference
+    a, b = names
     if outcome in ("better", "worse"):
         return f"{a} is {outcome} than {b} by {size(difference.mean)} accuracy points ({interval(difference)})."
     low, high = signed(difference.low), signed(difference.high)
@@ -114,7 +115,36 @@ def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
 
 GRADIENT = "train/grad_norm"
 CURVES = (GRADIENT, "reward/", "rollout/length", "eval/")  # that equal runs have in common to the last bit
+NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The difference of a setting from the reference, and the data behind it."""
+
+    one: Setting
+    reference: Setting
+    difference: Difference
+    correct: tuple[Mapping[int, Floats], Mapping[int, Floats]]  # of both: seed -> correctness on each question
+    n_problems: int  # that they were compared on
+    most_answered: int  # the largest number of problems that a run answered, where all problems count
+    on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
+
+
+def pair(one: Setting, study: Study, on_purpose: Sequence[str]) -> Pairing | None:
+    """Return the difference over the problems that every run of both settings answered, or None."""
+    reference = study.reference
+    answered = [set(final.problems) for final in (*one.finals, *reference.finals)]
+    common = set.intersection(*answered) if answered else {"all"}
+    problems = sorted(common if study.among is None else common & study.among)
+    if not one.accuracies or not reference.accuracies or not problems:
+        return None
+    questions = one.questions | reference.questions
+    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
+    n = len(problems)
+    most = max(map(len, answered), default=0) if study.among is None else n
+    return Pairing(one, reference, compared(a, b), (a, b), n, most, on_purpose)
 
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
@@ -122,7 +152,7 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
     reference, found = study.reference, list[Pairing | Verdict]()
     for one in study.settings[1:]:
         differing, on_purpose = unequal(one, reference, study.on_purpose)
-        pairing = None if differing else pair(one, reference, study.among, on_purpose)
+        pairing = None if differing else pair(one, study, on_purpose)
         found.append(pairing or _not_compared(one, reference, differing))
     adjusted = holm([one.difference.p for one in found if isinstance(one, Pairing)])
     comparisons, p_of = len(adjusted), iter(adjusted)
@@ -131,11 +161,13 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
 
 def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) -> Verdict:
     """Return the verdict on a setting. `p`: corrected for so many comparisons."""
-    one, reference, difference = pairing.one, pairing.reference, pairing.difference
+    one, reference, difference, (mine, its) = pairing.one, pairing.reference, pairing.difference, pairing.correct
+    by_seed = {seed: float((mine[seed] - its[seed]).mean()) for seed in sorted(mine.keys() & its.keys())}
+    trained = any(run.settings.get("algorithm") not in NO_TRAINING for run in (*one.runs, *reference.runs))
     models = "same" if -equal_within < difference.low and difference.high < equal_within else "cannot tell"
     if p <= LEVEL:
         models = "better" if difference.mean > 0 else "worse"
-    one_seed = difference.over == PROBLEMS and not pairing.fixed  # which compares trained models but not settings
+    one_seed = difference.over == PROBLEMS and trained  # which compares trained models but not settings
     outcome = "cannot tell" if one_seed else models
     diverged, measured = sum(run.diverged for run in one.runs), len(one.accuracies)
     word, headline = "diverged" if diverged else outcome, ""
@@ -144,15 +176,14 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     elif word == "cannot tell" and one_seed:
         headline = "one seed"
     names = a, b = one.label, reference.name
-    if equal := not pairing.fixed and _equal_bit_for_bit(one, reference):
+    if equal := trained and _equal_bit_for_bit(one, reference):
         parts = [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
         outcome, word, headline = "same", "same", ""
     elif one_seed:
         model, other = (
-            s.label + (f", seed {min(pairing.by_seed)}" if len(s.accuracies) > 1 and pairing.by_seed else "")
-            for s in (one, reference)
+            s.label + (f", seed {min(by_seed)}" if len(s.accuracies) > 1 and by_seed else "") for s in (one, reference)
         )
-        text = sentence((f"Model {model}", other), pairing, models, comparisons, equal_within)
+        text = sentence((f"Model {model}", other), difference, models, comparisons, equal_within)
         parts = ["One seed on a side: this compares these trained models, not the settings."]
         parts.append(text.replace("(95%", "(over problems only, 95%"))
     elif diverged and difference.over != PROBLEMS:
@@ -161,18 +192,19 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
             ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {b}"
             parts.append(f"Counted as it is, it ends {ends} ({interval(difference)}).")
         else:
-            parts.append(sentence(names, pairing, "cannot tell", comparisons, equal_within))
+            parts.append(sentence(names, difference, "cannot tell", comparisons, equal_within))
             parts.append(settling(difference, comparisons))
     else:
-        parts = [sentence(names, pairing, outcome, comparisons, equal_within)]
-        if outcome == "cannot tell" and not pairing.fixed and difference.seeds != 2:  # no forecast from two numbers
+        parts = [sentence(names, difference, outcome, comparisons, equal_within)]
+        if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
             parts.append(settling(difference, comparisons))
     if outcome in ("cannot tell", "same") and not equal:
-        if max(pairing.means) < SATURATED[0]:
+        means = [np.mean([of.mean() for of in side.values()]) for side in pairing.correct]
+        if max(means) < SATURATED[0]:
             parts.append(f"Both are below {SATURATED[0]:.0%}: this task cannot separate them.")
-        elif min(pairing.means) > SATURATED[1]:
+        elif min(means) > SATURATED[1]:
             parts.append(f"Both are above {SATURATED[1]:.0%}: this task cannot separate them.")
-    if outcome == "cannot tell" and difference.seeds == 2 and not pairing.fixed:
+    if outcome == "cannot tell" and difference.seeds == 2 and trained:
         width = size(difference.high - difference.low)
         parts.append(f"Two seeds say little of their own spread (the interval is {width} points wide): take four.")
     unpaired = difference.over == UNPAIRED
@@ -188,7 +220,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         f"{seeds} \N{MIDDLE DOT} {counted(difference.problems, 'problem')} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
-        {} if unpaired else pairing.by_seed,
+        {} if unpaired else by_seed,
         (one.typed, reference.typed),
         outcome,
         headline,
@@ -289,7 +321,7 @@ def _caveat_of(run: StudyRun, setting: Setting) -> str:
 
 def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
-    return max(study.settings, key=lambda one: (mean_on_half(one, CHOOSING), one is study.reference))
+    return max(study.settings, key=lambda one: (choosing_mean(one), one is study.reference))
 
 
 def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:

@@ -30,6 +30,8 @@ FEWEST_SEEDS = 3  # that must have ended before a sweep stops a setting
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
 Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
+#: The report's result for a setting: accuracy with its 95% interval, if any, and the verdict in a word.
+Judged = tuple[tuple[float, float, float] | None, str]
 
 FILE = "sweep.json"
 REFERENCE = "reference"
@@ -164,14 +166,6 @@ class SweepState:
         if any(run.status in ("interrupted", *interrupted) for run in self.runs):
             return "interrupted"
         return "finished" if all(run.of_its_own for run in self.runs) else "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedSetting:
-    """The report's result for a setting: accuracy with its 95% interval, and the verdict in a word."""
-
-    accuracy: tuple[float, float, float] | None
-    verdict: str
 
 
 def setting_text(setting: Setting) -> str:

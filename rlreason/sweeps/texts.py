@@ -19,7 +19,7 @@ from rlreason.sweeps.state import (
     FILE,
     REFERENCE,
     WAITING,
-    JudgedSetting,
+    Judged,
     Key,
     RunState,
     SweepState,
@@ -140,7 +140,7 @@ def problems_of(run: RunConfig) -> int | None:
 # The table at the end
 
 
-def settings_table(state: SweepState, judged: Mapping[Key, JudgedSetting]) -> str:
+def settings_table(state: SweepState, judged: Mapping[Key, Judged]) -> str:
     """Return the table of settings, best mean first, with the swept axes as columns.
 
     Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
@@ -158,19 +158,20 @@ def settings_table(state: SweepState, judged: Mapping[Key, JudgedSetting]) -> st
     digits, rows = 1 if scores else 3, list[tuple[float, list[str]]]()
     head = [*state.axes, "seeds", "score" if scores else "accuracy", f"95%, over {over}", "verdict", "length", "status"]
     for key in dict.fromkeys(run.key for run in state.runs):
-        runs, setting, by_report = [run for run in state.runs if run.key == key], dict(key), judged.get(key)
+        runs, setting = [run for run in state.runs if run.key == key], dict(key)
+        accuracy, verdict = judged.get(key, (None, "-"))
         values = [run.figure for run in runs if run.figure is not None]
         lengths = [run.length for run in runs if run.length is not None]
         mean, *ends = mean_interval(values) if len(values) > 1 else values or [math.nan]
-        if values and by_report is not None and by_report.accuracy is not None:
-            mean, *ends = by_report.accuracy
+        if values and accuracy is not None:
+            mean, *ends = accuracy
         status = ", ".join(f"{n} {name}" for name, n in Counter(run.status for run in runs).items())
         row = [
             *(setting.get(axis, "-") for axis in state.axes),
             f"{len(values)}" if len(values) == len(runs) else f"{len(values)} of {len(runs)}",
             f"{mean:.{digits}f}" if values else "-",
             " to ".join(f"{end:.{digits}f}" for end in ends) or "-",
-            by_report.verdict if by_report else "-",
+            verdict,
             f"{sum(lengths) / len(lengths):.1f}" if lengths else "-",
             status.removeprefix(f"{len(runs)} ") + (f" ({REFERENCE})" if setting == state.reference else ""),
         ]
@@ -185,7 +186,7 @@ def _seed_counts(state: SweepState) -> set[int]:
     return set(Counter(run.key for run in state.runs if run.figure is not None).values())
 
 
-def closing(state: SweepState, folder: Path, judged: Mapping[Key, JudgedSetting]) -> str:
+def closing(state: SweepState, folder: Path, judged: Mapping[Key, Judged]) -> str:
     """Return the table followed by its notes, one a line. `judged`: from the report."""
     lines = [settings_table(state, judged)]
     if 1 in _seed_counts(state):
