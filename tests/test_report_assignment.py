@@ -16,7 +16,7 @@ import yaml
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report import assignment
-from rlreason.report.assignment import DONE, IN_WORDS, NOT_YET, PARTLY, Runs, Section, course_of, write_up
+from rlreason.report.assignment import DONE, IN_WORDS, NOT_YET, PARTLY, Runs, Section, course_of, runs_below, write_up
 from rlreason.report.content import LIGHT
 from rlreason.report.read import read_study
 from rlreason.report.study import Setting
@@ -65,7 +65,7 @@ def changed(run: Path, summary: dict | None = None, **settings: Any) -> Path:
 
 
 def gathered(course: str, folder: Path) -> Runs:
-    return Runs(course_of(course), assignment.found_below(folder))
+    return runs_below(course_of(course), folder)
 
 
 def section(course: str, question: str, folder: Path) -> tuple[Section, str]:
@@ -171,7 +171,7 @@ def test_broken_and_unfinished(tmp_path: Path):
     for run in list(rates(tmp_path).glob("*seed=*"))[:2]:
         (run / "summary.json").unlink()
         (run / "status.json").write_text(json.dumps({"status": "running"}))
-    (problem,) = write_up("cs336_2025", tmp_path, None, Console()).figures["problems"]
+    (problem,) = write_up("cs336_2025", tmp_path, tmp_path, Console()).figures["problems"]
     assert "grpo_baselines" in problem
     assert problem in html.unescape((tmp_path / assignment.PAGE).read_text())
     rate, _ = section("cs336_2025", "grpo_learning_rate", tmp_path)
@@ -221,7 +221,7 @@ def test_courses(tmp_path: Path):
         answer = write_up(name, tmp_path, tmp_path / name, Console())  # a folder that is made
         assert {one["state"] for one in answer.figures["questions"]} <= {NOT_YET, IN_WORDS}
     with pytest.raises(ConfigError, match="is no folder"):
-        write_up("cs336_2025", tmp_path / "nowhere", None, Console())
+        write_up("cs336_2025", tmp_path / "nowhere", tmp_path, Console())
 
 
 def test_what_is_kept(runs: Path, tmp_path: Path):

@@ -11,7 +11,7 @@ from rlreason.health.monitors import Finding
 from rlreason.report import sections
 from rlreason.report.content import Series
 from rlreason.report.read import differing_keys, read_study
-from rlreason.report.study import Answers, GradedProblem, Study
+from rlreason.report.study import GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
 from tests.sweep_folders import CONFIG, answers, ended, sweep
 
@@ -100,8 +100,8 @@ def test_pass_at_k():
     assert sections.passes_table(of) is None
     for one in of.runs:
         hard = {f"hard{k}": GradedProblem("", 1, 4) for k in range(10)}
-        one.start = Answers(hard)
-        one.final = Answers({**hard, **{f"easy{k}": GradedProblem("", 4, 4) for k in range(30)}})
+        one.start = hard
+        one.final = {**hard, **{f"easy{k}": GradedProblem("", 4, 4) for k in range(30)}}
     table = sections.passes_table(of)
     assert list(table.head) == ["setting", "training", "k = 1", "k = 2", "k = 4"]
     assert table.rows[0][1:] == ["before", "25.0%", "50.0%", "100.0%"]
@@ -117,7 +117,7 @@ def test_log_health_and_facts():
     assert sections.health_of(of) == "something is wrong in 1 of 8 runs"
     assert [row[1:4] for row in sections.health_table(of).rows] == [["truncated\n90% were cut", "1 of 4\nseed 1", "2"]]
     diverged.status, diverged.reason = "diverged:loss", "step 3: the loss is no number"
-    running.status, running.totals, running.final = "running", {"step": 7.0}, None
+    running.status, running.totals, running.final = "running", {"step": 7.0}, {}
     of.runs[2].settings["data.overlap"], of.runs[4].protocol = "refuse", {"hash": "aa"}
     rows = sections.log_of(of).rows
     assert [row[2] for row in rows[:3]] == ["diverged", "running", "finished"]

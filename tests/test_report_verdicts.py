@@ -15,7 +15,7 @@ from report_objects import answered
 
 from rlreason.report.content import Series, Verdict
 from rlreason.report.sections import facts_of, warnings_of
-from rlreason.report.study import COMPARING, Answers, Study, half
+from rlreason.report.study import COMPARING, Study, half
 from rlreason.report.verdicts import best_of, summary_of, verdicts_of
 from tests.settings_of_nothing import arms
 
@@ -121,7 +121,7 @@ def test_unfinished_runs(status: str, says: str):
     run = study.settings[1].runs[2]
     run.status, run.totals = status, {"step": 17.0}
     if "not enter" in says:
-        run.final = None
+        run.final = {}
     assert f"Seed 2 of A {says}" in verdict_of(study).sentence
 
 
@@ -129,11 +129,11 @@ def test_not_compared():
     """Bug: answers to other problems are compared because their ids are equal."""
     study = answered(R=seeds(0.5), A=seeds(0.7))
     for run in study.settings[1].runs:
-        run.final = Answers({name: replace(p, question="Why?") for name, p in run.final.problems.items()}, 40)
+        run.final = {name: replace(p, question="Why?") for name, p in run.final.items()}
     verdict = verdict_of(study)
     assert (verdict.word, "problem p0" in verdict.sentence) == ("not compared", True)
     for run in study.settings[1].runs:
-        run.status, run.final = "running", None
+        run.status, run.final = "running", {}
     assert summary_of(verdicts_of(study), study) == "A is still running."
     assert "4 runs still running" in dict(facts_of(study))["Budget"]
 
@@ -156,7 +156,7 @@ def test_repeated_questions():
     plain = verdict_of(answered(a=a, b=b)).difference
     study = answered(**{key: {s: np.repeat(of[s], 8) for s in of} for key, of in (("a", a), ("b", b))})
     for run in study.runs:
-        problems = run.final.problems
+        problems = run.final
         renamed = {p: replace(of, question=f"What is {k // 8}?") for k, (p, of) in enumerate(problems.items())}
         run.final = replace(run.final, problems=renamed)
     repeated = verdict_of(study).difference

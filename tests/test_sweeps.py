@@ -19,7 +19,6 @@ from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
 from rlreason.sweeps.state import (
     FILE,
-    JudgedSetting,
     RunState,
     SweepState,
     begun,
@@ -98,7 +97,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
         assert line in text
     assert "wall clock" not in text
     state.runs = [run_of("1", 0, 0.5, shared_machine=True), run_of("2", 0, 0.6)]
-    text = closing(state, tmp_path, {run.key: JudgedSetting((0.6, 0.5, 0.7), "better") for run in state.runs})
+    text = closing(state, tmp_path, {run.key: ((0.6, 0.5, 0.7), "better") for run in state.runs})
     for line in ("95%, over problems", "0.500 to 0.700", "no verdict on wall clock"):
         assert line in text
 

@@ -342,7 +342,7 @@ def interval_of(setting: Setting, among: set[str] | None = None) -> tuple[float,
     if not shares:
         return None
     if len(shares) == 1:
-        answered = [name for final in setting.finals for name in final.problems if among is None or name in among]
+        answered = [name for final in setting.finals for name in final if among is None or name in among]
         n = max(1, len(answered))
         return shares[0], *wilson_interval(shares[0] * n, n)
     mean, low, high = mean_interval(shares)

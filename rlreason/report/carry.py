@@ -131,7 +131,7 @@ def refuse_incomparable(study: Study) -> None:
                 f"{study.reference.typed} and {one.typed} were measured differently ({'; '.join(others)}) and cannot "
                 "be compared: evaluate all settings of a sweep in one way"
             )
-    asked = [(run.folder.name, run.final.problems) for run in study.runs if run.final is not None]
+    asked = [(run.folder.name, run.final) for run in study.runs if run.final]
     for name, problems in asked[1:]:
         if odd := sorted(problems.keys() ^ asked[0][1].keys()):
             names = f"{asked[0][0]} and {name}"

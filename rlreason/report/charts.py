@@ -243,9 +243,9 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
     folder.mkdir(parents=True, exist_ok=True)
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
-        svg, scale = content.plain_colours(standalone(figure, legend, paper=True)), COLUMN[1] / COLUMN[0]
+        svg = content.plain_colours(standalone(figure, legend, paper=True))
         pattern = r'\b(width|height)="([\d.]+)"'
-        svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * scale:g}"', svg, count=2)
+        svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * COLUMN[1] / COLUMN[0]:g}"', svg, count=2)
         write_whole(folder / f"{stem}.svg", svg)
         drawn = {"png": vl_convert.svg_to_png(svg, scale=DOTS / 72), "pdf": vl_convert.svg_to_pdf(svg)}
         for ending, picture in drawn.items():

@@ -144,14 +144,14 @@ def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]
     """Give the problems of files the ids and questions that runs have; return a note on each file."""
     asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
     for final in (final for study in others for one in study.settings for final in one.finals):
-        for name, problem in final.problems.items():
+        for name, problem in final.items():
             asked[problem.question] = asked[name] = name, problem.question
     for final in (final for study in files for one in study.settings for final in one.finals):
-        problems = list(final.problems.items())
-        final.problems.clear()
+        problems = list(final.items())
+        final.clear()
         for name, problem in problems:
             theirs, problem.question = asked.get(name, (name, name))
-            final.problems[theirs] = problem
+            final[theirs] = problem
     if not others:
         return []
     unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"

@@ -51,7 +51,7 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
         return run
     run.provenance, run.summary = reader.provenance, reader.summary or {}
     run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
-    run.protocol = run.summary.get("protocol")
+    run.protocol = run.summary.get("protocol") or {}
     if rows:
         run.series = curves_of(rows)
         last = {axis: run.series[name].y[-1] for axis, name in AXES.items() if name in run.series}
@@ -84,17 +84,16 @@ def curves_of(rows: Sequence[Row]) -> dict[str, Series]:
     return series
 
 
-def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers | None:
-    """Return the graded responses of a file by problem; None, after a note, if none can be used."""
-    problems: dict[str, GradedProblem] = {}
+def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers:
+    """Return the graded responses of a file by problem; none, after a note, if none can be used."""
+    problems: Answers = {}
     for row in reader.rows(file, GRADED).values():
         problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"]))
         problem.correct += row["outcome"] == "correct"
         problem.samples += 1
     if not problems:
         note(f"{file.path} holds no response that can be used: its run is not compared")
-        return None
-    return Answers(problems, file.step)
+    return problems
 
 
 def question_of(sweep: str, axes: Sequence[str]) -> str:

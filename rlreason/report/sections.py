@@ -38,7 +38,7 @@ def build_report(study: Study) -> Report:
             study=study,
             differs=what_differs(study),
             seeds=sorted({len(one.runs) for one in study.settings}),
-            answered=max((len(final.problems) for one in study.settings for final in one.finals), default=0),
+            answered=max((len(final) for one in study.settings for final in one.finals), default=0),
         ),
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
@@ -68,17 +68,15 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
     facts = filled(
         "facts.txt.j2",
         differs=what_differs(study),
-        steps=study.planned_steps,
+        study=study,
         tokens=list(dict.fromkeys(millions(of) for of in tokens)),
         early=sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in runs),
-        running=sum(run.status == RUNNING for run in runs),
-        hashes=list(dict.fromkeys(str(run.protocol.get("hash")) for run in runs if run.protocol is not None)),
+        hashes=list(dict.fromkeys(str(run.protocol.get("hash")) for run in runs if run.protocol)),
         overlaps=sorted({str(how) for run in runs if (how := run.settings.get("data.overlap"))}),
         health=health_of(study),
-        timed=len(timed),
-        seconds=duration(sum(timed)),
+        timed=timed,
+        duration=duration,
         sampled=millions(sum(run.totals.get("tokens", 0.0) for run in runs)),
-        shared=any(run.shared_machine for run in runs),
     )
     return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
 
@@ -105,7 +103,7 @@ def mean_total(one: Setting, axis: str) -> float:
 def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
-        answered = [final.problems.items() for final in one.finals if len(final.problems) >= FEW_PROBLEMS]
+        answered = [final.items() for final in one.finals if len(final) >= FEW_PROBLEMS]
         answers = [{name: problem.share for name, problem in items} for items in answered]
         mixed = [shares for shares in answers if len({*shares.values()}) > 1]
         if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
@@ -189,7 +187,7 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
     seed it is over problems only.
     """
-    common = set.intersection(*(set(final.problems) for final in one.finals)) if one.finals else set()
+    common = set.intersection(*map(set, one.finals)) if one.finals else set()
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
@@ -221,7 +219,7 @@ def passes_table(study: Study) -> Table | None:
     """
     curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for one, run in study.each:
-        answers = {when: of.problems for when, of in (("before", run.start), ("after", run.final)) if of is not None}
+        answers = {when: problems for when, problems in (("before", run.start), ("after", run.final)) if problems}
         for when, problems in answers.items():
             common = [name for name in sorted(problems) if all(name in other for other in answers.values())]
             curves[one.label, when].append(pass_curve([problems[name] for name in common]))
@@ -271,7 +269,7 @@ def log_of(study: Study) -> Table:
 
 def details_of(study: Study) -> list[tuple[str, str | Table]]:
     """Return the collapsible sections: protocol, objectives, command."""
-    measured = next((run.protocol for run in study.runs if run.protocol is not None), {})
+    measured = next((run.protocol for run in study.runs if run.protocol), {})
     rows = [[name, shorten(str(value), 4 * LONGEST)] for name, value in measured.items()]
     note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
     protocol = Table("How accuracy was measured", ["part", "value"], rows, note=note)
@@ -303,7 +301,7 @@ def cases_of(study: Study) -> list[Case]:
     """
     runs: dict[str, StudyRun] = {}
     for one in study.settings:
-        of_seeds = [run for run in one.runs if run.final is not None]
+        of_seeds = [run for run in one.runs if run.final]
         if of_seeds and len(runs) < SETTINGS_SHOWN:
             runs[one.label] = of_seeds[0]
     files = {  # of two evaluations of one step the later one, which is the final one
@@ -313,8 +311,8 @@ def cases_of(study: Study) -> list[Case]:
     if not saved:
         return []
     steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]})
-    finals = [run.final.problems for run in runs.values() if run.final is not None]
-    common = set.intersection(*map(set, finals), *(set(run.start.problems) for run in runs.values() if run.start))
+    finals = [run.final for run in runs.values()]
+    common = set.intersection(*map(set, finals), *(set(run.start) for run in runs.values() if run.start))
     by_hash, solved_by = sorted(common, key=lambda name: zlib.crc32(name.encode())), dict[int, str]()
     for name in by_hash:  # the first problem of each number of runs that solve it in the end
         solved_by.setdefault(sum(final[name].share == 1 for final in finals), name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError, DataError
-from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
+from rlreason.report.study import GradedProblem, Setting, Study, StudyRun
 from rlreason.runtime.text import few, shorten
 
 COLUMNS = ("setting", "seed", "problem", "correct")
@@ -34,7 +34,7 @@ def study_of_results(path: Path) -> Study | None:
     settings: dict[str, Setting] = {}
     for (name, seed), problems in _graded_of(program, path, files).items():
         setting = settings.setdefault(name, Setting((("setting", name),), name, []))
-        setting.runs.append(StudyRun(path, setting.key, seed, "finished", final=Answers(problems)))
+        setting.runs.append(StudyRun(path, setting.key, seed, "finished", final=problems))
     for setting in settings.values():
         setting.runs.sort(key=lambda run: run.seed)
     notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []

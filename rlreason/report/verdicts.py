@@ -135,7 +135,7 @@ class Pairing:
 def pair(one: Setting, study: Study, on_purpose: Sequence[str]) -> Pairing | None:
     """Return the difference over the problems that every run of both settings answered, or None."""
     reference = study.reference
-    answered = [set(final.problems) for final in (*one.finals, *reference.finals)]
+    answered = [set(final) for final in (*one.finals, *reference.finals)]
     common = set.intersection(*answered) if answered else {"all"}
     problems = sorted(common if study.among is None else common & study.among)
     if not one.accuracies or not reference.accuracies or not problems:
@@ -232,7 +232,7 @@ def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
 
     def figures_of(run: StudyRun) -> tuple[Any, ...]:
         curves = {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
-        return run.final and run.final.problems, curves
+        return run.final, curves
 
     mine, its = ({run.seed: figures_of(run) for run in setting.runs} for setting in (one, other))
     measured = all(GRADIENT in run.series and (run.final or run.accuracy is None) for run in one.runs)
@@ -282,10 +282,10 @@ def caveats_of(pairing: Pairing) -> list[str]:
         caveats.append(f"Compared on the {len(mine & its)} that they share.")
     if pairing.n_problems < pairing.most_answered:
         short = sorted(
-            (len(run.final.problems), f"seed {run.seed} of {setting.label}")
+            (len(run.final), f"seed {run.seed} of {setting.label}")
             for setting in sides
             for run in setting.runs
-            if run.final is not None and len(run.final.problems) < pairing.most_answered
+            if run.final and len(run.final) < pairing.most_answered
         )
         lack = few([f"{who} answered {n:,}" for n, who in short], 2)
         common = f"{pairing.n_problems:,} of {pairing.most_answered:,} problems that all runs answered"
@@ -302,14 +302,12 @@ def caveats_of(pairing: Pairing) -> list[str]:
 
 def _caveat_of(run: StudyRun, setting: Setting) -> str:
     """Return how a run that did not finish enters the comparison; "" for one that did."""
-    who, step = f"Seed {run.seed} of {setting.label}", run.totals.get("step")
-    if step is None:
-        step = (run.final.step or 0) if run.final else 0
-    if run.final is not None and not run.ended:
+    who, step = f"Seed {run.seed} of {setting.label}", run.totals.get("step", 0)
+    if run.final and not run.ended:
         planned = f" of {run.planned_steps}" if run.planned_steps else ""
         how = "failed" if run.state == "failed" else "stopped"
         return f"{who} {how} at step {step:.0f}{planned} and enters with what it had reached."
-    if run.final is not None and run.state == "stopped":
+    if run.final and run.state == "stopped":
         return f"{who} was ended at step {step:.0f} ({run.status}) and enters with what it had reached."
     if run.status == WAITING:
         return f"{who} does not enter: it has not begun, or its folder is gone."

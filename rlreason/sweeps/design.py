@@ -127,7 +127,13 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
                 whose = f"the cells of sweep={file.name}, which are there to differ in it"
                 raise ConfigError(f"{given.input_line} takes {word} away from {whose}: leave one of them out")
     shared = [str(o.input_line) for o in ours if not o.is_sweep_override()]
-    shared += _not_set(carried, typed, file, note)
+    own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
+    own |= (file.chosen & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set()) | with_meant(typed)
+    for word in carried:
+        if _covered(key_of(word), own):
+            note(f"note: {word} is not carried on: it was typed, or this sweep sets it itself")
+        else:
+            shared.append(_canonical_word(word))
     shared += [str(o.input_line) for o in of_file if not o.is_sweep_override()]
     for key in [key for key, values in axes.items() if len(values) == 1 and key != "seed"]:
         shared += axes.pop(key)
@@ -176,19 +182,6 @@ def canonical(value: str) -> str:
 def _canonical_word(word: str) -> str:
     key, equals, value = word.partition("=")
     return f"{key}{equals}{canonical(value)}"
-
-
-def _not_set(carried: Sequence[str], typed: Iterable[str], file: SweepFile, note: Note) -> list[str]:
-    """Return the carried overrides that were neither typed nor set by the sweep itself; report the others."""
-    own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
-    own |= (file.chosen & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set())
-    typed, kept = with_meant(typed), []
-    for word in carried:
-        if _covered(key_of(word), typed | own):
-            note(f"note: {word} is not carried on: it was typed, or this sweep sets it itself")
-        else:
-            kept.append(_canonical_word(word))
-    return kept
 
 
 def folder_of(overrides: Sequence[str], swept: Sequence[str], base: DictConfig, sweep_name: str | None = None) -> Path:

@@ -232,7 +232,15 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
             for sentinel in connection.wait(list(running)):
                 job, process, receiver = running.pop(sentinel)  # type: ignore[arg-type]
                 free.append((job.gpus, job.processors))
-                results[job.number] = _result(job, process, receiver)
+                process.join()
+                result, code = JobReturn(overrides=list(job.overrides)), process.exitcode
+                try:
+                    result.status, result.return_value = receiver.recv()
+                except EOFError:
+                    why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                    result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
+                receiver.close()
+                results[job.number] = result
                 text = outcome_text(folder, job.name, results[job.number])
                 print(f"== {job.name}: {text}; {len(results)} of {len(job_overrides)} done", flush=True)
     except BaseException:
@@ -282,19 +290,6 @@ def _fork_server(modules: Sequence[str]) -> Any:
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
-
-
-def _result(job: _Job, process: Any, receiver: Connection) -> Any:
-    """Return Hydra's result of a job that has ended."""
-    process.join()
-    result, code = JobReturn(overrides=list(job.overrides)), process.exitcode
-    try:
-        result.status, result.return_value = receiver.recv()
-    except EOFError:
-        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
-    receiver.close()
-    return result
 
 
 def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:

@@ -228,7 +228,14 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
     if summary is None:
-        now.status, now.reason = _status_without_summary(run, place)
+        now.status, now.reason = WAITING, ""
+        status, reason = read_status(place), read_ending(place).get("reason", "")
+        if status == "running" and holder(place) is None:
+            now.status, now.reason = "interrupted", KILLED
+        elif status and (not ending(status).of_its_own or status == DOMINATED or (place / SUMMARY).exists()):
+            now.status, now.reason = status, reason
+        elif run.status in ("failed", DOMINATED):
+            now.status, now.reason = run.status, run.reason
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
     for name in ("accuracy", "accuracy_before", "score", "length"):
@@ -242,16 +249,6 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     now.protocol = (summary.get("protocol") or {}).get("hash")
     now.seconds = number(summary.get("seconds")) or run.seconds
     return now
-
-
-def _status_without_summary(run: RunState, place: Path) -> tuple[str, str]:
-    """Return the status and reason of a run that has left no readable `summary.json`."""
-    status, reason = read_status(place), read_ending(place).get("reason", "")
-    if status == "running" and holder(place) is None:
-        return "interrupted", KILLED
-    if status is not None and (not ending(status).of_its_own or status == DOMINATED or (place / SUMMARY).exists()):
-        return status, reason
-    return (run.status, run.reason) if run.status in ("failed", DOMINATED) else (WAITING, "")
 
 
 def _parsed(path: Path) -> SweepState | None:
