@@ -164,11 +164,6 @@ class Study:
         return [run for _, run in self.each]
 
     @property
-    def planned_steps(self) -> list[int]:
-        """Return the numbers of steps that its runs are set for, ascending."""
-        return sorted({run.planned_steps for run in self.runs if run.planned_steps})
-
-    @property
     def each(self) -> list[tuple[Setting, StudyRun]]:
         """Return all runs with their settings."""
         return [(setting, run) for setting in self.settings for run in setting.runs]

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,7 @@ def study_of_results(path: Path) -> Study | None:
     else:
         return None
     settings: dict[str, Setting] = {}
-    for (name, seed), problems in _graded_of(program, path, files).items():
-        setting = settings.setdefault(name, Setting((("setting", name),), name, []))
-        setting.runs.append(StudyRun(path, setting.key, seed, "finished", final=problems))
-    for setting in settings.values():
-        setting.runs.sort(key=lambda run: run.seed)
-    notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []
-    question = "How do these settings compare?"
-    return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes)
-
-
-def _graded_of(program: str, path: Path, files: dict[int, Path]) -> dict[tuple[str, int], dict[str, GradedProblem]]:
-    """Return setting and seed -> problem -> its grades. `files`: by seed, where their samples do not give it."""
-    runs: dict[tuple[str, int], dict[str, GradedProblem]] = defaultdict(dict)
+    runs: dict[tuple[str, int], StudyRun] = {}
     number = 0
     try:
         for of_file, file in files.items():
@@ -52,16 +39,20 @@ def _graded_of(program: str, path: Path, files: dict[int, Path]) -> dict[tuple[s
                 number += 1
                 values = [({"setting": path.stem, "seed": of_file} | sample)[name] for name in COLUMNS]
                 texts = ["" if value is None else str(value).strip() for value in values]
-                setting, seed, problem, correct = texts
+                label, seed, problem, correct = texts
                 try:
                     share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
                 except ValueError:
                     share, whole = -1.0, 0
-                if not setting or not problem or not 0 <= share <= 1:
+                if not label or not problem or not 0 <= share <= 1:
                     line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
                     raise DataError(f"{path}, row {number} has {line}: {RULE}")
+                setting = settings.setdefault(label, Setting((("setting", label),), label, []))
+                if (label, whole) not in runs:
+                    runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
+                    setting.runs.append(runs[label, whole])
                 name = str(sample["problem"])  # as the runs have it
-                graded = runs[setting, whole].setdefault(name, GradedProblem(name))
+                graded = runs[label, whole].final.setdefault(name, GradedProblem(name))
                 graded.correct += share
                 graded.samples += 1
     except ConfigError:
@@ -71,7 +62,11 @@ def _graded_of(program: str, path: Path, files: dict[int, Path]) -> dict[tuple[s
         raise DataError(f"{path} cannot be read as {program} ({what}): give another file") from None
     if not runs:
         raise DataError(f"{path} holds no row of results: give a file of {program} with some")
-    return runs
+    for setting in settings.values():
+        setting.runs.sort(key=lambda run: run.seed)
+    notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []
+    question = "How do these settings compare?"
+    return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes)
 
 
 # ---- files of programs ----

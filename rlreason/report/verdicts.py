@@ -8,13 +8,22 @@ import numpy as np
 
 from rlreason.report.content import Verdict, counted
 from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
-from rlreason.runtime.statistics import LEVEL, PROBLEMS, UNPAIRED, Difference, Floats, compared, holm, seeds_needed
+from rlreason.runtime.statistics import (
+    LEVEL,
+    PROBLEMS,
+    SEEDS,
+    UNPAIRED,
+    Difference,
+    Floats,
+    compared,
+    holm,
+    seeds_needed,
+)
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING, Key, RunState
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
-WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
 #: Headline of a verdict (its word unless it has another) -> its verb in a summary, of one setting and of several,
 #: in the order of the summary.
@@ -59,9 +68,8 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def sentence(names: Sequence[str], difference: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
+def sentence(a: str, b: str, difference: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
     """Return an outcome in words, for a setting and a reference of these names."""
-    a, b = names
     if outcome in ("better", "worse"):
         return f"{a} is {outcome} than {b} by {size(difference.mean)} accuracy points ({interval(difference)})."
     low, high = signed(difference.low), signed(difference.high)
@@ -80,8 +88,6 @@ def settling(difference: Difference, comparisons: int) -> str:
     if difference.low > 0 or difference.high < 0:
         return ""
     if abs(difference.mean) < 0.0005:
-        if difference.high - difference.low > WIDE:
-            return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
     needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
     if needed is not None:
@@ -175,42 +181,37 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         headline = "diverged in some seeds"
     elif word == "cannot tell" and one_seed:
         headline = "one seed"
-    names = a, b = one.label, reference.name
+    a, b, parts = one.label, reference.name, list[str]()
     if equal := trained and _equal_bit_for_bit(one, reference):
-        parts = [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
+        parts += [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
         outcome, word, headline = "same", "same", ""
     elif one_seed:
         model, other = (
             s.label + (f", seed {min(by_seed)}" if len(s.accuracies) > 1 and by_seed else "") for s in (one, reference)
         )
-        text = sentence((f"Model {model}", other), difference, models, comparisons, equal_within)
-        parts = ["One seed on a side: this compares these trained models, not the settings."]
-        parts.append(text.replace("(95%", "(over problems only, 95%"))
-    elif diverged and difference.over != PROBLEMS:
-        parts = [f"{a} diverged in {diverged} of {counted(measured, 'seed')}."]
-        if outcome in ("better", "worse"):
-            ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {b}"
-            parts.append(f"Counted as it is, it ends {ends} ({interval(difference)}).")
-        else:
-            parts.append(sentence(names, difference, "cannot tell", comparisons, equal_within))
-            parts.append(settling(difference, comparisons))
+        text = sentence(f"Model {model}", other, difference, models, comparisons, equal_within)
+        parts += ["One seed on a side: this compares these trained models, not the settings."]
+        parts += [text.replace("(95%", "(over problems only, 95%")]
     else:
-        parts = [sentence(names, difference, outcome, comparisons, equal_within)]
+        if diverged:
+            parts += [f"{a} diverged in {diverged} of {counted(measured, 'seed')}, counted as it ended."]
+        parts += [sentence(a, b, difference, outcome, comparisons, equal_within)]
         if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
-            parts.append(settling(difference, comparisons))
+            parts += [settling(difference, comparisons)]
     if outcome in ("cannot tell", "same") and not equal:
         means = [np.mean([of.mean() for of in side.values()]) for side in pairing.correct]
         if max(means) < SATURATED[0]:
-            parts.append(f"Both are below {SATURATED[0]:.0%}: this task cannot separate them.")
+            parts += [f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."]
         elif min(means) > SATURATED[1]:
-            parts.append(f"Both are above {SATURATED[1]:.0%}: this task cannot separate them.")
+            parts += [f"Both are above {SATURATED[1]:.0%}: this task cannot separate them."]
     if outcome == "cannot tell" and difference.seeds == 2 and trained:
         width = size(difference.high - difference.low)
-        parts.append(f"Two seeds say little of their own spread (the interval is {width} points wide): take four.")
-    unpaired = difference.over == UNPAIRED
-    seeds = f"{difference.seeds} or more seeds, unpaired" if unpaired else f"{difference.seeds} paired seeds"
-    if difference.over == PROBLEMS:
-        seeds = "one seed on a side"
+        parts += [f"Two seeds say little of their own spread (the interval is {width} points wide): take four."]
+    seeds = {
+        SEEDS: f"{difference.seeds} paired seeds",
+        UNPAIRED: f"{difference.seeds} or more seeds, unpaired",
+        PROBLEMS: "one seed on a side",
+    }[difference.over]
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
     return Verdict(
         a,
@@ -220,7 +221,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         f"{seeds} \N{MIDDLE DOT} {counted(difference.problems, 'problem')} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
-        {} if unpaired else by_seed,
+        {} if difference.over == UNPAIRED else by_seed,
         (one.typed, reference.typed),
         outcome,
         headline,
