@@ -27,7 +27,6 @@ from rlreason.report.study import (
     purposes,
     setting_text,
 )
-from rlreason.report.verdicts import picked
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
 
@@ -199,12 +198,19 @@ def _given(path: Path, note: Note) -> Given:
     if not some:
         names = few([run.name for run in state.runs], 3)
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
-    runs = [read_run(sweep / run.name, run, note) for run in some]
-    return Given(path, runs, sweep, state, picked(some, state.runs) if part else 0)
+    given = Given(path, [read_run(sweep / run.name, run, note) for run in some], sweep, state)
+    accuracies: dict[Key, list[float]] = {}
+    for one in state.runs:
+        accuracies.setdefault(one.key, []).append(one.accuracy or 0.0)
+    best = max(accuracies, key=lambda key: np.mean(accuracies[key]))
+    if part and len(accuracies) >= FEWEST_CHOSEN and {one.key for one in some} == {best}:
+        given.picked = len(accuracies)
+    return given
 
 
 #: Differences in these do not make two settings of two runs.
 NO_SETTING = (*SAME_FIGURES, "seed", "eval_every", "save_model", "profile", "monitors", "hydra")
+FEWEST_CHOSEN = 3  # settings; the better one of two is not said to be chosen
 MOST_KEYS = 4  # runs without a sweep that differ in more are named by their folders
 
 

@@ -20,7 +20,7 @@ from rlreason.runtime.statistics import (
     seeds_needed,
 )
 from rlreason.runtime.text import few
-from rlreason.sweeps.state import WAITING, Key, RunState
+from rlreason.sweeps.state import WAITING
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
@@ -321,12 +321,3 @@ def _caveat_of(run: StudyRun, setting: Setting) -> str:
 def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
     return max(study.settings, key=lambda one: (choosing_mean(one), one is study.reference))
-
-
-def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
-    """Return the number of settings in `everyone` if that of `runs` was the best, and they are 3 or more; else 0."""
-    by_setting: dict[Key, list[float]] = {}
-    for run in everyone:
-        by_setting.setdefault(run.key, []).append(run.accuracy or 0.0)
-    best = max(by_setting, key=lambda key: np.mean(by_setting[key]))
-    return len(by_setting) if len(by_setting) >= 3 and {run.key for run in runs} == {best} else 0

@@ -118,7 +118,13 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
     given_way = typed.keys() | {key for key, meant in MEANS.items() if typed.keys() >= set(meant)}
     words = [f"{key}={value}" for key, value in file.axes.items() if key_of(key) not in given_way]
     of_file = [o for o in parsed(words) if o.is_sweep_override() or not _covered(_key(o), typed)]
-    axes = {o.get_key_element(): _values(o) for o in (*ours, *of_file) if o.is_sweep_override()}
+    axes: dict[str, list[str]] = {}
+    for override in (o for o in (*ours, *of_file) if o.is_sweep_override()):
+        key = override.get_key_element()
+        values = [_canonical_word(f"{key}={value}") for value in override.sweep_string_iterator()]
+        if not values:
+            raise ConfigError(f"{override.input_line} holds no value: give at least one")
+        axes[key] = list(dict.fromkeys(values))
     for cell in file.cells:
         goes_on = any(BESIDE in word for word in cell)  # with a model, which may be typed
         for word in cell:
@@ -154,15 +160,6 @@ def _keys_of(cells: Iterable[Iterable[str]]) -> set[str]:
 def _covered(key: str, typed: Iterable[str]) -> bool:
     """Return whether a key, or the group that contains it, was typed."""
     return any(f"{key}.".startswith(f"{one}.") for one in typed)
-
-
-def _values(override: Override) -> list[str]:
-    """Return the overrides that a sweep over one key stands for, each once."""
-    key = override.get_key_element()
-    values = [_canonical_word(f"{key}={value}") for value in override.sweep_string_iterator()]
-    if not values:
-        raise ConfigError(f"{override.input_line} holds no value: give at least one")
-    return list(dict.fromkeys(values))
 
 
 def canonical(value: str) -> str:

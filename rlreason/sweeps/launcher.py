@@ -210,7 +210,13 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
 
     folder, several = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
-    context = _fork_server(PRELOADED if launcher.preload else ())
+    place_sockets()
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED) if launcher.preload else [])
+    resource_tracker.ensure_running()  # which unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)  # none ends the server before its processes
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     free, running, results = _places(launcher), dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
     waiting = list(enumerate(job_overrides, first))
     try:
@@ -278,18 +284,6 @@ def failure(result: Any) -> Exception | None:
     """Return the error of a job of Hydra's, None where it succeeded."""
     value = result._return_value  # its property prints the error and raises it
     return value if isinstance(value, Exception) else None
-
-
-def _fork_server(modules: Sequence[str]) -> Any:
-    """Return a context whose processes are forked from one with these modules, which no signal ends before them."""
-    place_sockets()
-    context = get_context("forkserver")
-    context.set_forkserver_preload(list(modules))
-    resource_tracker.ensure_running()  # which unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
 
 
 def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
