@@ -17,7 +17,7 @@ import altair as alt  # half a second: this module is imported where a report is
 import vl_convert
 
 from rlreason.report import content
-from rlreason.report.content import STEP_TITLE, Figure, Series, written_out
+from rlreason.report.content import STEP_TITLE, Figure, Series
 from rlreason.report.figures import FOREST
 from rlreason.runtime.files import whole, write_whole
 
@@ -122,10 +122,9 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     axis = alt.Axis(grid=True, tickCount=7, format="+.0f", labelExpr=zero, labelOverlap=True)
     x, low = (alt.X(f"{name}:Q", title=figure.x_title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
     # a long label has a line for each word, and others as many blank ones above as keep them in the middle
-    names = [written_out(label) for label in settings]
-    words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in names]
+    words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in settings]
     lines = max(map(len, words))
-    texts = {name: [""] * ((lines - len(of)) // 2) + of for name, of in zip(names, words, strict=True)}
+    texts = {name: [""] * ((lines - len(of)) // 2) + of for name, of in zip(settings, words, strict=True)}
     labels = alt.Axis(
         labelExpr=f"({json.dumps(texts, ensure_ascii=False)})[datum.label]",
         labelFontSize=13,
@@ -184,8 +183,7 @@ def rows_of(figure: Figure, legend: Sequence[str]) -> Rows:
         else:
             rows["seeds"] += points
             rows["stops"] += points[-1:] if curve.stopped else []
-    escaped: Rows = content.all_written_out(rows)
-    return escaped
+    return rows
 
 
 # ---- drawing ----
@@ -196,14 +194,14 @@ def compiled(figure: Figure, legend: Sequence[str], **options: Any) -> Spec:
 
     `options`: of `specification`.
     """
-    vega: Spec = vl_convert.vegalite_to_vega(content.all_written_out(specification(figure, legend, **options)))
+    vega: Spec = vl_convert.vegalite_to_vega(specification(figure, legend, **options))
     for axis in vega.get("axes", []):
         if axis.get("title") == STEP_TITLE:
             axis["title"] = {"signal": "xtitle"}
     for shown in vega.get("legends", []):
         shown.pop("strokeDash", None)  # it would fray the markers
     vega.setdefault("signals", []).append({"name": "xtitle", "value": STEP_TITLE})
-    return vega | {"description": written_out(figure.alt)}
+    return vega | {"description": figure.alt}
 
 
 def svg_of(vega: Spec, rows: Rows, width: int) -> str:
@@ -251,7 +249,7 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
         for ending, picture in drawn.items():
             with whole(folder / f"{stem}.{ending}") as partial:
                 partial.write_bytes(picture)
-        write_whole(folder / f"{stem}.csv", written_out(csv_of(figure)))
+        write_whole(folder / f"{stem}.csv", csv_of(figure))
 
 
 def csv_of(figure: Figure) -> str:

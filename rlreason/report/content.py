@@ -186,17 +186,6 @@ def written_out(text: str) -> str:
     return _CONTROLS.sub(lambda match: f"{left}U+{ord(match[0]):04X}{right}", text)
 
 
-def all_written_out(value: Any) -> Any:
-    """Apply `written_out` to every text in lists and dicts."""
-    if isinstance(value, str):
-        return written_out(value)
-    if isinstance(value, dict):
-        return {written_out(str(key)): all_written_out(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [all_written_out(inner) for inner in value]
-    return value
-
-
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: `counted(1228, "run")` is '1,228 runs'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -13,7 +13,7 @@ from markupsafe import Markup  # for what needs no escaping: our files, pictures
 
 from rlreason.report import content
 from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import STEP_TITLE, Figure, Report, filled, written_out
+from rlreason.report.content import STEP_TITLE, Figure, Report, filled
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.statistics import Floats
 
@@ -105,7 +105,7 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
         spec = specifications[figure.name]
         out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "curves": curves}
     titles = {axis: AXES[axis][0] for axis in axes_of(figures)}
-    return {"settings": list(map(written_out, legend)), "axes": titles, "figures": out}
+    return {"settings": list(legend), "axes": titles, "figures": out}
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float | None]:

@@ -11,7 +11,7 @@ import numpy as np
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ending
-from rlreason.report.content import Series
+from rlreason.report.content import Series, written_out
 from rlreason.runtime.statistics import Floats, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.state import WAITING, Key
@@ -152,6 +152,11 @@ class Study:
     among: set[str] | None = None  # the problems to compare on; None: all
     carried: list[str] = field(default_factory=list)  # of an earlier sweep by carry=, a sentence each
     command: str = ""  # that started the sweep
+
+    def __post_init__(self) -> None:
+        """Write out control characters in the labels, which pictures hold as they are."""
+        for setting in self.settings:
+            setting.label = written_out(setting.label)
 
     @property
     def reference(self) -> Setting:
