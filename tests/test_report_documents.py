@@ -14,9 +14,21 @@ import pytest
 from report_objects import HOSTILE, report_of, series_of, study_of, verdicts_of_hand
 
 from rlreason.report import content as palette
-from rlreason.report.charts import compiled, rows_of, specification, standalone, write_figures
 from rlreason.report.content import SIGNS, Figure, Series, Table, fenced, plain_colours, text
-from rlreason.report.documents import FILES, RUNTIME, as_json, axes_of, data_of, page_of, write_markdown
+from rlreason.report.documents import (
+    FILES,
+    RUNTIME,
+    as_json,
+    axes_of,
+    compiled,
+    data_of,
+    page_of,
+    rows_of,
+    specification,
+    standalone,
+    write_figures,
+    write_markdown,
+)
 from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
 from rlreason.runtime.statistics import mean_interval
 

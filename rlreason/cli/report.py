@@ -43,9 +43,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             return report_of([run for found in of.values() for run in found], folder_of(out, runs[0]))
     if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
-    from rlreason.report.assignment import write_up  # slow to import, as the other two
-    from rlreason.report.charts import write_figures
-    from rlreason.report.documents import FILES, page_of, write_markdown
+    from rlreason.report.assignment import write_up  # slow to import, as the other
+    from rlreason.report.documents import FILES, page_of, write_figures, write_markdown
 
     if arguments.assignment is not None:
         if len(runs) > 1:

@@ -21,9 +21,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import RunFolder, runs_in, setting_in
-from rlreason.report.charts import standalone, with_own_ids
 from rlreason.report.content import Figure, Report, Table, filled
-from rlreason.report.documents import policy_of, write_picture
+from rlreason.report.documents import policy_of, standalone, with_own_ids, write_picture
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
 from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half, setting_text

@@ -14,10 +14,9 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
-from rlreason.report.read import differing_keys, read_study
+from rlreason.report.read import differing_keys, read_study, study_of_results
 from rlreason.report.sections import health_of, warnings_of
 from rlreason.report.study import COMPARING, Setting, Study, half, setting_text
-from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few

@@ -70,7 +70,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One picture, independent of how it is drawn (charts.py). Settings get their colours from a legend.
+    """One picture, independent of how it is drawn (documents.py). Settings get their colours from a legend.
 
     Either curves, drawn against one of their axes at a time, or `rows`: the data sets by name.
     """
