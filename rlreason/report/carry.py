@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.read import read_study
 from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, choosing_mean, correctness, half, unequal
 from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of
@@ -51,10 +50,10 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     exact = SWEEPS / word
 
     def nearness(folder: Path) -> tuple[bool, bool, bool, float]:
-        runs = read_state(folder, lambda _: None).runs
-        begun = [RunFolder(folder / run.name).setting for run in runs if (folder / run.name / CONFIG).exists()]
+        begun = [RunFolder(run).setting for run in runs_in(folder)]
         same = bool(begun) and (model_of(begun[0]), begun[0]("data.name")) == (model, data)
-        return same, all(run.of_its_own for run in runs), folder == exact, (folder / FILE).stat().st_mtime
+        whole = all(run.of_its_own for run in read_state(folder, lambda _: None).runs)
+        return same, whole, folder == exact, (folder / FILE).stat().st_mtime
 
     if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
         return max(folders, key=nearness) if len(folders) > 1 else folders.pop()

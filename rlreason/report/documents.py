@@ -79,31 +79,25 @@ def specification(
     figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None, title: Spec | None = None
 ) -> Spec:
     """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture."""
-    by = _by_setting(figure, legend, side)
+    columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
+    shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
+    grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
+    colours = [content.colour_of(place) for place in [*range(len(legend)), *(None for _ in grey)]]
+    markers = list(content.MARKERS)
+    channels = {
+        "color": (alt.Color, colours),
+        "strokeDash": (alt.StrokeDash, [list(dash) for dash in content.DASHES[: len(legend)]]),
+        "shape": (alt.Shape, markers[: len(legend)] + markers[:1] * len(grey)),
+    }
+    by = {}
+    for name, (channel, values) in channels.items():
+        scale = alt.Scale(domain=[*legend, *grey], range=values)
+        by[name] = channel(field=SETTING, type="nominal", legend=shown, scale=scale)
     layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
     spec["autosize"], spec["config"] = {"type": "fit-x", "contains": "padding"}, CONFIG
     return spec | ({"title": title} if title is not None else {})
-
-
-def _by_setting(figure: Figure, legend: Sequence[str], side: str) -> dict[str, Any]:
-    """Return the channels color, strokeDash and shape of the settings."""
-    columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
-    shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
-    grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
-    markers = list(content.MARKERS)
-
-    def channel(kind: Any, values: list[Any]) -> Any:
-        scale = alt.Scale(domain=[*legend, *grey], range=values)
-        return kind(field=SETTING, type="nominal", legend=shown, scale=scale)
-
-    colours = [content.colour_of(place) for place in [*range(len(legend)), *(None for _ in grey)]]
-    return {
-        "color": channel(alt.Color, colours),
-        "strokeDash": channel(alt.StrokeDash, [list(dash) for dash in content.DASHES[: len(legend)]]),
-        "shape": channel(alt.Shape, markers[: len(legend)] + markers[:1] * len(grey)),
-    }
 
 
 def _data(name: str) -> alt.Chart:

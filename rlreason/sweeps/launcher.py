@@ -114,7 +114,7 @@ def jobs_of(
     a time, others as many as there are processors. `ConfigError`, or a line in `absent`, for GPUs that are not there.
     """
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
-    launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs), default=1)
+    launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs))
     gpus, each = machine_gpus(os.environ, note) if launcher in HERE else [], needed if per_run is None else per_run
     if per_run and launcher in (JOBLIB, LOCAL):
         raise ConfigError(f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave one of them out")
@@ -132,10 +132,10 @@ def jobs_of(
         absent.append(wrong)
         gpus = []
     width, own = jobs or 1, dict[str, Any]()
-    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs)) or 1
+    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs))
     if launcher == PROCESSES:
         most = len(gpus) // each if gpus and each else jobs or 1
-        width = min(jobs or most, most, len(runs)) or 1
+        width = min(jobs or most, most, len(runs))
         own = {"jobs": width, "gpus": gpus if each else [], "gpus_per_run": each}
         if any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs):
             own["preload"] = "false"  # vLLM decides by the GPUs that there are as it is loaded
@@ -145,7 +145,7 @@ def jobs_of(
     elif launcher == LOCAL:  # it hides the GPUs from its jobs unless told how many
         width, own = at_once, {"timeout_min": WEEK} | ({"gpus_per_node": len(gpus)} if gpus else {})
     elif launcher == SLURM:  # whose machines are assumed to be like this one
-        width, n = min(jobs or len(runs), len(runs)) or 1, each if per_run or torch_has_gpus() else 0
+        width, n = min(jobs or len(runs), len(runs)), each if per_run or torch_has_gpus() else 0
         processors, memory = WITH_GPU if n else WITHOUT
         own = {"timeout_min": DAY, "max_num_timeout": TIMEOUTS}
         own |= {"cpus_per_task": processors * max(1, n), "mem_gb": memory * max(1, n)}
