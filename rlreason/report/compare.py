@@ -88,15 +88,11 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
-    studies, files, others = list[Study](), list[Study](), list[Study]()
-    for path in paths:
-        study = study_of_results(path)
-        if study is not None:
-            files.append(study)
-        else:
-            study = read_study([path])
-            others.append(study)
-        studies.append(study)
+    results = [study_of_results(path) for path in paths]
+    files = [study for study in results if study]
+    others = [read_study([path]) for path, study in zip(paths, results, strict=True) if study is None]
+    of_runs = iter(others)
+    studies = [study or next(of_runs) for study in results]
     first = studies[0]
     if len(paths) == 1:
         if len(first.settings) < 2:

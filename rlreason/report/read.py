@@ -180,7 +180,9 @@ def read_study(folders: Sequence[Path]) -> Study:
         on_purpose=list(purposes(state.axes)) if state is not None and one_sweep else [],
         problems=list(dict.fromkeys(problems)),
         notes=notes,
-        carried=[str(text) for one in given if one.state for of in one.state.carried if (text := of.get("sentence"))],
+        carried=[
+            f"Carried from an earlier sweep: {of['sentence']}" for one in given if one.state for of in one.state.carried
+        ],
         command=state.command if state is not None else "",
     )
 

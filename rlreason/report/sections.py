@@ -22,13 +22,13 @@ from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 
 NONE = "\N{EN DASH}"
-LONGEST = 80  # characters of a value in a table
+LONGEST = 320  # characters of a value in a table
+MEASURED = "How accuracy was measured"
 
 
 def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study)
-    carried = [f"Carried from an earlier sweep: {one}" for one in study.carried]
     return Report(
         name=study.name,
         question=study.question,
@@ -43,7 +43,7 @@ def build_report(study: Study) -> Report:
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
-        warnings=[*warnings_of(study), *study.notes, *carried],
+        warnings=[*warnings_of(study), *study.notes, *study.carried],
         figures=figures_of(study),
         tables=[settings_table(study, verdicts), *filter(None, (passes_table(study), health_table(study)))],
         log=log_of(study),
@@ -103,8 +103,8 @@ def mean_total(one: Setting, axis: str) -> float:
 def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
-        answered = [final.items() for final in one.finals if len(final) >= FEW_PROBLEMS]
-        answers = [{name: problem.share for name, problem in items} for items in answered]
+        finals = [final for final in one.finals if len(final) >= FEW_PROBLEMS]
+        answers = [{name: problem.share for name, problem in final.items()} for final in finals]
         mixed = [shares for shares in answers if len({*shares.values()}) > 1]
         if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
             yield (
@@ -269,20 +269,19 @@ def log_of(study: Study) -> Table:
 
 def details_of(study: Study) -> list[tuple[str, str | Table]]:
     """Return the collapsible sections: protocol, objectives, command."""
-    measured = next((run.protocol for run in study.runs if run.protocol), {})
-    rows = [[name, shorten(str(value), 4 * LONGEST)] for name, value in measured.items()]
-    note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
-    protocol = Table("How accuracy was measured", ["part", "value"], rows, note=note)
+    details = list[tuple[str, str | Table]]()
+    for protocol in [run.protocol for run in study.runs if run.protocol][:1]:
+        rows = [[name, shorten(str(value), LONGEST)] for name, value in protocol.items()]
+        note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+        details.append((MEASURED, Table(MEASURED, ["part", "value"], rows, note=note)))
     cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
         path = one.runs[0].folder / OBJECTIVE
         if path.is_file():
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
-    return [
-        *([(protocol.title, protocol)] if rows else []),
-        *((f"Objective: {few(of)}", text) for text, of in cards.items()),
-        *([("Command", study.command)] if study.command else []),
-    ]
+    details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
+    details += [("Command", study.command)] if study.command else []
+    return details
 
 
 # ---- the same problems over training ----

@@ -272,7 +272,7 @@ def caveats_of(pairing: Pairing) -> list[str]:
     caveats += [text for setting in sides for run in setting.runs if (text := _caveat_of(run, setting))]
     if diverged := sum(run.diverged for run in reference.runs):
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
-    mine, its = ({run.seed for run in s.runs if run.accuracy is not None} for s in sides)
+    mine, its = (side.keys() for side in pairing.correct)
     if pairing.difference.over == UNPAIRED:
         caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
     elif mine != its and mine & its:
