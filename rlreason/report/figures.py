@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -143,8 +144,10 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
     reference, within = compared[0][0].reference, 100 * EQUAL_WITHIN
     title, name = f"Differences from {reference}", reference if len(reference) <= LONGEST_NAME else "the reference"
     texts = [f"{v.setting} {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})" for v, d in compared]
-    pairs = [(verdict.setting, [round(100 * of, 2) for of in (d.mean, d.low, d.high)]) for verdict, d in compared]
-    seeds = [(verdict.setting, round(100 * of, 2)) for verdict, _ in compared for of in verdict.by_seed.values()]
+
+    def row(setting: str, **shares: float) -> dict[str, Any]:
+        return {"setting": setting, **{name: round(100 * share, 2) for name, share in shares.items()}}
+
     return Figure(
         FOREST,
         title,
@@ -155,7 +158,7 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
         rows={
             "none": [{"low": -within, "high": within}],
             "zero": [{"x": 0}],
-            "pairs": [{"setting": label, "x": mean, "low": low, "high": high} for label, (mean, low, high) in pairs],
-            "seeds": [{"setting": label, "x": mean} for label, mean in seeds],
+            "pairs": [row(verdict.setting, x=d.mean, low=d.low, high=d.high) for verdict, d in compared],
+            "seeds": [row(verdict.setting, x=of) for verdict, _ in compared for of in verdict.by_seed.values()],
         },
     )

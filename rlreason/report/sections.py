@@ -15,7 +15,7 @@ from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
 from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyRun, correctness
+from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, correctness
 from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
@@ -150,19 +150,19 @@ def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) ->
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
-    verdict_of = {verdict.setting: verdict for verdict in verdicts}
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
     rows = []
-    for one in study.settings:
-        verdict, accuracy, difference = verdict_of.get(one.label), NONE, NONE
+    for one, verdict in zip(study.settings, [None, *verdicts], strict=True):
+        accuracy, difference, word = NONE, NONE, "reference"
         curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
         best = _mean_of(list(map(max, curves)), percent)
         if one.accuracies:
             interval = accuracy_of(one)
             accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
-        word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
+        if verdict is not None:
+            word = f"{SIGNS[verdict.word]} {verdict.word}"
         if verdict is not None and (d := verdict.difference) is not None:
-            word = f"{word}\n{p_text(verdict.adjusted_p or 0.0)}"
+            word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
             difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
         rows.append([
             one.label,
@@ -198,8 +198,8 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
 
 def judged_settings(study: Study) -> dict[Key, Judged]:
     """Return each setting's accuracy and verdict for the table at the end of a sweep."""
-    word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)} | {study.reference.label: REFERENCE}
-    return {one.runs[0].setting: (accuracy_of(one), word_of[one.label]) for one in study.settings}
+    words = [REFERENCE, *(verdict.word for verdict in verdicts_of(study))]
+    return {one.key: (accuracy_of(one), word) for one, word in zip(study.settings, words, strict=True)}
 
 
 def pass_curve(problems: Collection[GradedProblem]) -> list[float]:
@@ -298,11 +298,8 @@ def cases_of(study: Study) -> list[Case]:
     The problems are those that all these runs answered: the first, by a hash, that each possible number of runs solves.
     The steps are those that the reference has saved. [] if it has saved none.
     """
-    runs: dict[str, StudyRun] = {}
-    for one in study.settings:
-        of_seeds = [run for run in one.runs if run.final]
-        if of_seeds and len(runs) < SETTINGS_SHOWN:
-            runs[one.label] = of_seeds[0]
+    settings = [one for one in study.settings if one.finals][:SETTINGS_SHOWN]
+    runs = {one.label: next(run for run in one.runs if run.final) for one in settings}
     files = {  # of two evaluations of one step the later one, which is the final one
         label: {file.step or 0: file for file in response_files(run.folder, EVALS)} for label, run in runs.items()
     }
