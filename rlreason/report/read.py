@@ -257,36 +257,34 @@ def study_of_results(path: Path) -> Study | None:
 
     None for anything else. `DataError` names the file, the row, the rule and the cure.
     """
-    for program in FORMATS:
-        if files := _files_of(program, path):
+    for program, (patterns, endings, samples_in) in FORMATS.items():  # noqa: B007  # read below, after the break
+        if files := _files_of(path, patterns, endings):
             break
     else:
         return None
     settings: dict[str, Setting] = {}
     runs: dict[tuple[str, int], StudyRun] = {}
-    number = 0
+    samples = ((seed, sample) for seed, file in files.items() for sample in samples_in(file))
     try:
-        for of_file, file in files.items():
-            for sample in FORMATS[program][2](file):
-                number += 1
-                values = [({"setting": path.stem, "seed": of_file} | sample)[name] for name in COLUMNS]
-                texts = ["" if value is None else str(value).strip() for value in values]
-                label, seed, problem, correct = texts
-                try:
-                    share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
-                except ValueError:
-                    share, whole = -1.0, 0
-                if not label or not problem or not 0 <= share <= 1:
-                    line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
-                    raise DataError(f"{path}, row {number} has {line}: {RULE}")
-                setting = settings.setdefault(label, Setting((("setting", label),), label, []))
-                if (label, whole) not in runs:
-                    runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
-                    setting.runs.append(runs[label, whole])
-                name = str(sample["problem"])  # as the runs have it
-                graded = runs[label, whole].final.setdefault(name, GradedProblem(name))
-                graded.correct += share
-                graded.samples += 1
+        for number, (of_file, sample) in enumerate(samples, 1):
+            values = [({"setting": path.stem, "seed": of_file} | sample)[name] for name in COLUMNS]
+            texts = ["" if value is None else str(value).strip() for value in values]
+            label, seed, problem, correct = texts
+            try:
+                share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
+            except ValueError:
+                share, whole = -1.0, 0
+            if not label or not problem or not 0 <= share <= 1:
+                line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
+                raise DataError(f"{path}, row {number} has {line}: {RULE}")
+            setting = settings.setdefault(label, Setting((("setting", label),), label, []))
+            if (label, whole) not in runs:
+                runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
+                setting.runs.append(runs[label, whole])
+            name = str(sample["problem"])  # as the runs have it
+            graded = runs[label, whole].final.setdefault(name, GradedProblem(name))
+            graded.correct += share
+            graded.samples += 1
     except ConfigError:
         raise
     except Exception as error:  # whatever its reader raises
@@ -301,16 +299,16 @@ def study_of_results(path: Path) -> Study | None:
     return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes)
 
 
-def _files_of(program: str, path: Path) -> dict[int, Path]:
+def _files_of(path: Path, patterns: Sequence[str], endings: tuple[str, ...]) -> dict[int, Path]:
     """Return a program's newest file, by seed: a file, its folder, or a folder with one for each seed.
 
     The number at the end of such a folder's name is the seed.
     """
     if path.is_file():
-        return {0: path} if path.name.endswith(FORMATS[program][1]) else {}
-    if (own := _newest_file(path, program)) is not None:
+        return {0: path} if path.name.endswith(endings) else {}
+    if (own := _newest_file(path, patterns)) is not None:
         return {0: own}
-    inner = {place.name: file for place in sorted(path.glob("*")) if (file := _newest_file(place, program))}
+    inner = {place.name: file for place in sorted(path.glob("*")) if (file := _newest_file(place, patterns))}
     seeds = {int(match[1]): file for name, file in inner.items() if (match := re.search(r"(\d+)$", name))}
     if len(seeds) < len(inner):
         names = few([*inner], 4)
@@ -318,13 +316,13 @@ def _files_of(program: str, path: Path) -> dict[int, Path]:
     return seeds
 
 
-def _newest_file(folder: Path, program: str) -> Path | None:
+def _newest_file(folder: Path, patterns: Sequence[str]) -> Path | None:
     """Return the newest of a program's files, by the numbers in their names; None if there is none in one folder."""
-    files = [file for pattern in FORMATS[program][0] for file in folder.glob(pattern)]
+    files = [file for pattern in patterns for file in folder.glob(pattern)]
     if len({file.parent for file in files}) != 1:
         return None
-    tasks = {file.stem.rpartition("_")[0] for file in files}  # samples_TASK_TIME.jsonl
-    if program == "lm-eval" and len(tasks) > 1:
+    tasks = {file.stem.rpartition("_")[0] for file in files if file.suffix == ".jsonl"}  # samples_TASK_TIME.jsonl
+    if len(tasks) > 1:
         raise ConfigError(f"{folder} holds samples of {len(tasks)} tasks: give the file of one, {files[0].name}")
     return max(files, key=lambda file: [int(number) for number in re.findall(r"\d+", file.stem)])
 
