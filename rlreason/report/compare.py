@@ -138,15 +138,14 @@ def compared_study(paths: Sequence[Path]) -> Study:
 def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
     """Give the problems of files the ids and questions that runs have; return a note on each file."""
     asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
-    for final in (final for study in others for one in study.settings for final in one.finals):
-        for name, problem in final.items():
+    for run in (run for study in others for run in study.runs):
+        for name, problem in run.final.items():
             asked[problem.question] = asked[name] = name, problem.question
-    for final in (final for study in files for one in study.settings for final in one.finals):
-        problems = list(final.items())
-        final.clear()
-        for name, problem in problems:
+    for run in (run for study in files for run in study.runs):
+        problems, run.final = run.final, {}
+        for name, problem in problems.items():
             theirs, problem.question = asked.get(name, (name, name))
-            final[theirs] = problem
+            run.final[theirs] = problem
     if not others:
         return []
     unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"

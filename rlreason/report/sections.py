@@ -38,7 +38,7 @@ def build_report(study: Study) -> Report:
             study=study,
             differs=what_differs(study),
             seeds=sorted({len(one.runs) for one in study.settings}),
-            answered=max((len(final) for one in study.settings for final in one.finals), default=0),
+            answered=max(len(run.final) for run in study.runs),
         ),
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
