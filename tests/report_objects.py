@@ -7,7 +7,7 @@ import numpy as np
 
 from rlreason.report.content import Case, Report, Series, Table, Verdict
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
+from rlreason.report.study import GradedProblem, Setting, Study, StudyRun
 from rlreason.runtime.statistics import paired_difference
 
 METRICS = (
@@ -54,7 +54,7 @@ def answered(**settings: Mapping[int, Sequence[bool] | None]) -> Study:
                 run.status, run.summary = "diverged:loss", {"accuracy": None}
             else:
                 problems = {f"p{k}": GradedProblem(f"What is {k}?", float(ok), 1) for k, ok in enumerate(right)}
-                run.final = Answers(problems, 40)
+                run.final = problems
             runs.append(run)
         made.append(Setting(key, name, runs))
     return Study("s", "Which x?", ["x"], made)

@@ -52,8 +52,7 @@ def test_ratios_are_those_of_pairs_without_the_first():
     assert "| 2.00 | 4.00 | **0.50** | 100 | 200 | 0.50 | yes |" in table({"given": row})
     for same_ids, changed in ((True, {"digest": "cd"}), (True, {"log_prob": -2.0002}), (False, {"tokens": 1021})):
         row = summed_up([STEP] * 3, [replace(STEP, **changed)] * 3, same_ids, True)
-        assert not row["valid"], "other work is no result"
-        assert row["wrong"]
+        assert (row["valid"], bool(row["wrong"])) == (False, True), "other work is no result"
     assert summed_up([STEP] * 3, [replace(STEP, digest="cd")] * 3, False, True)["valid"]
 
 
@@ -63,8 +62,7 @@ def test_the_growth_that_made_the_costs_is_found(fixed, slope, exponent):
     growth = fitted(sizes, [fixed + slope * n**exponent for n in sizes])
     assert math.isclose(growth.exponent, exponent, abs_tol=0.02)
     assert growth.fixed >= 0 <= growth.slope
-    flat = fitted([1, 2, 4], [3.0, 3.0, 3.0])
-    assert all(math.isclose(flat.at(size), 3.0, rel_tol=0.01) for size in (1, 2, 4))
+    assert math.isclose(fitted([1, 2, 4], [3.0, 3.0, 3.0]).at(2), 3.0, rel_tol=0.01)
 
 
 def test_growth_is_measured_told_and_drawn(tmp_path):
@@ -96,13 +94,11 @@ def test_the_side_of_rlreason_runs(script, work, tmp_path):
     rows = [{"question": p.question, "answer": f"{p.solution}\n#### {p.answer}"} for p in make_stories(60, seed=0)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_small(tmp_path / "model", [f"{p.question} {p.solution}" for p in gsm8k(tmp_path, 60)])
-    asked = Namespace(data=tmp_path, folder=str(tmp_path / "model"), work=[work], dtypes=["float32"], steps=2)
-    asked.micro_batch_tokens = 4096
-    watch = Mock()
-    script.ours(asked, watch)
+    sizes = {"steps": 2, "micro_batch_tokens": 4096}
+    folder, watch = str(tmp_path / "model"), Mock()
+    script.ours(Namespace(data=tmp_path, folder=folder, work=[work], dtypes=["float32"], **sizes), watch)
     first, second = (call.args for call in watch.done.call_args_list)
     assert (digest(first[0]) == digest(second[0])) == (work == "given")
     for pairs, log_prob, entropy, norm in (first, second):
         assert sum(len(prompt) + len(response) for prompt, response in pairs) > 1000
-        assert log_prob < 0 < entropy
-        assert 0 < norm < math.inf
+        assert (log_prob < 0 < entropy, 0 < norm < math.inf) == (True, True)

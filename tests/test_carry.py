@@ -29,13 +29,13 @@ def rates(folder: Path, of: Answers = by_chance, **more: Any) -> SweepState:
     return sweep(folder, "learning_rate", list(CHANCE), of, **{"reference": LR, **more})
 
 
-def test_the_winner_of_a_sweep_is_carried_with_its_difference_and_stands_in_its_table(tmp_path, capsys):
+def test_the_winner_of_a_sweep_is_carried_and_stands_in_its_table(tmp_path, capsys):
+    """Bug: the default is kept where another setting wins, or both halves of the problems are one."""
     rates(tmp_path)
     found = carry(tmp_path)
     assert (found.words, found.kept_default) == (["learning_rate=1e-3"], False)
-    assert found.means["learning_rate=1e-3"] > 0.7
+    assert (found.means["learning_rate=1e-3"] > 0.7, found.difference.low > 0.2) == (True, True)
     assert found.difference.problems + found.apart.problems == 200  # the halves share no problem
-    assert found.difference.low > 0.2
     assert "1e-3 is better than 1e-4 by" in found.sentence
     assert "model=tiny data=stories_long" in found.sentence
     assert json.loads(json.dumps(asdict(found)))["difference"]["seeds"] == 4
@@ -61,6 +61,7 @@ def test_a_diverged_run_counts_as_wrong_on_every_problem_and_the_evaluation_that
 
 
 def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatch):
+    """Bug: a learning rate is carried to a model for which it is a hundred times too large."""
     monkeypatch.chdir(tmp_path)
     rates(tmp_path / "tiny")
     words = ["sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
@@ -70,20 +71,17 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
-    sweep(tmp_path / "s", "loss", ["a", "b"], lambda v, s: answers(s + 50 * (v == "b"), 0.5), reference={"loss": "a"})
+    """Bug: a setting is carried that leads by chance, by one seed, or on the problems that did not choose it alone."""
+    loss: Any = {"key": "loss", "values": ["a", "b"], "reference": {"loss": "a"}}
+    sweep(tmp_path / "s", of=lambda v, s: answers(s + 50 * (v == "b"), 0.5), **loss)
     rates(tmp_path / "best", reference={"learning_rate": "1e-3"})
     rates(tmp_path / "one", seeds=(0,))
-
-    def apart(value: str, seed: int) -> list[bool]:  # b is right on every problem kept apart and on none of the others
-        halves = [half_of(f"What is {k} + 1?") for k in range(120)]
-        assert set(halves) == {CHOOSING, COMPARING}
-        return [k % 3 == seed % 3 if value == "a" else half == COMPARING for k, half in enumerate(halves)]
-
-    sweep(tmp_path / "halves", "loss", ["a", "b"], apart, reference={"loss": "a"})
+    halves = [half_of(f"What is {k} + 1?") for k in range(120)]
+    apart = [half == COMPARING for half in halves]  # b is right on every problem kept apart and on none of the others
+    sweep(tmp_path / "halves", of=lambda v, s: apart if v == "b" else [k % 3 == s % 3 for k in range(120)], **loss)
     for name, word in (("s", "loss=a"), ("best", "no other setting"), ("one", "One seed on a side"), ("halves", "")):
         found = carry(tmp_path / name)
-        assert (found.words, found.kept_default) == ([], True), name
-        assert word in found.sentence, name
+        assert (found.words, found.kept_default, word in found.sentence) == ([], True, True), name
 
 
 def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
@@ -111,18 +109,17 @@ def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
     assert purposes(["eval.prompt.stop", "prompt"]) == ("prompt", "chat.", "reward", "stop")
 
 
-def test_runs_that_the_clock_ended_side_by_side_are_not_compared_and_earlier_seeds_stay_in_the_state(tmp_path):
+def test_runs_that_the_clock_ended_side_by_side_are_not_compared_and_earlier_seeds_stay(tmp_path):
+    """Bug: what runs reached in an hour that they shared is a verdict, or a sweep of other seeds forgets the first."""
     state = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
     for run in state.runs:
         run.shared_machine = True
     write_state(tmp_path, state)
     carry(tmp_path)  # every step was done: nothing depends on the clock
     other_seeds = designed("learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}")
-    write_state(tmp_path, begun(other_seeds, tmp_path))
-    runs = read_state(tmp_path).runs
+    runs = begun(other_seeds, tmp_path).runs
     assert [run.seed for run in runs].count(4) == [run.seed for run in runs].count(0) == 2
     assert {(run.status, run.shared_machine) for run in runs if run.seed < 4} == {("finished", True)}
-    write_state(tmp_path, state)
     for summary in tmp_path.glob("*/summary.json"):
         by_clock = {"status": "budget", "reason": "budget.hours=1: 0 s are left"}
         summary.write_text(json.dumps(json.loads(summary.read_text()) | by_clock))

@@ -47,16 +47,6 @@ def test_a_sweep_alone(rates, capsys):
     assert (better["verdict"], worse["verdict"], better["seeds"], better["problems"]) == ("better", "worse", 4, 200)
     assert 0 < better["low"] < better["difference"] < better["high"] <= 1
     assert better["p"] <= better["adjusted_p"] <= 0.05
-    assert subcommand("compare", rates) == 0
-    assert "(Holm, 2 comparisons)" in capsys.readouterr().out
-
-
-def test_two_runs_say_in_what_they_differ(tmp_path, capsys):
-    """Bug: runs that are named by their time of start are compared, and what differs is for the reader to find."""
-    for name, steps in (("a", "40"), ("b", "20")):
-        ended(tmp_path / name, answers(0, 0.5), config=CONFIG.replace("40", steps))
-    (one,) = told(capsys, tmp_path / "a", tmp_path / "b")
-    assert "n_steps (40 and 20)" in one["notes"][0]
 
 
 def test_two_settings_and_expectations(rates, capsys):
@@ -82,7 +72,10 @@ def test_two_settings_and_expectations(rates, capsys):
 
 
 def test_settings_measured_otherwise(tmp_path, capsys):
-    """Bug: accuracies under two prompts, temperatures or problem sets are compared, or a hash is named for it."""
+    """Bug: accuracies under two prompts, temperatures or problem sets are compared, or what differs has no name."""
+    for name, steps in (("one", "40"), ("two", "20")):
+        ended(tmp_path / name, answers(0, 0.5), config=CONFIG.replace("40", steps))
+    assert "n_steps (40 and 20)" in told(capsys, tmp_path / "one", tmp_path / "two")[0]["notes"][0]
     for name, change in (("s", {"sampling.temperature": 0.0}), ("p", {"prompt": "{question}!"})):
         other = {"b": PROTOCOL | change | {"hash": "b"}}
         key = "prompt" if name == "p" else "x"  # what a sweep is about may differ
@@ -191,15 +184,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "says"), WRONG)
-def test_wrong_files(text, says, tmp_path, capsys):
-    """Bug: a wrong row is skipped in silence, or ends in a traceback."""
-    (tmp_path / "wrong.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert says in refused(capsys, tmp_path / "wrong.csv")
-
-
 def test_wrong_sides(rates, tmp_path, capsys):
-    """Bug: sides that cannot be compared end in a traceback or a verdict."""
+    """Bug: sides that cannot be compared, or a wrong row, end in a traceback or a verdict."""
+    for text, says in WRONG:
+        (tmp_path / "wrong.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert says in refused(capsys, tmp_path / "wrong.csv")
     a, b, other = (tmp_path / f"{name}.csv" for name in ("a", "b", "other"))
     for file in (a, b):
         file.write_text(CSV + f"{file.stem},0,p4,1\n{file.stem}x,0,p4,0\n")

@@ -16,7 +16,7 @@ import yaml
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report import assignment
-from rlreason.report.assignment import DONE, IN_WORDS, NOT_YET, PARTLY, Runs, Section, course_of, write_up
+from rlreason.report.assignment import DONE, IN_WORDS, NOT_YET, PARTLY, Section, course_of, runs_below, write_up
 from rlreason.report.content import LIGHT
 from rlreason.report.read import read_study
 from rlreason.report.study import Setting
@@ -64,14 +64,10 @@ def changed(run: Path, summary: dict | None = None, **settings: Any) -> Path:
     return run
 
 
-def gathered(course: str, folder: Path) -> Runs:
-    return Runs(course_of(course), assignment.found_below(folder))
-
-
 def section(course: str, question: str, folder: Path) -> tuple[Section, str]:
     """The section of a question, and all its words."""
     (wanted,) = (one for one in course_of(course).questions if one.id == question)
-    of = assignment.section_of(wanted, gathered(course, folder))
+    of = assignment.section_of(wanted, runs_below(course_of(course), folder))
     return of, "\n".join([*of.lines, *(line for shown in of.shown for line in shown.lines)])
 
 
@@ -131,7 +127,7 @@ def test_the_nearest_sweep_answers(config: str, tmp_path: Path):
     state = read_state(rates(tmp_path, "grpo_length_normalization"))
     state.sweep = "grpo_baselines"  # a sweep is what was asked for and not what its folder is called
     write_state(tmp_path / "grpo_length_normalization", state)
-    found = gathered("cs336_2025", tmp_path)
+    found = runs_below(course_of("cs336_2025"), tmp_path)
     assert found.sweep("grpo_learning_rate").path == (newer if config == CONFIG else mine)
     assert found.sweep("grpo_baselines").path.name == "grpo_length_normalization"
     assert found.sweep("grpo_length_normalization") is None
@@ -160,8 +156,8 @@ def test_other_measurements(question, summary, settings, says, tmp_path: Path, m
     (tmp_path / "mine/status.json").write_text('{"status": "finished"}')
     changed(evaluated(tmp_path / "other"), summary, **settings)
     found, said = section("cs336_2025", question, tmp_path)
-    assert (found.state, found.missing) == ((NOT_YET, found.question.commands()) if says else (DONE, []))
-    assert says in said
+    state = (NOT_YET, found.question.commands()) if says else (DONE, [])
+    assert (found.state, found.missing, says in said) == (*state, True)
 
 
 def test_broken_and_unfinished(tmp_path: Path):
@@ -171,7 +167,7 @@ def test_broken_and_unfinished(tmp_path: Path):
     for run in list(rates(tmp_path).glob("*seed=*"))[:2]:
         (run / "summary.json").unlink()
         (run / "status.json").write_text(json.dumps({"status": "running"}))
-    (problem,) = write_up("cs336_2025", tmp_path, None, Console()).figures["problems"]
+    (problem,) = write_up("cs336_2025", tmp_path, tmp_path, Console()).figures["problems"]
     assert "grpo_baselines" in problem
     assert problem in html.unescape((tmp_path / assignment.PAGE).read_text())
     rate, _ = section("cs336_2025", "grpo_learning_rate", tmp_path)
@@ -221,7 +217,7 @@ def test_courses(tmp_path: Path):
         answer = write_up(name, tmp_path, tmp_path / name, Console())  # a folder that is made
         assert {one["state"] for one in answer.figures["questions"]} <= {NOT_YET, IN_WORDS}
     with pytest.raises(ConfigError, match="is no folder"):
-        write_up("cs336_2025", tmp_path / "nowhere", None, Console())
+        write_up("cs336_2025", tmp_path / "nowhere", tmp_path, Console())
 
 
 def test_what_is_kept(runs: Path, tmp_path: Path):

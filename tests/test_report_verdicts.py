@@ -15,7 +15,7 @@ from report_objects import answered
 
 from rlreason.report.content import Series, Verdict
 from rlreason.report.sections import facts_of, warnings_of
-from rlreason.report.study import COMPARING, Answers, Study, half
+from rlreason.report.study import COMPARING, Study, half
 from rlreason.report.verdicts import best_of, summary_of, verdicts_of
 from tests.settings_of_nothing import arms
 
@@ -85,11 +85,10 @@ def test_verdicts(name: str):
 
 def test_holm():
     """Bug: among many settings the luckiest is called better."""
-    clear = seeds(0.54, (0, 5, 0, 3))
-    study = answered(R=seeds(0.5, (0, 1, 0, 1)), A=clear, **{f"B{k}": seeds(0.5, (k, 9, 2, 7)) for k in range(8)})
-    first = verdicts_of(study)[0]
+    clear, even = seeds(0.54, (0, 5, 0, 3)), seeds(0.5, (0, 1, 0, 1))
+    first = verdicts_of(answered(R=even, A=clear, **{f"B{k}": seeds(0.5, (k, 9, 2, 7)) for k in range(8)}))[0]
     assert (first.difference.low > 0, first.word, "9 comparisons" in first.sentence) == (True, "cannot tell", True)
-    assert verdict_of(answered(R=seeds(0.5, (0, 1, 0, 1)), A=clear)).word == "better"  # alone, it is
+    assert verdict_of(answered(R=even, A=clear)).word == "better"  # alone, it is
 
 
 @pytest.mark.parametrize("lost", [1, 4])
@@ -100,40 +99,36 @@ def test_divergence(lost: int):
     verdict = verdict_of(study)
     assert (verdict.word, verdict.sentence[:22]) == ("diverged", f"A diverged in {lost} of 4 s")
     assert verdict.outcome == ("worse" if lost == 4 else "cannot tell")  # one of four: the interval holds zero
-    assert ("Counted as it is" in verdict.sentence) == (lost == 4)
+    assert ("A is worse than R by" in verdict.sentence) == (lost == 4)
     assert summary_of([verdict], study) == f"A diverges{'' if lost == 4 else ' in some seeds'}."
     assert f"A itself diverged in {lost} of 4 " in verdict_of(answered(A=right, R=seeds(0.5))).sentence
 
 
-@pytest.mark.parametrize(
-    ("status", "says"),
-    [
+def test_unfinished_runs():
+    """Bug: a run that broke off enters a comparison unsaid."""
+    study = answered(R=seeds(0.5), A=seeds(0.7))
+    run = study.settings[1].runs[2]
+    for status, says in (
         ("stopped:plateau", "was ended at step 17 (stopped:plateau)"),
         ("failed", "failed at step 17 of 40"),
         ("interrupted", "stopped at step 17 of 40"),
         ("waiting", "does not enter: it has not begun"),
         ("running", "does not enter: it is still running"),
-    ],
-)
-def test_unfinished_runs(status: str, says: str):
-    """Bug: a run that broke off enters a comparison unsaid."""
-    study = answered(R=seeds(0.5), A=seeds(0.7))
-    run = study.settings[1].runs[2]
-    run.status, run.totals = status, {"step": 17.0}
-    if "not enter" in says:
-        run.final = None
-    assert f"Seed 2 of A {says}" in verdict_of(study).sentence
+    ):
+        run.status, run.totals = status, {"step": 17.0}
+        run.final = {} if "not enter" in says else run.final
+        assert f"Seed 2 of A {says}" in verdict_of(study).sentence
 
 
 def test_not_compared():
     """Bug: answers to other problems are compared because their ids are equal."""
     study = answered(R=seeds(0.5), A=seeds(0.7))
     for run in study.settings[1].runs:
-        run.final = Answers({name: replace(p, question="Why?") for name, p in run.final.problems.items()}, 40)
+        run.final = {name: replace(p, question="Why?") for name, p in run.final.items()}
     verdict = verdict_of(study)
     assert (verdict.word, "problem p0" in verdict.sentence) == ("not compared", True)
     for run in study.settings[1].runs:
-        run.status, run.final = "running", None
+        run.status, run.final = "running", {}
     assert summary_of(verdicts_of(study), study) == "A is still running."
     assert "4 runs still running" in dict(facts_of(study))["Budget"]
 
@@ -156,9 +151,7 @@ def test_repeated_questions():
     plain = verdict_of(answered(a=a, b=b)).difference
     study = answered(**{key: {s: np.repeat(of[s], 8) for s in of} for key, of in (("a", a), ("b", b))})
     for run in study.runs:
-        problems = run.final.problems
-        renamed = {p: replace(of, question=f"What is {k // 8}?") for k, (p, of) in enumerate(problems.items())}
-        run.final = replace(run.final, problems=renamed)
+        run.final = {p: replace(of, question=f"What is {k // 8}?") for k, (p, of) in enumerate(run.final.items())}
     repeated = verdict_of(study).difference
     assert (repeated.problems, repeated.mean, repeated.half) == pytest.approx((16, plain.mean, plain.half))
 
@@ -196,7 +189,7 @@ def false_share(rng, n: int, seeds: int, spreads: tuple[float, ...]) -> float:
     return float(np.mean([has_direction(study_of(arms(rng, seeds, 256, spreads))) for _ in range(n)]))
 
 
-def best_of_five(rng, n: int, seeds: int, spread: float) -> float:
+def chosen_share(rng, n: int, seeds: int, spread: float) -> float:
     """How often the best of five equal settings is called better or worse than the best of five others."""
     wrong = 0
     for _ in range(n):
@@ -212,21 +205,14 @@ def covered(rng, n: int, seeds: int, spreads: tuple[float, ...], gain: float = 0
     return float(np.mean([one.low <= gain <= one.high for one in found]))
 
 
-def test_coverage():
-    """Bug: the interval holds a known difference less often than it says."""
-    rng = np.random.default_rng(9)
-    assert 0.90 <= np.mean([covered(rng, 120, seeds, SPREADS[kind]) for seeds, kind in CELLS[2:6]]) <= 0.98
-
-
 @pytest.mark.long
 def test_calibration():
     """Bug: equal settings get a direction, or intervals hold the truth, more or less often than 5% and 95%."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    rng, told = np.random.default_rng(seed), f"seed {seed}"
+    rng = np.random.default_rng(told := int.from_bytes(os.urandom(4), "big"))
     shares = [false_share(rng, 1000, s, SPREADS[kind]) for s, kind in CELLS]
     cover = [covered(rng, 1000, s, SPREADS[kind]) for s, kind in CELLS]
     families = [false_share(rng, 1000, s, (0.02, 0.03, 0.03, 0.05, 0.03, 0.02)) for s in (2, 3, 4)]
-    best = [best_of_five(rng, 500, s, 0.03) for s in (2, 4)]
+    best = [chosen_share(rng, 500, s, 0.03) for s in (2, 4)]
     assert max(shares + best) <= 0.071, (told, shares, best)
     assert (np.mean(shares) <= 0.057, np.mean(families) <= 0.08, max(families) <= 0.10) == (True,) * 3, (told, families)
     assert 0.93 <= min(cover) <= max(cover) <= 0.97, (told, cover)

@@ -77,7 +77,7 @@ def test_one_layer_of_chance_leaves_the_tests_of_scipy_and_statsmodels():
     assert (found.se_extra, found.p, found.low) == (0, pytest.approx(expected.pvalue), pytest.approx(interval.low))
     d = layout(1, 200)
     found = own.paired_difference(d)
-    assert (found.over, found.seeds) == (own.PROBLEMS, 1)
+    assert (found.over, found.seeds, found.low <= d.mean() <= found.high) == (own.PROBLEMS, 1, True)
     assert found.p == pytest.approx(2 * stats.norm.sf(abs(d.mean()) / stats.sem(d[0])), rel=1e-6)
     p = [0.2, 0.001, 0.03, 0.03, 0.9, 0.012]
     assert own.holm(p) == pytest.approx(multipletests(p, method="holm")[1])
@@ -107,16 +107,7 @@ def test_the_mean_squares_are_those_of_the_two_way_analysis_of_statsmodels():
 def test_the_p_value_is_the_level_whose_half_width_is_the_difference(level, se_seeds, se_extra, dof):
     width = own.half_width(level, se_seeds, se_extra, dof)
     assert own.p_value(width, se_seeds, se_extra, dof) == pytest.approx(level, rel=1e-4)
-    assert own.p_value(-width, se_seeds, se_extra, dof) == pytest.approx(level, rel=1e-4)
-
-
-@given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 10_000))
-def test_swapping_the_settings_turns_the_interval_round(seeds, problems, seed):
-    d = layout(seeds, problems, seed)
-    one, two = own.paired_difference(d), own.paired_difference(-d)
-    assert (one.mean, one.low, one.p) == pytest.approx((-two.mean, -two.high, two.p))
-    assert one.low <= one.mean <= one.high
-    assert (one.p <= 0.05) == (not one.low <= 0 <= one.high) or one.half == pytest.approx(abs(one.mean))
+    assert own.p_value(-width, se_seeds, se_extra, dof) == own.p_value(width, se_seeds, se_extra, dof)
 
 
 def test_which_comparison_fits_the_seeds():
@@ -151,17 +142,15 @@ def test_the_assumed_half_widths_are_those_of_the_simulation():
 @pytest.mark.long
 def test_families_of_sixteen_are_rarely_told_apart_however_few_the_problems():
     """Two seeds tie in 1 to 4% of pairs: no p-value may be 0 by that. Bounds: three standard errors of 300 families."""
-    rng, wrong, pairs = np.random.default_rng(39), {}, {}
+    rng, wrong, pairs = np.random.default_rng(39), [], []
     for seeds, problems in itertools.product((2, 3, 4), (100, 250, 500, 1000)):
         p_values = []
         for _ in range(300):
             reference, *arms = (rng.random((16, seeds, problems)) < 0.5).astype(float)
             p_values.append([own.paired_difference(arm - reference).p for arm in arms])
-        wrong[seeds, problems] = sum(min(own.holm(family)) <= 0.05 for family in p_values) / 300
-        pairs[seeds, problems] = float(np.mean(np.array(p_values) <= 0.05))
-    assert max(wrong.values()) < 0.088, wrong
-    assert sum(wrong.values()) / len(wrong) < 0.061, wrong
-    assert max(pairs.values()) < 0.071, pairs
+        wrong.append(sum(min(own.holm(family)) <= 0.05 for family in p_values) / 300)
+        pairs.append(float(np.mean(np.array(p_values) <= 0.05)))
+    assert (max(wrong) < 0.088, np.mean(wrong) < 0.061, max(pairs) < 0.071) == (True,) * 3, (wrong, pairs)
 
 
 def test_seeds_that_tie_differ_by_no_less_than_their_problems_leave_open():

@@ -11,7 +11,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.flags import Request, composing, read
+from rlreason.cli.flags import composing, read
 from rlreason.cli.sweep import checked_stage, file_of
 from rlreason.cli.sweep import designed as design_of
 from rlreason.config.leaves import resource_dir
@@ -55,7 +55,7 @@ def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, eve
         (model / "config.json").write_text("{}")
     if name.startswith("stage_") and place != PLACES[0]:
         return  # three stages of the tiny model
-    asked: Request = read(["-m", f"sweep={name}", *place])
+    asked = read(["-m", f"sweep={name}", *place])
     with composing(asked):
         if file_of(asked.overrides).chain:
             return
@@ -103,13 +103,13 @@ def test_a_sweep_has_a_folder_of_its_own_and_its_options_reach_no_run(tmp_path, 
 def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     rates = {run.setting["learning_rate"] for run in designed("sweep=grpo_learning_rate").runs}
     assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "0.01"}
-    paper = designed("sweep=grpo_learning_rate", "experiment=cs336_2025")
-    words = ["sweep=grpo_learning_rate", "experiment=cs336_2025", "learning_rate=1e-6", "seed=0"]
-    assert (paper.runs[0].overrides, paper.reference) == (words, {"learning_rate": "1e-5"})
+    words = ["sweep=grpo_learning_rate", "experiment=cs336_2025"]
+    paper = designed(*words)
+    assert paper.runs[0].overrides == [*words, "learning_rate=1e-6", "seed=0"]
+    assert paper.reference == {"learning_rate": "1e-5"}
     mine = designed("sweep=grpo_learning_rate", "data=stories", "learning_rate=1e-3,2e-3")
     assert [run.setting["learning_rate"] for run in mine.runs] == ["1e-3", "2e-3"]
     assert (mine.runs[0].overrides[1], mine.reference) == ("data=stories", None)
-    assert "run a sweep for each scale" in mistake("sweep=grpo_learning_rate", "scale=embedded,laptop")
 
 
 def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
@@ -136,6 +136,7 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full(tmp_path):
 def test_words_that_leave_cells_without_their_difference_are_refused():
     """Cells without what they differ in fell together, and fewer runs were made without a word."""
     for words, says in (
+        (["sweep=grpo_learning_rate", "scale=embedded,laptop"], "run a sweep for each scale"),
         (["sweep=expert_iteration", "group_size=8"], "group_size=8 takes group_size=2 away"),
         (["sweep=kl", "kl_coef=0.01,0.02"], "kl_coef=0.01,0.02 takes kl_coef=0.001 away"),
         (["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"], "make the same run"),
@@ -202,16 +203,14 @@ def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
         ended(tmp_path / broad / name, None if chance is None else answers(seed, chance))
         runs.append(RunState(name, [], setting, seed))
     first = runs[0].setting
-    write_state(
-        tmp_path / broad, SweepState(broad, "", list(first), first, "finished", 1, "processes", runs, sweep=broad)
-    )
+    state = SweepState(broad, "", list(first), first, "finished", 1, "processes", runs, sweep=broad)
+    write_state(tmp_path / broad, state)
     asked = read(["-m", "sweep=grpo_assignment", "seed=0,1"])
+    by_hand = replace(asked, overrides=[*asked.overrides, "off_policy=on_policy,e1_quarter"])
     with composing(asked):
         assert {*stages, "grpo_prompt_ablation"} <= set(file_of(asked.overrides).chain)
-        design = checked_stage(asked, stages, focused, tmp_path, str).design
-        by_hand = replace(asked, overrides=[*asked.overrides, "off_policy=on_policy,e1_quarter"])
-        typed_arms = checked_stage(by_hand, stages, focused, tmp_path, str).design
-    found = [(int(one["epochs_per_rollout"]), int(one["train_batch_size"])) for one in design.settings()]
+        of_broad, typed_arms = (checked_stage(one, stages, focused, tmp_path, str).design for one in (asked, by_hand))
+    found = [(int(one["epochs_per_rollout"]), int(one["train_batch_size"])) for one in of_broad.settings()]
     assert found == [(1, 256), (2, 64), (4, 64), (1, 128)]
-    assert design.reference == design.settings()[0]
+    assert of_broad.reference == of_broad.settings()[0]
     assert [one["off_policy"] for one in typed_arms.settings()] == ["on_policy", "e1_quarter"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import METRICS, each_line
-from rlreason.report.assignment import Found, Runs, course_of, found_below, write_markdown, write_up_of
+from rlreason.report.assignment import Found, write_markdown, write_up_of
 from rlreason.runtime.files import whole
 
 ARCHIVES = "metrics"
@@ -23,7 +23,7 @@ DIGITS = 4
 
 def keep(course: str, runs: Path, out: Path) -> list[str]:
     """Write all of it into `out`; return what was broken in the folders, a line each."""
-    document = write_up_of(Runs(course_of(course), found_below(runs)))
+    document = write_up_of(course, runs)
     write_markdown(document, out)
     (out / ARCHIVES).mkdir(exist_ok=True)
     for read in document.used:

@@ -11,9 +11,7 @@ from pathlib import Path
 from rlreason.discovery.report import report_of, runs_below
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report.charts import write_figures
 from rlreason.report.compare import entry
-from rlreason.report.documents import FILES, page_of, write_markdown
 from rlreason.report.read import read_study
 from rlreason.report.sections import build_report
 from rlreason.runtime.files import write_whole
@@ -43,12 +41,14 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             return report_of([run for folder in runs for run in of[folder] or [folder]], folder_of(out, runs[0]))
     if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
-    if arguments.assignment is not None:
-        from rlreason.report.assignment import write_up
+    from rlreason.report.assignment import write_up  # slow to import, as the other
+    from rlreason.report.documents import FILES, page_of, write_figures, write_markdown
 
+    if arguments.assignment is not None:
         if len(runs) > 1:
             raise ConfigError(f"--assignment gathers what lies below one folder, and {len(runs)} are given")
-        return write_up(arguments.assignment, (runs or [RUNS])[0], out, console)
+        runs = runs or [RUNS]
+        return write_up(arguments.assignment, runs[0], out or runs[0], console)
     if not runs:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
     out = folder_of(out, runs[0])

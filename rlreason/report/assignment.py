@@ -7,24 +7,25 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from rlreason.config.leaves import flat
-from rlreason.errors import ConfigError, UnwritableError
+from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import RunFolder, runs_in, setting_in
-from rlreason.report.charts import standalone, with_own_ids
 from rlreason.report.content import Figure, Report, Table, filled
-from rlreason.report.documents import policy_of, write_picture
+from rlreason.report.documents import policy_of, standalone, with_own_ids, write_picture
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
-from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half
+from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half, setting_text
 from rlreason.report.verdicts import best_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.statistics import TIED, mean_interval, wilson_interval
@@ -42,7 +43,6 @@ DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
 MOST_REFUSED = 4  # runs with a reason why they do not answer a question
 #: Name of a picture of the accuracy against a clock, which is one of the axes of a curve -> title of its x.
 CLOCKS = {"time": "seconds, evaluations left out", "total": "hours since the start, evaluations included"}
-Interval = tuple[float, float, float]  # mean, low, high
 
 
 # ---- questions ----
@@ -76,11 +76,10 @@ class Question:
 
     def commands(self, sweeps: Sequence[str] | None = None) -> list[str]:
         """Return the commands that run these of its sweeps, or all; none if it is answered in words."""
-        if not self.sweeps and not self.command:
-            return []
+        command = self.command or (SWEEP if self.sweeps else "")
         names = (self.sweeps or [""]) if sweeps is None else sweeps
-        typed = [(self.command or SWEEP).format(sweep=name, **self.typed) for name in names]
-        return list(dict.fromkeys(" ".join(one.split()) for one in typed))
+        typed = [" ".join(command.format(sweep=name, **self.typed).split()) for name in names if command]
+        return list(dict.fromkeys(typed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def plain(value: Any) -> str:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:g}"
-    return "null" if value is None else str(value).removesuffix(REHEARSED)
+    return setting_text(value).removesuffix(REHEARSED)
 
 
 # ---- runs ----
@@ -156,42 +155,17 @@ class Found:
         return {plain(run.settings.get(key)) for run in self.study.runs}
 
 
-def found_below(folder: Path) -> list[Found]:
-    """Return all sweeps and single runs below a folder, newest first; `ConfigError` if there is no folder."""
-    if not folder.is_dir():
-        raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
-    places = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if marks := [name for name in (FILE, CONFIG) if name in files]:
-            places.append((-Path(place, marks[0]).stat().st_mtime, Path(place)))
-            folders.clear()
-    found = []
-    for _, path in sorted(places):
-        one = Found(path)
-        found.append(one)
-        try:
-            if (path / FILE).exists():
-                one.sweep = path.name
-                one.sweep = read_state(path, lambda _: None).sweep
-            first = next(iter(runs_in(path)), path)
-            one.settings = flat(RunFolder(first, lambda _: None).settings)
-        except ConfigError:  # reported when its question reads it
-            pass
-    return found
-
-
 @dataclass(slots=True)
 class Runs:
     """The sweeps and runs below one folder."""
 
     course: Course
-    found: list[Found]  # newest first
+    found: list[Found]  # the nearest to the handout first
     problems: list[str] = field(default_factory=list)  # folders that could not be read
 
     def sweep(self, name: str) -> Found | None:
         """Return the nearest sweep of a name, or None."""
-        return next((one for one in self._nearest() if one.sweep == name and self._readable(one)), None)
+        return next((one for one in self.found if one.sweep == name and self._readable(one)), None)
 
     def of_algorithm(self, question: Question) -> tuple[list[Found], list[str]]:
         """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
@@ -200,24 +174,14 @@ class Runs:
         """
         named = {name for one in self.course.questions for name in (*one.sweeps, one.instead)} - {""}
         fitting, refused = list[Found](), list[str]()
-        for one in self._nearest():
+        for one in self.found:
             if one.settings.get("algorithm") != question.algorithm or one.sweep in named or not self._readable(one):
                 continue
-            reasons = [why for run in one.study.runs if (why := _why_not(question, self.course, run))]
-            if reasons:
+            if reasons := [why for run in one.study.runs if (why := _why_not(question, self.course, run))]:
                 refused.append(f"{one.path.name} does not answer this: {reasons[0]}.")
             else:
                 fitting.append(one)
         return fitting[:1], refused
-
-    def _nearest(self) -> list[Found]:
-        """Sort by closeness to the handout: model and data, size of the run, then the newest."""
-
-        def nearness(one: Found) -> tuple[bool, int]:
-            sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
-            return self.course.is_of(one.settings), math.prod(size for size in sizes if isinstance(size, int))
-
-        return sorted(self.found, key=nearness, reverse=True)
 
     def _readable(self, one: Found) -> bool:
         """Return whether a folder has a study; add a message to `problems` if not."""
@@ -226,6 +190,35 @@ class Runs:
         except ConfigError as error:
             self.problems.append(str(error))
             return False
+
+
+def runs_below(course: Course, folder: Path) -> Runs:
+    """Return all sweeps and single runs below a folder; `ConfigError` if there is no folder.
+
+    The nearest to the handout come first: by model and data, then size of the run, then the newest.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
+    places = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if marks := [name for name in (FILE, CONFIG) if name in files]:
+            places.append((-Path(place, marks[0]).stat().st_mtime, Path(place)))
+            folders.clear()
+    found = [Found(path) for _, path in sorted(places)]
+    for one in found:
+        with suppress(ConfigError):  # reported when its question reads it
+            if (one.path / FILE).exists():
+                one.sweep = one.path.name
+                one.sweep = read_state(one.path, lambda _: None).sweep
+            first = next(iter(runs_in(one.path)), one.path)
+            one.settings = flat(RunFolder(first, lambda _: None).settings)
+
+    def nearness(one: Found) -> tuple[bool, int]:
+        sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
+        return course.is_of(one.settings), math.prod(size for size in sizes if isinstance(size, int))
+
+    return Runs(course, sorted(found, key=nearness, reverse=True))
 
 
 def _why_not(question: Question, course: Course, run: StudyRun) -> str:
@@ -275,18 +268,15 @@ class Section:
 
 def section_of(question: Question, runs: Runs) -> Section:
     """Return the section of one question: its state, and everything that its studies show."""
-    if not question.commands():
+    commands = question.commands()
+    if not commands:
         return Section(question)
-    reads, lacking, refused = list[Found](), list[str](), list[str]()
-    for name in question.sweeps:
-        if (sweep := runs.sweep(name)) is None:
-            lacking.append(name)
-        else:
-            reads.append(sweep)
+    sweeps, refused, reference = {name: runs.sweep(name) for name in question.sweeps}, list[str](), ""
+    reads = [sweep for sweep in sweeps.values() if sweep is not None]
+    missing = question.commands([name for name, sweep in sweeps.items() if sweep is None])
     if not reads and question.algorithm:
         reads, refused = runs.of_algorithm(question)
-        lacking = [] if reads else lacking
-    reference = ""
+        missing = [] if reads else missing
     if not reads and question.instead and (sweep := runs.sweep(question.instead)) is not None:
         reference = f"{sweep.study.reference.label}, the reference of {sweep.name}"
         alone = replace(sweep)
@@ -294,10 +284,8 @@ def section_of(question: Question, runs: Runs) -> Section:
         reads = [alone]
     values = set(question.values(question.each)).difference(*(read.values(question.each) for read in reads))
     unfinished = sum(not run.ended for read in reads for run in read.study.runs)
-    missing = question.commands(lacking)
-    if not missing and (values or unfinished or not reads):
-        missing = question.commands()[:1]
-    state = NOT_YET if not reads else PARTLY if missing else DONE
+    if values or unfinished or not reads:
+        missing = missing or commands[:1]
     lines = _lines(
         "head",
         question=question,
@@ -306,6 +294,7 @@ def section_of(question: Question, runs: Runs) -> Section:
         unfinished=unfinished,
         refused=refused[:MOST_REFUSED] if values or not reads else [],
     )
+    state = NOT_YET if not reads else PARTLY if missing else DONE
     return Section(question, state, missing, lines, [_shown(question, read, runs.course) for read in reads])
 
 
@@ -318,29 +307,31 @@ def _lines(part: str, **values: Any) -> list[str]:
 def _shown(question: Question, read: Found, course: Course) -> Shown:
     study, best = read.study, best_of(read.study)
     fair = interval_of(best, half(study.settings, COMPARING) if len(study.settings) > 1 else None)
+    reached = "cannot tell"
+    if fair is not None and question.bar is not None and not fair[1] < question.bar <= fair[2]:
+        reached = "reached" if fair[1] >= question.bar else "not reached"
     lines = _lines(
         "study",
         question=question,
         read=read,
         study=study,
         course=course,
-        steps=study.planned_steps,
         made=max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0),
         best=best,
         fair=fair,
-        reached=against_bar(fair, question.bar) if fair and question.bar is not None else "",
+        reached=reached,
     )
     figures = {one.name: one for one in read.report.figures}
     if accuracy := figures.get("eval/accuracy"):
         for axis in CLOCKS.keys() & {axis for curve in accuracy.curves for axis in curve.x}:
             title = f"{accuracy.title} against wall clock"
             figures[axis] = replace(accuracy, name=axis, title=title, axis=axis, x_title=CLOCKS[axis])
-    stem = re.sub(r"\W", "_", f"{question.id}/{read.name}/")
-    pictures = {stem + re.sub(r"\W", "_", name): figures[name] for name in question.figures if name in figures}
+    stem = f"{question.id}/{read.name}/"
+    pictures = {re.sub(r"\W", "_", stem + name): figures[name] for name in question.figures if name in figures}
     return Shown(read, lines, pictures)
 
 
-def interval_of(setting: Setting, among: set[str] | None = None) -> Interval | None:
+def interval_of(setting: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
     """Return (mean, low, high) of the final accuracies, within 0 to 1; None if no run has one.
 
     Student's interval over several seeds (if they tie, that of the settings' table), Wilson's over the problems of one.
@@ -350,24 +341,12 @@ def interval_of(setting: Setting, among: set[str] | None = None) -> Interval | N
     if not shares:
         return None
     if len(shares) == 1:
-        answered = [name for final in setting.finals for name in final.problems if among is None or name in among]
+        answered = [name for final in setting.finals for name in final if among is None or name in among]
         n = max(1, len(answered))
         return shares[0], *wilson_interval(shares[0] * n, n)
     mean, low, high = mean_interval(shares)
     tied = accuracy_of(setting, among) if high - low < TIED else None
     return tied or (mean, max(low, 0.0), min(high, 1.0))
-
-
-def against_bar(accuracy: Interval, bar: float) -> str:
-    """Return whether a (mean, low, high) reaches a bar.
-
-    >>> [against_bar(accuracy, 0.25) for accuracy in ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.1, 0.0, 0.2))]
-    ['reached', 'cannot tell', 'not reached']
-    """
-    _, low, high = accuracy
-    if low >= bar:
-        return "reached"
-    return "not reached" if high < bar else "cannot tell"
 
 
 # ---- the document ----
@@ -385,18 +364,19 @@ class WriteUp:
     problems: list[str]
 
 
-def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Answer:
-    """Write writeup.md, its pictures and writeup.html into `out` (None: `runs`), from the sweeps and runs below `runs`.
+def write_up(course: str, runs: Path, target: Path, console: Console) -> Answer:
+    """Write writeup.md, its pictures and writeup.html into `target`, from the sweeps and runs below `runs`.
 
     `ConfigError` if there is no such folder, or it cannot be written to.
     """
-    gathered = Runs(course_of(course), found_below(runs))
-    target = out if out is not None else runs
     with console.wait("writing the write-up"):
-        document = write_up_of(gathered)
+        document = write_up_of(course, runs)
         try:
-            write_whole(target / PAGE, page_of(document, write_markdown(document, target)))
-        except (UnwritableError, OSError) as error:
+            svgs = write_markdown(document, target)
+            drawn = {stem: Markup(with_own_ids(svg, stem)) for stem, svg in svgs.items()}  # made by vl-convert
+            page = filled("writeup.html.j2", document=document, pictures=drawn, policy=policy_of())  # without a script
+            write_whole(target / PAGE, page)
+        except OSError as error:
             raise ConfigError(f"--out {target}: {error}: give --out FOLDER that can be written to") from None
     figures = {
         "title": document.title,
@@ -409,9 +389,10 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
     return Answer(filled("writeup.txt.j2", document=document, written=written), figures)
 
 
-def write_up_of(runs: Runs) -> WriteUp:
-    """Build the whole document."""
-    course, sections = runs.course, [section_of(question, runs) for question in runs.course.questions]
+def write_up_of(name: str, folder: Path) -> WriteUp:
+    """Build the whole document of a course from the sweeps and runs below a folder."""
+    runs = runs_below(course := course_of(name), folder)
+    sections = [section_of(question, runs) for question in course.questions]
     rows = [[s.question.id, s.state, "\n".join(s.missing or s.question.commands())] for s in sections]
     note = "Where a question is not done, the command is what is still to be run."
     tables = [Table("Checklist", ["question", "state", "command"], rows, note=note)]
@@ -429,8 +410,8 @@ def write_up_of(runs: Runs) -> WriteUp:
         runs=[run for one in used for run in one.study.runs],
         strange=[one for one in used if not course.has(one.study)],
     )
-    problems = [*runs.problems, *(line for one in used for line in one.report.problems)]
-    return WriteUp(f"{course.title}: write-up", lead.split("\n"), sections, tables, used, list(dict.fromkeys(problems)))
+    problems = list(dict.fromkeys([*runs.problems, *(line for one in used for line in one.report.problems)]))
+    return WriteUp(f"{course.title}: write-up", lead.split("\n"), sections, tables, used, problems)
 
 
 def write_markdown(document: WriteUp, folder: Path) -> dict[str, str]:
@@ -443,11 +424,3 @@ def write_markdown(document: WriteUp, folder: Path) -> dict[str, str]:
             write_picture(svgs[stem], folder / FILES, stem)
     write_whole(folder / MARKDOWN, filled("writeup.md.j2", document=document, files=FILES))
     return svgs
-
-
-def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
-    """Return the whole page, which has no script. `pictures`: stem -> SVG as drawn."""
-    from markupsafe import Markup
-
-    drawn = {stem: Markup(with_own_ids(svg, stem)) for stem, svg in pictures.items()}  # made by vl-convert
-    return filled("writeup.html.j2", document=document, pictures=drawn, policy=policy_of())

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.read import read_study
-from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, correctness, half, mean_on_half, unequal
+from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, choosing_mean, correctness, half, unequal
 from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of
 from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, Floats, compared, holm
 from rlreason.runtime.streams import print_stderr
@@ -51,10 +50,10 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     exact = SWEEPS / word
 
     def nearness(folder: Path) -> tuple[bool, bool, bool, float]:
-        runs = read_state(folder, lambda _: None).runs
-        begun = [RunFolder(folder / run.name).setting for run in runs if (folder / run.name / CONFIG).exists()]
+        begun = [RunFolder(run).setting for run in runs_in(folder)]
         same = bool(begun) and (model_of(begun[0]), begun[0]("data.name")) == (model, data)
-        return same, all(run.of_its_own for run in runs), folder == exact, (folder / FILE).stat().st_mtime
+        whole = all(run.of_its_own for run in read_state(folder, lambda _: None).runs)
+        return same, whole, folder == exact, (folder / FILE).stat().st_mtime
 
     if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
         return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
@@ -82,7 +81,7 @@ def carry(folder: Path) -> Carried:
         kept_default=not takes,
         setting=dict(best.key),
         reference=dict(reference.key),
-        means={one.typed: mean_on_half(one, CHOOSING) for one in study.settings},
+        means={one.typed: choosing_mean(one) for one in study.settings},
         difference=chosen.difference if chosen else None,
         adjusted_p=chosen.adjusted_p if chosen else None,
         apart=apart.difference if apart else None,
@@ -95,7 +94,7 @@ def best_arms(folder: Path) -> list[dict[str, str]]:
     """Return a finished sweep's reference and its best other settings (at most BEST) whose runs did not all diverge."""
     study = finished(folder)
     others = [one for one in study.settings[1:] if one.finals]
-    others.sort(key=lambda one: mean_on_half(one, CHOOSING), reverse=True)
+    others.sort(key=choosing_mean, reverse=True)
     return [dict(one.key) for one in (study.reference, *others[:BEST])]
 
 
@@ -131,7 +130,7 @@ def refuse_incomparable(study: Study) -> None:
                 f"{study.reference.typed} and {one.typed} were measured differently ({'; '.join(others)}) and cannot "
                 "be compared: evaluate all settings of a sweep in one way"
             )
-    asked = [(run.folder.name, run.final.problems) for run in study.runs if run.final is not None]
+    asked = [(run.folder.name, run.final) for run in study.runs if run.final]
     for name, problems in asked[1:]:
         if odd := sorted(problems.keys() ^ asked[0][1].keys()):
             names = f"{asked[0][0]} and {name}"

@@ -14,10 +14,9 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
-from rlreason.report.read import differing_keys, read_study
+from rlreason.report.read import differing_keys, read_study, study_of_results
 from rlreason.report.sections import health_of, warnings_of
 from rlreason.report.study import COMPARING, Setting, Study, half, setting_text
-from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few
@@ -89,15 +88,11 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
-    studies, files, others = list[Study](), list[Study](), list[Study]()
-    for path in paths:
-        study = study_of_results(path)
-        if study is not None:
-            files.append(study)
-        else:
-            study = read_study([path])
-            others.append(study)
-        studies.append(study)
+    results = [study_of_results(path) for path in paths]
+    files = [study for study in results if study]
+    others = [read_study([path]) for path, study in zip(paths, results, strict=True) if study is None]
+    of_runs = iter(others)
+    studies = [study or next(of_runs) for study in results]
     first = studies[0]
     if len(paths) == 1:
         if len(first.settings) < 2:
@@ -143,15 +138,14 @@ def compared_study(paths: Sequence[Path]) -> Study:
 def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
     """Give the problems of files the ids and questions that runs have; return a note on each file."""
     asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
-    for final in (final for study in others for one in study.settings for final in one.finals):
-        for name, problem in final.problems.items():
+    for run in (run for study in others for run in study.runs):
+        for name, problem in run.final.items():
             asked[problem.question] = asked[name] = name, problem.question
-    for final in (final for study in files for one in study.settings for final in one.finals):
-        problems = list(final.problems.items())
-        final.problems.clear()
-        for name, problem in problems:
+    for run in (run for study in files for run in study.runs):
+        problems, run.final = run.final, {}
+        for name, problem in problems.items():
             theirs, problem.question = asked.get(name, (name, name))
-            final.problems[theirs] = problem
+            run.final[theirs] = problem
     if not others:
         return []
     unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jinja2
 import numpy as np
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from rlreason.runtime import __version__
 from rlreason.runtime.statistics import Difference, Floats
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
@@ -71,7 +70,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One picture, independent of how it is drawn (charts.py). Settings get their colours from a legend.
+    """One picture, independent of how it is drawn (documents.py). Settings get their colours from a legend.
 
     Either curves, drawn against one of their axes at a time, or `rows`: the data sets by name.
     """
@@ -187,17 +186,6 @@ def written_out(text: str) -> str:
     return _CONTROLS.sub(lambda match: f"{left}U+{ord(match[0]):04X}{right}", text)
 
 
-def all_written_out(value: Any) -> Any:
-    """Apply `written_out` to every text in lists and dicts."""
-    if isinstance(value, str):
-        return written_out(value)
-    if isinstance(value, dict):
-        return {written_out(str(key)): all_written_out(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [all_written_out(inner) for inner in value]
-    return value
-
-
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: `counted(1228, "run")` is '1,228 runs'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -212,10 +200,7 @@ def filled(name: str, **values: Any) -> str:
 
 
 @cache
-def _environment(kind: str) -> "Environment":
-    import jinja2
-    from markupsafe import Markup, escape
-
+def _environment(kind: str) -> jinja2.Environment:
     def escaped(value: Any) -> Any:
         if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
             return value

@@ -1,21 +1,63 @@
-"""Write the documents of a report from their templates: one self-contained HTML file, and Markdown with pictures."""
+"""Draw the pictures of a report and write its documents: one self-contained HTML file, and Markdown with pictures.
+
+Altair writes the pictures' specifications, vl-convert compiles them and draws SVG, PNG and PDF. A page draws the
+compiled specification itself, with colours that are CSS variables, so that light, dark and paper need no other one.
+"""
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import altair as alt  # half a second: this module is imported where a report is written
 import numpy as np
+import vl_convert
+from markupsafe import Markup  # for what needs no escaping: our files, pictures, JSON of `as_json`
 
 from rlreason.report import content
-from rlreason.report.charts import compiled, drawn, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import STEP_TITLE, Figure, Report, filled, written_out
-from rlreason.runtime.files import write_whole
+from rlreason.report.content import STEP_TITLE, Figure, Report, Series, filled
+from rlreason.report.figures import FOREST
+from rlreason.runtime.files import whole, write_whole
 from rlreason.runtime.statistics import Floats
 
+Spec = dict[str, Any]
+Rows = dict[str, list[dict[str, Any]]]
+SETTING = "setting"  # the field that gives a mark its colour, dash and marker
+MEANS = "means"  # a picture with this data set has curves, and needs a legend
+CURVES = (MEANS, "seeds", "marks", "stops")  # data sets of curves
+TOGETHER, FEWEST, MOST_OF_A_MEAN = 2400, 12, 100  # points of all thin lines of a picture, of one; of a mean
+HEIGHT, FIRST_HEIGHT = 190, 370
+WIDTH = 760  # pixels of a standalone picture
+COLUMN = (400, 240)  # width of a paper's picture: as drawn in pixels, and in points (3.3 inches)
+DOTS = 300  # per inch, of its PNG
+WIDEST_LABEL, LINE_HEIGHT = 180, 14  # pixels of a setting's label next to its row
+LONGEST_LINE = 20  # characters of that label on one line
+LONGEST_BESIDE = 24  # characters; with a longer label the legend is below the picture
+WIDEST_LEGEND = 56  # characters in a row of a legend below a picture, with the markers
+FEW_ROWS = 12
+MUTED, TEXT, STRIP = "var(--muted)", "var(--fg)", "var(--strip)"
+LABELS = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 12, "titleFontSize": 12}
+LINES = {"gridColor": "var(--grid)", "domainColor": "var(--axis)", "tickColor": "var(--axis)", "tickSize": 4}
+SUBTITLE = {"subtitleColor": MUTED, "subtitleFontSize": 12, "subtitleFontWeight": "normal", "subtitlePadding": 4}
+SYMBOLS = {"symbolSize": 120, "symbolStrokeWidth": 2}
+STEPS = {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True}  # of the x of curves
+CONFIG: Spec = {
+    "background": "transparent",
+    "padding": {"left": 2, "right": 8, "top": 6, "bottom": 2},
+    "font": "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
+    "view": {"stroke": "transparent"},
+    "axis": {**LABELS, **LINES, "titleFontWeight": "normal", "labelLimit": 150},
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False},
+    "legend": {"labelColor": TEXT, "labelFontSize": 12, "labelLimit": 320, **SYMBOLS},
+    "title": {"color": TEXT, "anchor": "start", "fontSize": 15, "offset": 8, **SUBTITLE},
+}
 RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
@@ -28,6 +70,213 @@ AXES = {
     "tokens": ("generated tokens", 1),
     "updates": ("optimizer updates", 1),
 }
+
+
+# ---- specifications ----
+
+
+def specification(
+    figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None, title: Spec | None = None
+) -> Spec:
+    """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture."""
+    columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
+    shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
+    grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
+    colours = [content.colour_of(place) for place in [*range(len(legend)), *(None for _ in grey)]]
+    markers = list(content.MARKERS)
+    channels = {
+        "color": (alt.Color, colours),
+        "strokeDash": (alt.StrokeDash, [list(dash) for dash in content.DASHES[: len(legend)]]),
+        "shape": (alt.Shape, markers[: len(legend)] + markers[:1] * len(grey)),
+    }
+    by = {}
+    for name, (channel, values) in channels.items():
+        scale = alt.Scale(domain=[*legend, *grey], range=values)
+        by[name] = channel(field=SETTING, type="nominal", legend=shown, scale=scale)
+    layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
+    chart = alt.layer(*layers).properties(width="container", height=height)
+    spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
+    spec["autosize"], spec["config"] = {"type": "fit-x", "contains": "padding"}, CONFIG
+    return spec | ({"title": title} if title is not None else {})
+
+
+def _data(name: str) -> alt.Chart:
+    return alt.Chart(alt.NamedData(name=name))
+
+
+def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple[list[Any], Any]:
+    """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped."""
+    scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
+    small = "datum.label && datum.value < 0.0001 ? format(datum.value, '.0e') : datum.label"
+    axis = alt.Axis(tickCount=5, format=figure.format, **({"labelExpr": small} if figure.log else {}))
+    y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
+    x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(zero=False, nice=False, padding=4), axis=alt.Axis(**STEPS))
+    if figure.axis == "total":  # four hours, in seconds
+        hours = alt.Axis(values=[3600 * hour for hour in range(5)], labelExpr="datum.value / 3600")
+        x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(domain=[0, 4 * 3600]), axis=hours)
+    band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
+    means = _data(MEANS).transform_filter("isValid(datum.low)")
+    layers = [
+        means.mark_area(fillOpacity=0.16).encode(x=x, color=by["color"], **band),
+        _data("seeds").mark_line(strokeWidth=0.9, strokeOpacity=0.42).encode(**at, detail="run:N"),
+        _data(MEANS).mark_line(strokeWidth=2.3, strokeCap="butt").encode(**at, strokeDash=by["strokeDash"]),
+        _data("marks").mark_point(filled=True, size=62, opacity=1).encode(**at, shape=by["shape"]),
+        _data("stops").mark_text(text="\N{MULTIPLICATION X}", fontSize=13, fontWeight="bold").encode(**at),
+    ]
+    return layers, FIRST_HEIGHT if figure.large else HEIGHT
+
+
+def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Return an interval per setting, a tick per seed, a line at 0 and a strip for what counts as no difference."""
+    settings = [row[SETTING] for row in figure.rows["pairs"]]
+    zero = "datum.value == 0 ? '0' : datum.label"
+    axis = alt.Axis(grid=True, tickCount=7, format="+.0f", labelExpr=zero, labelOverlap=True)
+    x, low = (alt.X(f"{name}:Q", title=figure.x_title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
+    # a long label has a line for each word, and others as many blank ones above as keep them in the middle
+    words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in settings]
+    lines = max(map(len, words))
+    texts = {name: [""] * ((lines - len(of)) // 2) + of for name, of in zip(settings, words, strict=True)}
+    labels = alt.Axis(
+        labelExpr=f"({json.dumps(texts, ensure_ascii=False)})[datum.label]",
+        labelFontSize=13,
+        labelColor=TEXT,
+        labelLimit=WIDEST_LABEL,
+        labelLineHeight=LINE_HEIGHT,
+        labelOffset=-LINE_HEIGHT * (lines - 1) / 2,
+        labelPadding=8,
+        domain=False,
+        ticks=False,
+    )
+    y = alt.Y(f"{SETTING}:N", sort=settings, title=None, axis=labels, scale=alt.Scale(domain=settings))
+    row = {"y": y, "color": by["color"]}
+    layers = [
+        _data("none").mark_rect(color=STRIP).encode(x=low, x2="high"),
+        _data("zero").mark_rule(color="var(--axis)", strokeWidth=1.2).encode(x=x),
+        _data("pairs").mark_rule(strokeWidth=3).encode(x=low, x2="high", **row),
+        _data("seeds").mark_tick(thickness=1.5, size=14, opacity=0.6).encode(x=x, **row),
+        _data("pairs").mark_point(filled=True, size=95, opacity=1).encode(x=x, **row, shape=by["shape"]),
+    ]
+    return layers, {"step": max(38 if len(settings) <= FEW_ROWS else 24, lines * LINE_HEIGHT + 6)}
+
+
+# ---- data ----
+
+
+def drawn(figure: Figure, legend: Sequence[str]) -> list[Series]:
+    """Return the curves of a figure that have a colour, with the points that are drawn."""
+    curves = [curve for curve in figure.curves if curve.setting in legend]
+    points = max(FEWEST, TOGETHER // max(1, sum(curve.seed is not None for curve in curves)))
+    kept = []
+    for curve in curves:
+        at = content.evenly(len(curve.y), MOST_OF_A_MEAN if curve.seed is None else points)
+        x = {axis: values[at] for axis, values in curve.x.items()}
+        band = None if curve.band is None else (curve.band[0][at], curve.band[1][at])
+        kept.append(replace(curve, x=x, y=curve.y[at], band=band))
+    return kept
+
+
+def rows_of(figure: Figure, legend: Sequence[str]) -> Rows:
+    """Return all data sets of a picture in its initial state; page.js makes the same rows of the page's data."""
+    rows: Rows = dict(figure.rows)
+    rows |= {name: [] for name in CURVES} if figure.curves else {}
+    for number, curve in enumerate(drawn(figure, legend)):
+        if figure.axis not in curve.x:
+            continue
+        columns = [values.tolist() for values in (curve.x[figure.axis], curve.y, *(curve.band or (curve.y, curve.y)))]
+        points = [
+            {"x": x, "y": y, "low": low, "high": high, SETTING: curve.setting, "run": number}
+            for x, y, low, high in zip(*columns, strict=True)
+        ]
+        if curve.seed is None:
+            last = len(points) - 1
+            rows[MEANS] += points
+            rows["marks"] += [points[k] for k in sorted({last // 4, last // 2, 3 * last // 4, last})]
+        else:
+            rows["seeds"] += points
+            rows["stops"] += points[-1:] if curve.stopped else []
+    return rows
+
+
+# ---- drawing ----
+
+
+def compiled(figure: Figure, legend: Sequence[str], **options: Any) -> Spec:
+    """Compile a picture to Vega; a page gives the title of a switched x axis by the signal `xtitle`.
+
+    `options`: of `specification`.
+    """
+    vega: Spec = vl_convert.vegalite_to_vega(specification(figure, legend, **options))
+    for axis in vega.get("axes", []):
+        if axis.get("title") == STEP_TITLE:
+            axis["title"] = {"signal": "xtitle"}
+    for shown in vega.get("legends", []):
+        shown.pop("strokeDash", None)  # it would fray the markers
+    vega.setdefault("signals", []).append({"name": "xtitle", "value": STEP_TITLE})
+    return vega | {"description": figure.alt}
+
+
+def svg_of(vega: Spec, rows: Rows, width: int) -> str:
+    """Draw a compiled specification, with colours as CSS variables."""
+    data = [{**one, "values": rows[one["name"]]} if one["name"] in rows else one for one in vega["data"]]
+    signals = [{"name": "width", "value": width} if one["name"] == "width" else one for one in vega["signals"]]
+    svg: str = vl_convert.vega_to_svg({**vega, "data": data, "signals": signals})
+    return svg
+
+
+def with_own_ids(svg: str, prefix: str) -> str:
+    """Prefix the ids of an SVG and their references, since a page holds several SVGs.
+
+    >>> with_own_ids('<clipPath id="clip0"/><g clip-path="url(#clip0)"/>', "p1")
+    '<clipPath id="p1-clip0"/><g clip-path="url(#p1-clip0)"/>'
+    """
+    return re.sub(r'(\bid="|url\(#)([\w-]+)', rf"\1{prefix}-\2", svg)
+
+
+def standalone(figure: Figure, legend: Sequence[str], paper: bool = False) -> str:
+    """Return a picture as SVG with its legend, on the colour of the page, with colours as CSS variables.
+
+    It has a title, or (`paper`) the width of a column and a title at its y axis, as its caption comes from the paper.
+    """
+    is_long = max(map(len, legend)) > LONGEST_BESIDE
+    side = "" if figure.name == FOREST else "bottom" if paper or is_long else "right"
+    if paper:
+        vega = compiled(replace(figure, large=False), legend, side=side, y_title=figure.title)
+    else:
+        subtitle = [line for line in (figure.subtitle, figure.note) if line]
+        vega = compiled(figure, legend, side=side, title={"text": figure.title, "subtitle": subtitle})
+    return svg_of(vega | {"background": "var(--page)"}, rows_of(figure, legend), COLUMN[0] if paper else WIDTH)
+
+
+def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path) -> None:
+    """Write each picture for a paper as NAME.svg, .png and .pdf, and its data as NAME.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in figures:
+        stem = re.sub(r"\W+", "_", figure.name)
+        svg = content.plain_colours(standalone(figure, legend, paper=True))
+        pattern = r'\b(width|height)="([\d.]+)"'
+        svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * COLUMN[1] / COLUMN[0]:g}"', svg, count=2)
+        write_whole(folder / f"{stem}.svg", svg)
+        printed = {"png": vl_convert.svg_to_png(svg, scale=DOTS / 72), "pdf": vl_convert.svg_to_pdf(svg)}
+        for ending, picture in printed.items():
+            with whole(folder / f"{stem}.{ending}") as partial:
+                partial.write_bytes(picture)
+        write_whole(folder / f"{stem}.csv", csv_of(figure))
+
+
+def csv_of(figure: Figure) -> str:
+    """Return a picture's data: of curves every value of every run, then means with their intervals by step."""
+    rows = [{"data": name, **row} for name, data_set in figure.rows.items() for row in data_set]
+    curves = [curve for curve in figure.curves if curve.seed is not None or "step" in curve.x]
+    for curve in sorted(curves, key=lambda curve: curve.seed is None):
+        of_curve = {"data": "mean"} if curve.seed is None else {"data": "run", "seed": curve.seed}
+        columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            rows.append(of_curve | {SETTING: curve.setting} | dict(zip(columns, values, strict=True)))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 # ---- Markdown ----
@@ -56,16 +305,14 @@ def write_picture(svg: str, folder: Path, stem: str) -> None:
 
 def page_of(report: Report) -> str:
     """Return the whole page."""
-    from markupsafe import Markup  # for what needs no escaping: our files, pictures, JSON of `as_json`
-
     figures, legend = report.every_figure, report.legend
     specifications = {figure.name: compiled(figure, legend) for figure in figures}
     first = report.figures[0] if report.figures else None
     pictures = {}
     for place, figure in enumerate(figures):
         width = FIRST_WIDTH if figure is first else OTHER_WIDTH
-        drawn = svg_of(specifications[figure.name], rows_of(figure, legend), width)
-        pictures[figure.name] = Markup(with_own_ids(drawn, f"p{place}"))
+        svg = svg_of(specifications[figure.name], rows_of(figure, legend), width)
+        pictures[figure.name] = Markup(with_own_ids(svg, f"p{place}"))
     scripts = [RUNTIME.read_text("utf-8"), (content.TEMPLATES / "page.js").read_text("utf-8")]
     return filled(
         "page.html.j2",
@@ -106,7 +353,7 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
         spec = specifications[figure.name]
         out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "curves": curves}
     titles = {axis: AXES[axis][0] for axis in axes_of(figures)}
-    return {"settings": list(map(written_out, legend)), "axes": titles, "figures": out}
+    return {"settings": list(legend), "axes": titles, "figures": out}
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float | None]:

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from rlreason.report.content import MOST_COLOURS, Figure, Series, Verdict, counted
-from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study, StudyRun
+from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.statistics import LEVEL
 from rlreason.runtime.text import few
@@ -98,28 +99,23 @@ def figures_of(study: Study) -> list[Figure]:
     return [drawn for figure in FIGURES if (drawn := _over_training(study, figure)) is not None]
 
 
-def _series_of(run: StudyRun, name: str) -> Series | None:
-    """Return what a figure shows of a run, of rollouts before evaluations; None if it was not measured."""
-    sources = (SOURCES.get(name, name), f"rollout/{name}", f"eval/{name}")
-    series = next((run.series[source] for source in sources if source in run.series), None)
-    if series is not None and name == "live_groups":
-        return replace(series, y=1 - series.y)
-    return series
-
-
 def _over_training(study: Study, figure: Figure) -> Figure | None:
     """Plot one measure against step, time, tokens and updates; None if no run has two points of it."""
     runs = list[Series]()
     dropped = 0  # values that do not fit on a logarithmic axis
+    name = figure.name
+    sources = (SOURCES.get(name, name), f"rollout/{name}", f"eval/{name}")  # of rollouts before evaluations
     for one, run in study.each:
-        if (series := _series_of(run, figure.name)) is None:
+        series = next((run.series[source] for source in sources if source in run.series), None)
+        if series is None:
             continue
-        fits = series.y > 0 if figure.log else np.full(len(series.y), True)
+        y = 1 - series.y if name == "live_groups" else series.y
+        fits = y > 0 if figure.log else np.full(len(y), True)
         dropped += int((~fits).sum())
         if fits.any():
             x = {axis: at[fits] for axis, at in series.x.items()}
             stopped = run.state not in ("finished", RUNNING, WAITING)
-            runs.append(Series(x, series.y[fits], one.label, run.seed, stopped))
+            runs.append(Series(x, y[fits], one.label, run.seed, stopped))
     if not any(len(run.y) > 1 for run in runs):
         return None
     by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
@@ -148,8 +144,10 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
     reference, within = compared[0][0].reference, 100 * EQUAL_WITHIN
     title, name = f"Differences from {reference}", reference if len(reference) <= LONGEST_NAME else "the reference"
     texts = [f"{v.setting} {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})" for v, d in compared]
-    pairs = [(verdict.setting, [round(100 * of, 2) for of in (d.mean, d.low, d.high)]) for verdict, d in compared]
-    seeds = [(verdict.setting, round(100 * of, 2)) for verdict, _ in compared for of in verdict.by_seed.values()]
+
+    def row(setting: str, **shares: float) -> dict[str, Any]:
+        return {"setting": setting, **{name: round(100 * share, 2) for name, share in shares.items()}}
+
     return Figure(
         FOREST,
         title,
@@ -160,7 +158,7 @@ def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:
         rows={
             "none": [{"low": -within, "high": within}],
             "zero": [{"x": 0}],
-            "pairs": [{"setting": label, "x": mean, "low": low, "high": high} for label, (mean, low, high) in pairs],
-            "seeds": [{"setting": label, "x": mean} for label, mean in seeds],
+            "pairs": [row(verdict.setting, x=d.mean, low=d.low, high=d.high) for verdict, d in compared],
+            "seeds": [row(verdict.setting, x=of) for verdict, _ in compared for of in verdict.by_seed.values()],
         },
     )

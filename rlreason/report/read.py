@@ -1,16 +1,21 @@
-"""Read folders of runs and sweeps, finished or not, into one `Study`."""
+"""Read folders of runs and sweeps, finished or not, into one `Study`; and results that other programs left.
 
+These are CSV files, TRL's completions, lm-eval's samples and Inspect's logs.
+"""
+
+import csv
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlreason.config.leaves import flat, resource_dir
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.health.watch import Row, findings_of
 from rlreason.records.files import CONFIG, RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder, runs_in
@@ -28,8 +33,7 @@ from rlreason.report.study import (
     purposes,
     setting_text,
 )
-from rlreason.report.verdicts import picked
-from rlreason.runtime.text import few
+from rlreason.runtime.text import few, shorten
 from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
 
 Note = Callable[[str], None]  # takes a line about a broken part of a folder
@@ -52,16 +56,27 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
         return run
     run.provenance, run.summary = reader.provenance, reader.summary or {}
     run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
-    run.protocol = run.summary.get("protocol")
+    run.protocol = run.summary.get("protocol") or {}
     if rows:
-        run.series, run.totals = _series(rows)
+        run.series = curves_of(rows)
+        last = {axis: run.series[name].y[-1] for axis, name in AXES.items() if name in run.series}
+        run.totals = {axis: float(value) for axis, value in last.items()}
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
-    _read_answers(run, reader, note)
+    files = reader.evaluations()
+    if not files and (folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
+        files = [ResponseFile(folder / RESPONSES, RESPONSES)]
+    if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
+        run.start = answers_of(files[0], reader, note)
+    if run.state not in (RUNNING, WAITING) and run.accuracy is None:
+        if files:
+            run.final = answers_of(files[-1], reader, note)
+        elif run.ended:
+            note(f"{folder} has lost the responses of its final evaluation: it is not compared")
     return run
 
 
-def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
-    """Return the curves of a run's metrics, and the final value of each counter."""
+def curves_of(rows: Sequence[Row]) -> dict[str, Series]:
+    """Return the curves of a run's metrics: their finite values."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in names}  # None becomes NaN
     counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
@@ -71,35 +86,19 @@ def _series(rows: Sequence[Row]) -> tuple[dict[str, Series], dict[str, float]]:
         if finite.any():
             x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
             series[name] = Series(x, values[finite])
-    return series, {axis: float(series[name].y[-1]) for axis, name in AXES.items() if name in series}
+    return series
 
 
-def _read_answers(run: StudyRun, reader: RunFolder, note: Note) -> None:
-    """Read the first and the last evaluation."""
-    files = reader.evaluations()
-    if not files and (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
-        files = [ResponseFile(run.folder / RESPONSES, RESPONSES)]
-    if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
-        run.start = answers_of(files[0], reader, note)
-    if run.state in (RUNNING, WAITING) or run.accuracy is not None:
-        return
-    if files:
-        run.final = answers_of(files[-1], reader, note)
-    elif run.ended:
-        note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
-
-
-def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers | None:
-    """Return the graded responses of a file by problem; None, after a note, if none can be used."""
-    problems: dict[str, GradedProblem] = {}
+def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers:
+    """Return the graded responses of a file by problem; none, after a note, if none can be used."""
+    problems: Answers = {}
     for row in reader.rows(file, GRADED).values():
         problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"]))
         problem.correct += row["outcome"] == "correct"
         problem.samples += 1
     if not problems:
         note(f"{file.path} holds no response that can be used: its run is not compared")
-        return None
-    return Answers(problems, file.step)
+    return problems
 
 
 def question_of(sweep: str, axes: Sequence[str]) -> str:
@@ -115,8 +114,7 @@ def question_of(sweep: str, axes: Sequence[str]) -> str:
     """
     file = resource_dir("multirun_sweeps") / f"{sweep}.yaml"
     if re.fullmatch(r"[\w-]+", sweep) and file.is_file():
-        lines = takewhile(lambda line: line[:1] == "#", file.read_text("utf-8").splitlines())
-        comment = " ".join(line[1:].strip() for line in lines)
+        comment = " ".join(re.findall(r"^# ?(.*)", file.read_text("utf-8"), re.M))
         if match := re.search(r"(?:[^.?:]*:)?\s*([^.?:]{9,}\??)", comment):
             return match[1][:1].upper() + match[1][1:]
     return f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
@@ -182,7 +180,9 @@ def read_study(folders: Sequence[Path]) -> Study:
         on_purpose=list(purposes(state.axes)) if state is not None and one_sweep else [],
         problems=list(dict.fromkeys(problems)),
         notes=notes,
-        carried=[str(text) for one in given if one.state for of in one.state.carried if (text := of.get("sentence"))],
+        carried=[
+            f"Carried from an earlier sweep: {of['sentence']}" for one in given if one.state for of in one.state.carried
+        ],
         command=state.command if state is not None else "",
     )
 
@@ -206,12 +206,19 @@ def _given(path: Path, note: Note) -> Given:
     if not some:
         names = few([run.name for run in state.runs], 3)
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
-    runs = [read_run(sweep / run.name, run, note) for run in some]
-    return Given(path, runs, sweep, state, picked(some, state.runs) if part else 0)
+    given = Given(path, [read_run(sweep / run.name, run, note) for run in some], sweep, state)
+    accuracies: dict[Key, list[float]] = {}
+    for one in state.runs:
+        accuracies.setdefault(one.key, []).append(one.accuracy or 0.0)
+    best = max(accuracies, key=lambda key: np.mean(accuracies[key]))
+    if part and len(accuracies) >= FEWEST_CHOSEN and {one.key for one in some} == {best}:
+        given.picked = len(accuracies)
+    return given
 
 
 #: Differences in these do not make two settings of two runs.
 NO_SETTING = (*SAME_FIGURES, "seed", "eval_every", "save_model", "profile", "monitors", "hydra")
+FEWEST_CHOSEN = 3  # settings; the better one of two is not said to be chosen
 MOST_KEYS = 4  # runs without a sweep that differ in more are named by their folders
 
 
@@ -233,3 +240,146 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the settings in which configs differ, except the seed and what changes no figure."""
     names = dict.fromkeys(name for config in configs for name in config if not is_below(name, NO_SETTING))
     return [name for name in names if len({setting_text(config.get(name)) for config in configs}) > 1]
+
+
+# ---- results of other programs ----
+
+COLUMNS = ("setting", "seed", "problem", "correct")
+RULE = "name setting and problem, give a whole number as seed, and correct as 0, 1 or in between"
+TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+INSPECT_VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partly, incorrect, no answer
+NO_REWARDS = ("step", "prompt", "completion", "advantage", "timestamp")  # other columns of TRL's completions
+Sample = dict[str, Any]  # of COLUMNS, without the first two where the files give them
+
+
+def study_of_results(path: Path) -> Study | None:
+    """Return the settings of a CSV file, the first being the reference, or the one setting of a program's results.
+
+    None for anything else. `DataError` names the file, the row, the rule and the cure.
+    """
+    for program, (patterns, endings, samples_in) in FORMATS.items():  # noqa: B007  # read below, after the break
+        if files := _files_of(path, patterns, endings):
+            break
+    else:
+        return None
+    settings: dict[str, Setting] = {}
+    runs: dict[tuple[str, int], StudyRun] = {}
+    samples = ((seed, sample) for seed, file in files.items() for sample in samples_in(file))
+    try:
+        for number, (of_file, sample) in enumerate(samples, 1):
+            values = [({"setting": path.stem, "seed": of_file} | sample)[name] for name in COLUMNS]
+            texts = ["" if value is None else str(value).strip() for value in values]
+            label, seed, problem, correct = texts
+            try:
+                share, whole = float(TRUTH_VALUES.get(correct.lower(), correct)), int(seed)
+            except ValueError:
+                share, whole = -1.0, 0
+            if not label or not problem or not 0 <= share <= 1:
+                line = ", ".join(f"{name}={shorten(text, 20)}" for name, text in zip(COLUMNS, texts, strict=True))
+                raise DataError(f"{path}, row {number} has {line}: {RULE}")
+            setting = settings.setdefault(label, Setting((("setting", label),), label, []))
+            if (label, whole) not in runs:
+                runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
+                setting.runs.append(runs[label, whole])
+            name = str(sample["problem"])  # as the runs have it
+            graded = runs[label, whole].final.setdefault(name, GradedProblem(name))
+            graded.correct += share
+            graded.samples += 1
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever its reader raises
+        what = f"{type(error).__name__}: {shorten(str(error), 80)}"
+        raise DataError(f"{path} cannot be read as {program} ({what}): give another file") from None
+    if not runs:
+        raise DataError(f"{path} holds no row of results: give a file of {program} with some")
+    for setting in settings.values():
+        setting.runs.sort(key=lambda run: run.seed)
+    notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if program == "TRL" else []
+    question = "How do these settings compare?"
+    return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes)
+
+
+def _files_of(path: Path, patterns: Sequence[str], endings: tuple[str, ...]) -> dict[int, Path]:
+    """Return a program's newest file, by seed: a file, its folder, or a folder with one for each seed.
+
+    The number at the end of such a folder's name is the seed.
+    """
+    if path.is_file():
+        return {0: path} if path.name.endswith(endings) else {}
+    if (own := _newest_file(path, patterns)) is not None:
+        return {0: own}
+    inner = {place.name: file for place in sorted(path.glob("*")) if (file := _newest_file(place, patterns))}
+    seeds = {int(match[1]): file for name, file in inner.items() if (match := re.search(r"(\d+)$", name))}
+    if len(seeds) < len(inner):
+        names = few([*inner], 4)
+        raise ConfigError(f"{path} holds the runs {names}: end each name with the number of its seed, as in seed_0")
+    return seeds
+
+
+def _newest_file(folder: Path, patterns: Sequence[str]) -> Path | None:
+    """Return the newest of a program's files, by the numbers in their names; None if there is none in one folder."""
+    files = [file for pattern in patterns for file in folder.glob(pattern)]
+    if len({file.parent for file in files}) != 1:
+        return None
+    tasks = {file.stem.rpartition("_")[0] for file in files if file.suffix == ".jsonl"}  # samples_TASK_TIME.jsonl
+    if len(tasks) > 1:
+        raise ConfigError(f"{folder} holds samples of {len(tasks)} tasks: give the file of one, {files[0].name}")
+    return max(files, key=lambda file: [int(number) for number in re.findall(r"\d+", file.stem)])
+
+
+def _csv(path: Path) -> Iterator[Sample]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
+        if missing := [name for name in COLUMNS if name not in reader.fieldnames]:
+            rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
+            raise DataError(f"{path} has no column {missing[0]}: {rule}")
+        yield from reader
+
+
+def _trl(path: Path) -> Iterator[Sample]:
+    """Yield prompt and reward of the last step's completions: the reward called accuracy or correct, else the first."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError(f"{path} is a parquet file: pip install 'rlreason[report]', which reads it") from None
+    rows = parquet.read_table(path).to_pylist()
+    rewards = [n for n, value in rows[0].items() if n not in NO_REWARDS and isinstance(value, int | float)]
+    reward = next((name for name in rewards if "acc" in name or "correct" in name), rewards[0])
+    newest = max(row.get("step", 0) for row in rows)
+    for row in rows:
+        if row.get("step", 0) == newest:
+            yield {"problem": row["prompt"], "correct": row[reward]}
+
+
+def _lm_eval(path: Path) -> Iterator[Sample]:
+    """Yield a task's samples under the first filter and metric: a problem is its question, else its document's hash."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    metric = next(n for n, value in rows[0].items() if n != "doc_id" and isinstance(value, int | float))
+    for row in rows:
+        if row.get("filter") == rows[0].get("filter"):
+            asked = row["doc"].get("question") or row["doc"].get("problem") or row.get("doc_hash", row["doc_id"])
+            yield {"problem": asked, "correct": row[metric]}
+
+
+def _inspect(path: Path) -> Iterator[Sample]:
+    """Yield a log's samples under the first scorer; a problem is its input if that is text, else its id."""
+    if path.suffix == ".eval":
+        with zipfile.ZipFile(path) as log:
+            names = sorted(name for name in log.namelist() if name.startswith("samples/"))
+            samples = [json.loads(log.read(name)) for name in names]
+    else:
+        samples = json.loads(path.read_text("utf-8"))["samples"]
+    for sample in samples:
+        value = next(iter(sample["scores"].values()))["value"]
+        problem = sample["input"] if isinstance(sample["input"], str) else sample["id"]
+        yield {"problem": problem, "correct": INSPECT_VALUES.get(value, value) if isinstance(value, str) else value}
+
+
+#: Program -> patterns of its files in a folder, endings of a file that is given, and how to read one.
+FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Iterator[Sample]]]] = {
+    "TRL": (("completions_*.parquet", "completions/completions_*.parquet"), (".parquet",), _trl),
+    "lm-eval": (("samples_*.jsonl", "*/samples_*.jsonl"), (".jsonl",), _lm_eval),
+    "Inspect": (("*.eval",), (".eval", ".json"), _inspect),
+    "CSV": ((), ("",), _csv),
+}

@@ -15,20 +15,20 @@ from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
 from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, StudyRun, correctness
+from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, correctness
 from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
-from rlreason.sweeps.state import REFERENCE, WAITING, JudgedSetting, Key
+from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 
 NONE = "\N{EN DASH}"
-LONGEST = 80  # characters of a value in a table
+LONGEST = 320  # characters of a value in a table
+MEASURED = "How accuracy was measured"
 
 
 def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study)
-    carried = [f"Carried from an earlier sweep: {one}" for one in study.carried]
     return Report(
         name=study.name,
         question=study.question,
@@ -38,12 +38,12 @@ def build_report(study: Study) -> Report:
             study=study,
             differs=what_differs(study),
             seeds=sorted({len(one.runs) for one in study.settings}),
-            answered=max((len(final.problems) for one in study.settings for final in one.finals), default=0),
+            answered=max(len(run.final) for run in study.runs),
         ),
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
-        warnings=[*warnings_of(study), *study.notes, *carried],
+        warnings=[*warnings_of(study), *study.notes, *study.carried],
         figures=figures_of(study),
         tables=[settings_table(study, verdicts), *filter(None, (passes_table(study), health_table(study)))],
         log=log_of(study),
@@ -68,17 +68,15 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
     facts = filled(
         "facts.txt.j2",
         differs=what_differs(study),
-        steps=study.planned_steps,
+        study=study,
         tokens=list(dict.fromkeys(millions(of) for of in tokens)),
         early=sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in runs),
-        running=sum(run.status == RUNNING for run in runs),
-        hashes=list(dict.fromkeys(str(run.protocol.get("hash")) for run in runs if run.protocol is not None)),
+        hashes=list(dict.fromkeys(str(run.protocol.get("hash")) for run in runs if run.protocol)),
         overlaps=sorted({str(how) for run in runs if (how := run.settings.get("data.overlap"))}),
         health=health_of(study),
-        timed=len(timed),
-        seconds=duration(sum(timed)),
+        timed=timed,
+        duration=duration,
         sampled=millions(sum(run.totals.get("tokens", 0.0) for run in runs)),
-        shared=any(run.shared_machine for run in runs),
     )
     return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
 
@@ -105,8 +103,8 @@ def mean_total(one: Setting, axis: str) -> float:
 def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
-        answered = [final.problems.items() for final in one.finals if len(final.problems) >= FEW_PROBLEMS]
-        answers = [{name: problem.share for name, problem in items} for items in answered]
+        finals = [final for final in one.finals if len(final) >= FEW_PROBLEMS]
+        answers = [{name: problem.share for name, problem in final.items()} for final in finals]
         mixed = [shares for shares in answers if len({*shares.values()}) > 1]
         if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
             yield (
@@ -152,19 +150,19 @@ def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) ->
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
-    verdict_of = {verdict.setting: verdict for verdict in verdicts}
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
     rows = []
-    for one in study.settings:
-        verdict, accuracy, difference = verdict_of.get(one.label), NONE, NONE
+    for one, verdict in zip(study.settings, [None, *verdicts], strict=True):
+        accuracy, difference, word = NONE, NONE, "reference"
         curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
         best = _mean_of(list(map(max, curves)), percent)
         if one.accuracies:
             interval = accuracy_of(one)
             accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
-        word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
+        if verdict is not None:
+            word = f"{SIGNS[verdict.word]} {verdict.word}"
         if verdict is not None and (d := verdict.difference) is not None:
-            word = f"{word}\n{p_text(verdict.adjusted_p or 0.0)}"
+            word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
             difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
         rows.append([
             one.label,
@@ -189,7 +187,7 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
     seed it is over problems only.
     """
-    common = set.intersection(*(set(final.problems) for final in one.finals)) if one.finals else set()
+    common = set.intersection(*map(set, one.finals)) if one.finals else set()
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
@@ -198,10 +196,10 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 
-def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
+def judged_settings(study: Study) -> dict[Key, Judged]:
     """Return each setting's accuracy and verdict for the table at the end of a sweep."""
-    word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)} | {study.reference.label: REFERENCE}
-    return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
+    words = [REFERENCE, *(verdict.word for verdict in verdicts_of(study))]
+    return {one.key: (accuracy_of(one), word) for one, word in zip(study.settings, words, strict=True)}
 
 
 def pass_curve(problems: Collection[GradedProblem]) -> list[float]:
@@ -221,7 +219,7 @@ def passes_table(study: Study) -> Table | None:
     """
     curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for one, run in study.each:
-        answers = {when: of.problems for when, of in (("before", run.start), ("after", run.final)) if of is not None}
+        answers = {when: problems for when, problems in (("before", run.start), ("after", run.final)) if problems}
         for when, problems in answers.items():
             common = [name for name in sorted(problems) if all(name in other for other in answers.values())]
             curves[one.label, when].append(pass_curve([problems[name] for name in common]))
@@ -271,20 +269,19 @@ def log_of(study: Study) -> Table:
 
 def details_of(study: Study) -> list[tuple[str, str | Table]]:
     """Return the collapsible sections: protocol, objectives, command."""
-    measured = next((run.protocol for run in study.runs if run.protocol is not None), {})
-    rows = [[name, shorten(str(value), 4 * LONGEST)] for name, value in measured.items()]
-    note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
-    protocol = Table("How accuracy was measured", ["part", "value"], rows, note=note)
+    details = list[tuple[str, str | Table]]()
+    for protocol in [run.protocol for run in study.runs if run.protocol][:1]:
+        rows = [[name, shorten(str(value), LONGEST)] for name, value in protocol.items()]
+        note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+        details.append((MEASURED, Table(MEASURED, ["part", "value"], rows, note=note)))
     cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
         path = one.runs[0].folder / OBJECTIVE
         if path.is_file():
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
-    return [
-        *([(protocol.title, protocol)] if rows else []),
-        *((f"Objective: {few(of)}", text) for text, of in cards.items()),
-        *([("Command", study.command)] if study.command else []),
-    ]
+    details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
+    details += [("Command", study.command)] if study.command else []
+    return details
 
 
 # ---- the same problems over training ----
@@ -298,18 +295,24 @@ LONGEST_RESPONSE = 600  # characters
 def cases_of(study: Study) -> list[Case]:
     """Select problems by a fixed rule, with responses of each setting's smallest seed: at first, midway, in the end.
 
+    The problems are those that all these runs answered: the first, by a hash, that each possible number of runs solves.
     The steps are those that the reference has saved. [] if it has saved none.
     """
-    runs: dict[str, StudyRun] = {}
-    for one in study.settings:
-        of_seeds = [run for run in one.runs if run.final is not None]
-        if of_seeds and len(runs) < SETTINGS_SHOWN:
-            runs[one.label] = of_seeds[0]
+    settings = [one for one in study.settings if one.finals][:SETTINGS_SHOWN]
+    runs = {one.label: next(run for run in one.runs if run.final) for one in settings}
     files = {  # of two evaluations of one step the later one, which is the final one
         label: {file.step or 0: file for file in response_files(run.folder, EVALS)} for label, run in runs.items()
     }
-    saved, chosen = sorted(next(iter(files.values()), {})), _choose(list(runs.values()))
-    steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]}) if saved else []
+    saved = sorted(next(iter(files.values()), {}))
+    if not saved:
+        return []
+    steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]})
+    finals = [run.final for run in runs.values()]
+    common = set.intersection(*map(set, finals), *(set(run.start) for run in runs.values() if run.start))
+    by_hash, solved_by = sorted(common, key=lambda name: zlib.crc32(name.encode())), dict[int, str]()
+    for name in by_hash:  # the first problem of each number of runs that solve it in the end
+        solved_by.setdefault(sum(final[name].share == 1 for final in finals), name)
+    chosen = list(dict.fromkeys([*solved_by.values(), *by_hash]))[:PROBLEMS_SHOWN]
     texts: dict[str, tuple[str, str]] = {}
     responses: dict[tuple[str, int], dict[str, dict[str, str]]] = defaultdict(dict)  # problem, step -> by setting
     for step, label in product(steps, runs):
@@ -328,20 +331,9 @@ def cases_of(study: Study) -> list[Case]:
     cases = []
     for name in chosen:
         by_step = {step: list(responses[name, step].values()) for step in steps}
-        if by_step and all(by_step.values()):
+        if all(by_step.values()):
             cases.append(Case(*texts[name], by_step))
     return cases
-
-
-def _choose(runs: Sequence[StudyRun]) -> list[str]:
-    """Choose problems that all runs answered: the first, by a hash, that each possible number of runs solves."""
-    finals = [run.final.problems for run in runs if run.final is not None]
-    answered = [*map(set, finals), *(set(run.start.problems) for run in runs if run.start is not None)]
-    common = sorted(set.intersection(*answered), key=lambda name: zlib.crc32(name.encode())) if answered else []
-    first: dict[int, str] = {}  # number of runs that solve it in the end -> problem
-    for name in common:
-        first.setdefault(sum(final[name].share == 1 for final in finals), name)
-    return list(dict.fromkeys([*first.values(), *common]))[:PROBLEMS_SHOWN]
 
 
 def shown_text(text: str) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ended_by_itself
-from rlreason.report.content import Series
-from rlreason.runtime.statistics import Difference, Floats, compared, of_clusters
+from rlreason.report.content import Series, written_out
+from rlreason.runtime.statistics import Floats, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.state import WAITING, Key
 
@@ -23,7 +23,6 @@ AXES = {
 }  # fmt: skip
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
-NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 
 
 @dataclass(slots=True)
@@ -37,21 +36,10 @@ class GradedProblem:
     @property
     def share(self) -> float:
         """Return the share of its responses that are correct."""
-        return self.correct / self.samples if self.samples else 0.0
+        return self.correct / self.samples
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The graded responses of one evaluation, by problem."""
-
-    problems: dict[str, GradedProblem]  # by problem id
-    step: int | None = None  # None: of a job without steps
-
-    @property
-    def accuracy(self) -> float | None:
-        """Return the share of all responses that are correct; None without any."""
-        samples = sum(problem.samples for problem in self.problems.values())
-        return sum(problem.correct for problem in self.problems.values()) / samples if samples else None
+Answers = dict[str, GradedProblem]  # of one evaluation, by problem id
 
 
 @dataclass(slots=True)
@@ -65,9 +53,9 @@ class StudyRun:
     reason: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)  # every setting, by its dotted name
     series: Mapping[str, Series] = field(default_factory=dict)  # metric -> its curve
-    final: Answers | None = None  # the last evaluation
-    start: Answers | None = None  # the evaluation before the first step
-    protocol: Protocol | None = None  # None if the run did not end by itself
+    final: Answers = field(default_factory=dict)  # of the last evaluation
+    start: Answers = field(default_factory=dict)  # of the evaluation before the first step
+    protocol: Protocol = field(default_factory=dict)  # {} if the run did not end by itself
     planned_steps: int | None = None
     seconds: float | None = None  # wall clock, over all its parts
     shared_machine: bool = False  # its times are not comparable
@@ -94,8 +82,9 @@ class StudyRun:
     @property
     def accuracy(self) -> float | None:
         """Return the accuracy of its last evaluation; 0 if it diverged before one, as weights of NaN answer nothing."""
-        if self.final is not None:
-            return self.final.accuracy
+        if self.final:
+            problems = self.final.values()
+            return sum(problem.correct for problem in problems) / sum(problem.samples for problem in problems)
         return 0.0 if self.diverged and self.summary and self.summary.get("accuracy") is None else None
 
     @property
@@ -128,20 +117,19 @@ class Setting:
         means = []
         for run in self.runs:
             if run.accuracy is not None:
-                answered = run.final.problems if run.final is not None else {}  # none: it diverged at once
-                shares = [problem.share for name, problem in answered.items() if among is None or name in among]
+                shares = [problem.share for name, problem in run.final.items() if among is None or name in among]
                 means.append(float(np.mean(shares)) if shares else 0.0)
         return means
 
     @property
     def finals(self) -> list[Answers]:
         """Return the final evaluations of its runs that have one."""
-        return [run.final for run in self.runs if run.final is not None]
+        return [run.final for run in self.runs if run.final]
 
     @property
     def questions(self) -> dict[str, str]:
         """Return the question that each problem asks; equal ones are one problem."""
-        asked = {name: p.question for final in self.finals for name, p in final.problems.items()}
+        asked = {name: p.question for final in self.finals for name, p in final.items()}
         return question_keys(asked.items())
 
     @property
@@ -165,6 +153,11 @@ class Study:
     carried: list[str] = field(default_factory=list)  # of an earlier sweep by carry=, a sentence each
     command: str = ""  # that started the sweep
 
+    def __post_init__(self) -> None:
+        """Write out control characters in the labels, which pictures hold as they are."""
+        for setting in self.settings:
+            setting.label = written_out(setting.label)
+
     @property
     def reference(self) -> Setting:
         """Return the setting that the others are compared with."""
@@ -174,11 +167,6 @@ class Study:
     def runs(self) -> list[StudyRun]:
         """Return all runs, by setting."""
         return [run for _, run in self.each]
-
-    @property
-    def planned_steps(self) -> list[int]:
-        """Return the numbers of steps that its runs are set for, ascending."""
-        return sorted({run.planned_steps for run in self.runs if run.planned_steps})
 
     @property
     def each(self) -> list[tuple[Setting, StudyRun]]:
@@ -213,51 +201,13 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     return [" ".join(f"{short[name]}={value}" for name, value in pairs) or "the default" for pairs in parts]
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """The difference of a setting from the reference, and the data behind it."""
-
-    one: Setting
-    reference: Setting
-    difference: Difference
-    n_problems: int  # that they were compared on
-    most_answered: int  # the largest number of problems that a run answered, where all problems count
-    by_seed: Mapping[int, float]  # seed that both have -> mean difference
-    means: tuple[float, float]  # accuracy of the setting, of the reference
-    fixed: bool  # no model was trained here
-    on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
-
-
-def pair(one: Setting, reference: Setting, among: set[str] | None, on_purpose: Sequence[str]) -> Pairing | None:
-    """Return the difference over the problems that every run of both settings answered (`among` them), or None."""
-    answered = [set(final.problems) for final in (*one.finals, *reference.finals)]
-    common = set.intersection(*answered) if answered else {"all"}
-    problems = sorted(common if among is None else common & among)
-    if not one.accuracies or not reference.accuracies or not problems:
-        return None
-    questions = one.questions | reference.questions
-    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
-    return Pairing(
-        one,
-        reference,
-        compared(a, b),
-        len(problems),
-        max(map(len, answered), default=0) if among is None else len(problems),
-        {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())},
-        (float(np.mean([of.mean() for of in a.values()])), float(np.mean([of.mean() for of in b.values()]))),
-        all(run.settings.get("algorithm") in NO_TRAINING for run in (*one.runs, *reference.runs)),
-        on_purpose,
-    )
-
-
 def correctness(setting: Setting, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
     """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
     names = [questions.get(name, name) for name in problems]
     right: dict[int, Floats] = {}
     for run in setting.runs:
-        if run.final is not None:
-            answers = run.final.problems
-            right[run.seed] = of_clusters(np.array([answers[name].share for name in problems]), names)
+        if run.final:
+            right[run.seed] = of_clusters(np.array([run.final[name].share for name in problems]), names)
         elif run.accuracy is not None:  # it diverged at once
             right[run.seed] = np.zeros(len(set(names)))
     return right
@@ -278,13 +228,13 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
 
     In place of a hash or a count stand the settings behind it.
     """
-    measured = [run for run in (*reference.runs, *setting.runs) if run.final is not None and run.state != RUNNING]
-    runs = [run for run in measured if run.protocol is not None or run.settings]  # a file of results does not say
+    measured = [run for run in (*reference.runs, *setting.runs) if run.final and run.state != RUNNING]
+    runs = [run for run in measured if run.protocol or run.settings]  # a file of results does not say
     lines, intended = list[str](), list[str]()
     for run in runs:
         first = runs[0]
         one, two = first.protocol, run.protocol
-        if one is None or two is None:
+        if not (one and two):
             one, two = ({n: v for n, v in r.settings.items() if is_below(n, MEASURED_BY)} for r in (first, run))
         differing: dict[str, str] = {}  # part of the protocol -> line
         for line in differences(one, two):
@@ -302,7 +252,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
         ]
         lines += behind
         lines += [line for part, line in differing.items() if part not in DECIDED_BY or not behind]
-    mine, its = ((s.finals[0].problems if s.finals else {}) for s in (setting, reference))
+    mine, its = (next(iter(one.finals), {}) for one in (setting, reference))
     renamed = [name for name in sorted(mine.keys() & its.keys()) if mine[name].question != its[name].question]
     lines += [f"what problem {name} asks: one thing and another" for name in renamed[:1]]
     return list(dict.fromkeys(lines)), list(dict.fromkeys(intended))
@@ -360,10 +310,10 @@ def half_of(question: str) -> str:
 def half(settings: Iterable[Setting], which: str) -> set[str]:
     """Return the problems of a half that any run of the settings answered."""
     finals = [final for setting in settings for final in setting.finals]
-    return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == which}
+    return {name for final in finals for name, p in final.items() if half_of(p.question) == which}
 
 
-def mean_on_half(setting: Setting, which: str) -> float:
-    """Return the mean accuracy over the seeds of a setting on a half of the problems; -1 without any."""
-    means = setting.means(half([setting], which))
+def choosing_mean(setting: Setting) -> float:
+    """Return the mean accuracy over the seeds of a setting on the half of the problems that chooses; -1 without any."""
+    means = setting.means(half([setting], CHOOSING))
     return float(np.mean(means)) if means else -1.0

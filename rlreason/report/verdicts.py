@@ -1,19 +1,29 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlreason.report.content import Verdict, counted
-from rlreason.report.study import CHOOSING, RUNNING, Pairing, Setting, Study, StudyRun, mean_on_half, pair, unequal
-from rlreason.runtime.statistics import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
+from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
+from rlreason.runtime.statistics import (
+    LEVEL,
+    PROBLEMS,
+    SEEDS,
+    UNPAIRED,
+    Difference,
+    Floats,
+    compared,
+    holm,
+    seeds_needed,
+)
 from rlreason.runtime.text import few
-from rlreason.sweeps.state import WAITING, Key, RunState
+from rlreason.sweeps.state import WAITING
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
-WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
 #: Headline of a verdict (its word unless it has another) -> its verb in a summary, of one setting and of several,
 #: in the order of the summary.
@@ -58,9 +68,8 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def sentence(names: tuple[str, str], pairing: Pairing, outcome: str, comparisons: int, equal_within: float) -> str:
+def sentence(a: str, b: str, difference: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
     """Return an outcome in words, for a setting and a reference of these names."""
-    (a, b), difference = names, pairing.difference
     if outcome in ("better", "worse"):
         return f"{a} is {outcome} than {b} by {size(difference.mean)} accuracy points ({interval(difference)})."
     low, high = signed(difference.low), signed(difference.high)
@@ -79,8 +88,6 @@ def settling(difference: Difference, comparisons: int) -> str:
     if difference.low > 0 or difference.high < 0:
         return ""
     if abs(difference.mean) < 0.0005:
-        if difference.high - difference.low > WIDE:
-            return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
     needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
     if needed is not None:
@@ -114,7 +121,36 @@ def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
 
 GRADIENT = "train/grad_norm"
 CURVES = (GRADIENT, "reward/", "rollout/length", "eval/")  # that equal runs have in common to the last bit
+NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The difference of a setting from the reference, and the data behind it."""
+
+    one: Setting
+    reference: Setting
+    difference: Difference
+    correct: tuple[Mapping[int, Floats], Mapping[int, Floats]]  # of both: seed -> correctness on each question
+    n_problems: int  # that they were compared on
+    most_answered: int  # the largest number of problems that a run answered, where all problems count
+    on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
+
+
+def pair(one: Setting, study: Study, on_purpose: Sequence[str]) -> Pairing | None:
+    """Return the difference over the problems that every run of both settings answered, or None."""
+    reference = study.reference
+    answered = [set(final) for final in (*one.finals, *reference.finals)]
+    common = set.intersection(*answered) if answered else {"all"}
+    problems = sorted(common if study.among is None else common & study.among)
+    if not one.accuracies or not reference.accuracies or not problems:
+        return None
+    questions = one.questions | reference.questions
+    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
+    n = len(problems)
+    most = max(map(len, answered), default=0) if study.among is None else n
+    return Pairing(one, reference, compared(a, b), (a, b), n, most, on_purpose)
 
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
@@ -122,7 +158,7 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
     reference, found = study.reference, list[Pairing | Verdict]()
     for one in study.settings[1:]:
         differing, on_purpose = unequal(one, reference, study.on_purpose)
-        pairing = None if differing else pair(one, reference, study.among, on_purpose)
+        pairing = None if differing else pair(one, study, on_purpose)
         found.append(pairing or _not_compared(one, reference, differing))
     adjusted = holm([one.difference.p for one in found if isinstance(one, Pairing)])
     comparisons, p_of = len(adjusted), iter(adjusted)
@@ -131,11 +167,13 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
 
 def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) -> Verdict:
     """Return the verdict on a setting. `p`: corrected for so many comparisons."""
-    one, reference, difference = pairing.one, pairing.reference, pairing.difference
+    one, reference, difference, (mine, its) = pairing.one, pairing.reference, pairing.difference, pairing.correct
+    by_seed = {seed: float((mine[seed] - its[seed]).mean()) for seed in sorted(mine.keys() & its.keys())}
+    trained = any(run.settings.get("algorithm") not in NO_TRAINING for run in (*one.runs, *reference.runs))
     models = "same" if -equal_within < difference.low and difference.high < equal_within else "cannot tell"
     if p <= LEVEL:
         models = "better" if difference.mean > 0 else "worse"
-    one_seed = difference.over == PROBLEMS and not pairing.fixed  # which compares trained models but not settings
+    one_seed = difference.over == PROBLEMS and trained  # which compares trained models but not settings
     outcome = "cannot tell" if one_seed else models
     diverged, measured = sum(run.diverged for run in one.runs), len(one.accuracies)
     word, headline = "diverged" if diverged else outcome, ""
@@ -143,42 +181,37 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         headline = "diverged in some seeds"
     elif word == "cannot tell" and one_seed:
         headline = "one seed"
-    names = a, b = one.label, reference.name
-    if equal := not pairing.fixed and _equal_bit_for_bit(one, reference):
-        parts = [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
+    a, b, parts = one.label, reference.name, list[str]()
+    if equal := trained and _equal_bit_for_bit(one, reference):
+        parts += [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
         outcome, word, headline = "same", "same", ""
     elif one_seed:
         model, other = (
-            s.label + (f", seed {min(pairing.by_seed)}" if len(s.accuracies) > 1 and pairing.by_seed else "")
-            for s in (one, reference)
+            s.label + (f", seed {min(by_seed)}" if len(s.accuracies) > 1 and by_seed else "") for s in (one, reference)
         )
-        text = sentence((f"Model {model}", other), pairing, models, comparisons, equal_within)
-        parts = ["One seed on a side: this compares these trained models, not the settings."]
-        parts.append(text.replace("(95%", "(over problems only, 95%"))
-    elif diverged and difference.over != PROBLEMS:
-        parts = [f"{a} diverged in {diverged} of {counted(measured, 'seed')}."]
-        if outcome in ("better", "worse"):
-            ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {b}"
-            parts.append(f"Counted as it is, it ends {ends} ({interval(difference)}).")
-        else:
-            parts.append(sentence(names, pairing, "cannot tell", comparisons, equal_within))
-            parts.append(settling(difference, comparisons))
+        text = sentence(f"Model {model}", other, difference, models, comparisons, equal_within)
+        parts += ["One seed on a side: this compares these trained models, not the settings."]
+        parts += [text.replace("(95%", "(over problems only, 95%")]
     else:
-        parts = [sentence(names, pairing, outcome, comparisons, equal_within)]
-        if outcome == "cannot tell" and not pairing.fixed and difference.seeds != 2:  # no forecast from two numbers
-            parts.append(settling(difference, comparisons))
+        if diverged:
+            parts += [f"{a} diverged in {diverged} of {counted(measured, 'seed')}, counted as it ended."]
+        parts += [sentence(a, b, difference, outcome, comparisons, equal_within)]
+        if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
+            parts += [settling(difference, comparisons)]
     if outcome in ("cannot tell", "same") and not equal:
-        if max(pairing.means) < SATURATED[0]:
-            parts.append(f"Both are below {SATURATED[0]:.0%}: this task cannot separate them.")
-        elif min(pairing.means) > SATURATED[1]:
-            parts.append(f"Both are above {SATURATED[1]:.0%}: this task cannot separate them.")
-    if outcome == "cannot tell" and difference.seeds == 2 and not pairing.fixed:
+        means = [np.mean([of.mean() for of in side.values()]) for side in pairing.correct]
+        if max(means) < SATURATED[0]:
+            parts += [f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."]
+        elif min(means) > SATURATED[1]:
+            parts += [f"Both are above {SATURATED[1]:.0%}: this task cannot separate them."]
+    if outcome == "cannot tell" and difference.seeds == 2 and trained:
         width = size(difference.high - difference.low)
-        parts.append(f"Two seeds say little of their own spread (the interval is {width} points wide): take four.")
-    unpaired = difference.over == UNPAIRED
-    seeds = f"{difference.seeds} or more seeds, unpaired" if unpaired else f"{difference.seeds} paired seeds"
-    if difference.over == PROBLEMS:
-        seeds = "one seed on a side"
+        parts += [f"Two seeds say little of their own spread (the interval is {width} points wide): take four."]
+    seeds = {
+        SEEDS: f"{difference.seeds} paired seeds",
+        UNPAIRED: f"{difference.seeds} or more seeds, unpaired",
+        PROBLEMS: "one seed on a side",
+    }[difference.over]
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
     return Verdict(
         a,
@@ -188,7 +221,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         f"{seeds} \N{MIDDLE DOT} {counted(difference.problems, 'problem')} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
-        {} if unpaired else pairing.by_seed,
+        {} if difference.over == UNPAIRED else by_seed,
         (one.typed, reference.typed),
         outcome,
         headline,
@@ -200,7 +233,7 @@ def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
 
     def figures_of(run: StudyRun) -> tuple[Any, ...]:
         curves = {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
-        return run.final and run.final.problems, curves
+        return run.final, curves
 
     mine, its = ({run.seed: figures_of(run) for run in setting.runs} for setting in (one, other))
     measured = all(GRADIENT in run.series and (run.final or run.accuracy is None) for run in one.runs)
@@ -239,7 +272,7 @@ def caveats_of(pairing: Pairing) -> list[str]:
     caveats += [text for setting in sides for run in setting.runs if (text := _caveat_of(run, setting))]
     if diverged := sum(run.diverged for run in reference.runs):
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
-    mine, its = ({run.seed for run in s.runs if run.accuracy is not None} for s in sides)
+    mine, its = (side.keys() for side in pairing.correct)
     if pairing.difference.over == UNPAIRED:
         caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
     elif mine != its and mine & its:
@@ -250,10 +283,10 @@ def caveats_of(pairing: Pairing) -> list[str]:
         caveats.append(f"Compared on the {len(mine & its)} that they share.")
     if pairing.n_problems < pairing.most_answered:
         short = sorted(
-            (len(run.final.problems), f"seed {run.seed} of {setting.label}")
+            (len(run.final), f"seed {run.seed} of {setting.label}")
             for setting in sides
             for run in setting.runs
-            if run.final is not None and len(run.final.problems) < pairing.most_answered
+            if run.final and len(run.final) < pairing.most_answered
         )
         lack = few([f"{who} answered {n:,}" for n, who in short], 2)
         common = f"{pairing.n_problems:,} of {pairing.most_answered:,} problems that all runs answered"
@@ -270,14 +303,12 @@ def caveats_of(pairing: Pairing) -> list[str]:
 
 def _caveat_of(run: StudyRun, setting: Setting) -> str:
     """Return how a run that did not finish enters the comparison; "" for one that did."""
-    who, step = f"Seed {run.seed} of {setting.label}", run.totals.get("step")
-    if step is None:
-        step = (run.final.step or 0) if run.final else 0
-    if run.final is not None and not run.ended:
+    who, step = f"Seed {run.seed} of {setting.label}", run.totals.get("step", 0)
+    if run.final and not run.ended:
         planned = f" of {run.planned_steps}" if run.planned_steps else ""
         how = "failed" if run.state == "failed" else "stopped"
         return f"{who} {how} at step {step:.0f}{planned} and enters with what it had reached."
-    if run.final is not None and run.state == "stopped":
+    if run.final and run.state == "stopped":
         return f"{who} was ended at step {step:.0f} ({run.status}) and enters with what it had reached."
     if run.status == WAITING:
         return f"{who} does not enter: it has not begun, or its folder is gone."
@@ -289,13 +320,4 @@ def _caveat_of(run: StudyRun, setting: Setting) -> str:
 
 def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
-    return max(study.settings, key=lambda one: (mean_on_half(one, CHOOSING), one is study.reference))
-
-
-def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
-    """Return the number of settings in `everyone` if that of `runs` was the best, and they are 3 or more; else 0."""
-    by_setting: dict[Key, list[float]] = {}
-    for run in everyone:
-        by_setting.setdefault(run.key, []).append(run.accuracy or 0.0)
-    best = max(by_setting, key=lambda key: np.mean(by_setting[key]))
-    return len(by_setting) if len(by_setting) >= 3 and {run.key for run in runs} == {best} else 0
+    return max(study.settings, key=lambda one: (choosing_mean(one), one is study.reference))

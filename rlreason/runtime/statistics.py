@@ -239,9 +239,8 @@ def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_e
     """Add t_{dof, 1 - level/2} se_seeds and z_{1 - level/2} se_extra in quadrature; z is t of few problems."""
     from scipy.special import ndtri, stdtrit  # here: a tenth of a second to import
 
-    z = float(ndtri(1 - level / 2))
-    t = z if math.isinf(dof) else float(stdtrit(dof, 1 - level / 2))
-    of_problems = z if math.isinf(dof_extra) else float(stdtrit(dof_extra, 1 - level / 2))
+    share = 1 - level / 2
+    t, of_problems = (float(ndtri(share) if math.isinf(of) else stdtrit(of, share)) for of in (dof, dof_extra))
     return math.hypot(t * se_seeds, of_problems * se_extra)
 
 

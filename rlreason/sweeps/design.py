@@ -118,7 +118,13 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
     given_way = typed.keys() | {key for key, meant in MEANS.items() if typed.keys() >= set(meant)}
     words = [f"{key}={value}" for key, value in file.axes.items() if key_of(key) not in given_way]
     of_file = [o for o in parsed(words) if o.is_sweep_override() or not _covered(_key(o), typed)]
-    axes = {o.get_key_element(): _values(o) for o in (*ours, *of_file) if o.is_sweep_override()}
+    axes: dict[str, list[str]] = {}
+    for override in (o for o in (*ours, *of_file) if o.is_sweep_override()):
+        key = override.get_key_element()
+        values = [_canonical_word(f"{key}={value}") for value in override.sweep_string_iterator()]
+        if not values:
+            raise ConfigError(f"{override.input_line} holds no value: give at least one")
+        axes[key] = list(dict.fromkeys(values))
     for cell in file.cells:
         goes_on = any(BESIDE in word for word in cell)  # with a model, which may be typed
         for word in cell:
@@ -127,7 +133,13 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
                 whose = f"the cells of sweep={file.name}, which are there to differ in it"
                 raise ConfigError(f"{given.input_line} takes {word} away from {whose}: leave one of them out")
     shared = [str(o.input_line) for o in ours if not o.is_sweep_override()]
-    shared += _not_set(carried, typed, file, note)
+    own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
+    own |= (file.chosen & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set()) | with_meant(typed)
+    for word in carried:
+        if _covered(key_of(word), own):
+            note(f"note: {word} is not carried on: it was typed, or this sweep sets it itself")
+        else:
+            shared.append(_canonical_word(word))
     shared += [str(o.input_line) for o in of_file if not o.is_sweep_override()]
     for key in [key for key, values in axes.items() if len(values) == 1 and key != "seed"]:
         shared += axes.pop(key)
@@ -150,15 +162,6 @@ def _covered(key: str, typed: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(f"{one}.") for one in typed)
 
 
-def _values(override: Override) -> list[str]:
-    """Return the overrides that a sweep over one key stands for, each once."""
-    key = override.get_key_element()
-    values = [_canonical_word(f"{key}={value}") for value in override.sweep_string_iterator()]
-    if not values:
-        raise ConfigError(f"{override.input_line} holds no value: give at least one")
-    return list(dict.fromkeys(values))
-
-
 def canonical(value: str) -> str:
     """Return a number in its shortest spelling, so that it is the same in every name; other text unchanged.
 
@@ -176,19 +179,6 @@ def canonical(value: str) -> str:
 def _canonical_word(word: str) -> str:
     key, equals, value = word.partition("=")
     return f"{key}{equals}{canonical(value)}"
-
-
-def _not_set(carried: Sequence[str], typed: Iterable[str], file: SweepFile, note: Note) -> list[str]:
-    """Return the carried overrides that were neither typed nor set by the sweep itself; report the others."""
-    own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
-    own |= (file.chosen & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set())
-    typed, kept = with_meant(typed), []
-    for word in carried:
-        if _covered(key_of(word), typed | own):
-            note(f"note: {word} is not carried on: it was typed, or this sweep sets it itself")
-        else:
-            kept.append(_canonical_word(word))
-    return kept
 
 
 def folder_of(overrides: Sequence[str], swept: Sequence[str], base: DictConfig, sweep_name: str | None = None) -> Path:

@@ -114,7 +114,7 @@ def jobs_of(
     a time, others as many as there are processors. `ConfigError`, or a line in `absent`, for GPUs that are not there.
     """
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
-    launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs), default=1)
+    launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs))
     gpus, each = machine_gpus(os.environ, note) if launcher in HERE else [], needed if per_run is None else per_run
     if per_run and launcher in (JOBLIB, LOCAL):
         raise ConfigError(f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave one of them out")
@@ -132,10 +132,10 @@ def jobs_of(
         absent.append(wrong)
         gpus = []
     width, own = jobs or 1, dict[str, Any]()
-    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs)) or 1
+    at_once = min(jobs or (1 if gpus else usable_processors()), len(runs))
     if launcher == PROCESSES:
         most = len(gpus) // each if gpus and each else jobs or 1
-        width = min(jobs or most, most, len(runs)) or 1
+        width = min(jobs or most, most, len(runs))
         own = {"jobs": width, "gpus": gpus if each else [], "gpus_per_run": each}
         if any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs):
             own["preload"] = "false"  # vLLM decides by the GPUs that there are as it is loaded
@@ -145,7 +145,7 @@ def jobs_of(
     elif launcher == LOCAL:  # it hides the GPUs from its jobs unless told how many
         width, own = at_once, {"timeout_min": WEEK} | ({"gpus_per_node": len(gpus)} if gpus else {})
     elif launcher == SLURM:  # whose machines are assumed to be like this one
-        width, n = min(jobs or len(runs), len(runs)) or 1, each if per_run or torch_has_gpus() else 0
+        width, n = min(jobs or len(runs), len(runs)), each if per_run or torch_has_gpus() else 0
         processors, memory = WITH_GPU if n else WITHOUT
         own = {"timeout_min": DAY, "max_num_timeout": TIMEOUTS}
         own |= {"cpus_per_task": processors * max(1, n), "mem_gb": memory * max(1, n)}
@@ -210,7 +210,13 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
 
     folder, several = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
-    context = _fork_server(PRELOADED if launcher.preload else ())
+    place_sockets()
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED) if launcher.preload else [])
+    resource_tracker.ensure_running()  # which unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)  # none ends the server before its processes
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     free, running, results = _places(launcher), dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
     waiting = list(enumerate(job_overrides, first))
     try:
@@ -232,7 +238,15 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
             for sentinel in connection.wait(list(running)):
                 job, process, receiver = running.pop(sentinel)  # type: ignore[arg-type]
                 free.append((job.gpus, job.processors))
-                results[job.number] = _result(job, process, receiver)
+                process.join()
+                result, code = JobReturn(overrides=list(job.overrides)), process.exitcode
+                try:
+                    result.status, result.return_value = receiver.recv()
+                except EOFError:
+                    why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                    result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
+                receiver.close()
+                results[job.number] = result
                 text = outcome_text(folder, job.name, results[job.number])
                 print(f"== {job.name}: {text}; {len(results)} of {len(job_overrides)} done", flush=True)
     except BaseException:
@@ -270,31 +284,6 @@ def failure(result: Any) -> Exception | None:
     """Return the error of a job of Hydra's, None where it succeeded."""
     value = result._return_value  # its property prints the error and raises it
     return value if isinstance(value, Exception) else None
-
-
-def _fork_server(modules: Sequence[str]) -> Any:
-    """Return a context whose processes are forked from one with these modules, which no signal ends before them."""
-    place_sockets()
-    context = get_context("forkserver")
-    context.set_forkserver_preload(list(modules))
-    resource_tracker.ensure_running()  # which unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
-
-
-def _result(job: _Job, process: Any, receiver: Connection) -> Any:
-    """Return Hydra's result of a job that has ended."""
-    process.join()
-    result, code = JobReturn(overrides=list(job.overrides)), process.exitcode
-    try:
-        result.status, result.return_value = receiver.recv()
-    except EOFError:
-        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
-    receiver.close()
-    return result
 
 
 def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:

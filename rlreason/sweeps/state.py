@@ -32,6 +32,8 @@ FEWEST_SEEDS = 3  # that must have ended before a sweep stops a setting
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
 Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
+#: The report's result for a setting: accuracy with its 95% interval, if any, and the verdict in a word.
+Judged = tuple[tuple[float, float, float] | None, str]
 
 FILE = "sweep.json"
 REFERENCE = "reference"
@@ -168,14 +170,6 @@ class SweepState:
         return "finished" if all(run.of_its_own for run in self.runs) else "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedSetting:
-    """The report's result for a setting: accuracy with its 95% interval, and the verdict in a word."""
-
-    accuracy: tuple[float, float, float] | None
-    verdict: str
-
-
 def setting_text(setting: Setting) -> str:
     """Return a setting as it is typed.
 
@@ -236,7 +230,14 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
     if summary is None:
-        now.status, now.reason = _status_without_summary(run, place)
+        now.status, now.reason = WAITING, ""
+        status, reason = read_status(place), read_ending(place).get("reason", "")
+        if status == "running" and holder(place) is None:
+            now.status, now.reason = "interrupted", KILLED
+        elif status and (not ended_by_itself(status) or status == DOMINATED or (place / SUMMARY).exists()):
+            now.status, now.reason = status, reason
+        elif run.status in ("failed", DOMINATED):
+            now.status, now.reason = run.status, run.reason
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
     for name in ("accuracy", "accuracy_before", "score", "length"):
@@ -250,16 +251,6 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     now.protocol = (summary.get("protocol") or {}).get("hash")
     now.seconds = number(summary.get("seconds")) or run.seconds
     return now
-
-
-def _status_without_summary(run: RunState, place: Path) -> tuple[str, str]:
-    """Return the status and reason of a run that has left no readable `summary.json`."""
-    status, reason = read_status(place), read_ending(place).get("reason", "")
-    if status == "running" and holder(place) is None:
-        return "interrupted", KILLED
-    if status is not None and (not ended_by_itself(status) or status == DOMINATED or (place / SUMMARY).exists()):
-        return status, reason
-    return (run.status, run.reason) if run.status in ("failed", DOMINATED) else (WAITING, "")
 
 
 def _parsed(path: Path) -> SweepState | None:

@@ -19,7 +19,7 @@ from rlreason.sweeps.state import (
     FILE,
     REFERENCE,
     WAITING,
-    JudgedSetting,
+    Judged,
     Key,
     RunState,
     SweepState,
@@ -50,6 +50,12 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     rewards, mixed = {one.evaluation.reward for one in runs.values() if works_on_a_model(one)}, ""
     if "prompt.reward" in design.axes and len(rewards) > 1:  # a sweep of prompts, or of eval.reward, means to differ
         mixed = f"accuracies by {few(sorted(rewards))} are not compared: add eval.reward=r1_zero"
+    same: dict[str, dict[str, None]] = {}  # formula -> settings
+    for name, one in ((setting_text(state.setting), runs[state.name]) for state in design.runs):
+        if isinstance(one, GRPOConfig) and one.ratio_is_one and one.loss.loss_type in ONE_ON_POLICY:
+            formula = replace(one, seed=0, loss=type(one.loss)(ONE_ON_POLICY[0]))
+            same.setdefault(repr(formula), {})[name] = None
+    why = "are one formula here: with one update per rollout batch the ratio is 1, and the runs are equal"
     launcher_settings = [word.removeprefix("hydra.launcher.") for word in jobs.words]
     gpus = f"{jobs.gpus_per_run} a run" if jobs.gpus_per_run else "every run sees all of them"
     lines = {
@@ -58,7 +64,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         f"{len(ended)} ended before",
         "varies": "; ".join(f"{axis}={','.join(of)}" for axis, of in values.items()) or "the seed alone",
         "compared": compared if len(settings) > 1 else "",
-        "alike": "; ".join(one_formula(design, runs)),
+        "alike": "; ".join(f"{' and '.join(names)} {why}" for names in same.values() if len(names) > 1),
         "! reward": mixed,
         "time": _time(ended, left, jobs.side_by_side),
         "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
@@ -68,17 +74,6 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "can show": _can_show(design, run, min(asked, default=None)),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
-
-
-def one_formula(design: SweepState, runs: Mapping[str, AnyRunConfig]) -> list[str]:
-    """Return a line for each group of settings that are the same formula under the rest of their settings."""
-    called: dict[str, dict[str, None]] = {}
-    for name, run in ((setting_text(one.setting), runs[one.name]) for one in design.runs):
-        if isinstance(run, GRPOConfig) and run.ratio_is_one and run.loss.loss_type in ONE_ON_POLICY:
-            alike = replace(run, seed=0, loss=type(run.loss)(ONE_ON_POLICY[0]))
-            called.setdefault(repr(alike), {})[name] = None
-    why = "are one formula here: with one update per rollout batch the ratio is 1, and the runs are equal"
-    return [f"{' and '.join(names)} {why}" for names in called.values() if len(names) > 1]
 
 
 def _time(ended: Sequence[RunState], left: int, jobs: int) -> str:
@@ -140,7 +135,7 @@ def problems_of(run: RunConfig) -> int | None:
 # The table at the end
 
 
-def settings_table(state: SweepState, judged: Mapping[Key, JudgedSetting]) -> str:
+def settings_table(state: SweepState, judged: Mapping[Key, Judged]) -> str:
     """Return the table of settings, best mean first, with the swept axes as columns.
 
     Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
@@ -158,19 +153,20 @@ def settings_table(state: SweepState, judged: Mapping[Key, JudgedSetting]) -> st
     digits, rows = 1 if scores else 3, list[tuple[float, list[str]]]()
     head = [*state.axes, "seeds", "score" if scores else "accuracy", f"95%, over {over}", "verdict", "length", "status"]
     for key in dict.fromkeys(run.key for run in state.runs):
-        runs, setting, by_report = [run for run in state.runs if run.key == key], dict(key), judged.get(key)
+        runs, setting = [run for run in state.runs if run.key == key], dict(key)
+        accuracy, verdict = judged.get(key, (None, "-"))
         values = [run.figure for run in runs if run.figure is not None]
         lengths = [run.length for run in runs if run.length is not None]
         mean, *ends = mean_interval(values) if len(values) > 1 else values or [math.nan]
-        if values and by_report is not None and by_report.accuracy is not None:
-            mean, *ends = by_report.accuracy
+        if values and accuracy is not None:
+            mean, *ends = accuracy
         status = ", ".join(f"{n} {name}" for name, n in Counter(run.status for run in runs).items())
         row = [
             *(setting.get(axis, "-") for axis in state.axes),
             f"{len(values)}" if len(values) == len(runs) else f"{len(values)} of {len(runs)}",
             f"{mean:.{digits}f}" if values else "-",
             " to ".join(f"{end:.{digits}f}" for end in ends) or "-",
-            by_report.verdict if by_report else "-",
+            verdict,
             f"{sum(lengths) / len(lengths):.1f}" if lengths else "-",
             status.removeprefix(f"{len(runs)} ") + (f" ({REFERENCE})" if setting == state.reference else ""),
         ]
@@ -185,7 +181,7 @@ def _seed_counts(state: SweepState) -> set[int]:
     return set(Counter(run.key for run in state.runs if run.figure is not None).values())
 
 
-def closing(state: SweepState, folder: Path, judged: Mapping[Key, JudgedSetting]) -> str:
+def closing(state: SweepState, folder: Path, judged: Mapping[Key, Judged]) -> str:
     """Return the table followed by its notes, one a line. `judged`: from the report."""
     lines = [settings_table(state, judged)]
     if 1 in _seed_counts(state):

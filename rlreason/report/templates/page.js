@@ -7,7 +7,7 @@
   const colours = new Map(page.settings.map((label, place) => [label, place]));
   const state = { hidden: new Set(), axis: "step", seeds: true, zoom: null, keyboardX: null, changes: 0 };
 
-  // ---- the rows that a figure shows, by data set (as rows_of of charts.py) ----
+  // ---- the rows that a figure shows, by data set (as rows_of of documents.py) ----
   const isInZoom = ({ x, y }) => !state.zoom || y === undefined || (x >= state.zoom[0] && x <= state.zoom[1]);
   const isShown = (row) => !state.hidden.has(row.setting) && isInZoom(row);
   function rowsOf({ rows, curves }) {
