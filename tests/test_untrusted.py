@@ -86,6 +86,7 @@ def command():
     console.table(hostile)
     console.progress(hostile)
     with console.wait(hostile, more=lambda: hostile) as wait:
+        console.part(hostile)
         while not wait.shown:
             time.sleep(0.05)
     print_stderr(hostile)

@@ -46,10 +46,12 @@ def clock(seconds: float) -> str:
 
 @dataclass
 class Wait:
-    """A long activity on the console: its line, its end, and whether it was ever shown."""
+    """A long activity on the console: its name, its line, its end, and whether it was ever shown."""
 
+    what: str
     text: str
     more: Callable[[], str]  # returns the part of the line that changes all the time
+    thread: int = field(default_factory=threading.get_ident)
     began: float = field(default_factory=time.monotonic)
     over: threading.Event = field(default_factory=threading.Event)
     shown: bool = False
@@ -118,7 +120,7 @@ class Console:
         `more` returns the rest of the line each time it is shown.
         """
         alive()
-        wait = Wait(what, more)
+        wait = Wait(what, what, more)
         watcher = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
         self._waits.append(wait)
         watcher.start()
@@ -139,6 +141,12 @@ class Console:
             with self.wait(f"{what} {place + 1}/{count}"):
                 item = next(items)
             yield item
+
+    def part(self, text: str) -> None:
+        """Set the progress of the innermost wait, such as `3/16 responses`; calls from other threads are ignored."""
+        alive()
+        if self._waits and (wait := self._waits[-1]).thread == threading.get_ident():
+            wait.text = f"{wait.what}: {text}"
 
     def _watch(self, wait: Wait) -> None:
         with suppress(OSError):  # the terminal was closed

@@ -190,7 +190,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if not 0 < arguments.timeout <= 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
     with console.wait(f"checking {arguments.module}"):
-        figures = check_module(arguments.module, arguments.course, arguments.timeout, console.progress)
+        figures = check_module(arguments.module, arguments.course, arguments.timeout, console.part)
     return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
 
 
