@@ -16,7 +16,7 @@ from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import SUMMARY
-from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, LoggedRun, Logger, Loggers, WandbLogger
+from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, Loggers, WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
@@ -52,7 +52,7 @@ def trackio(place) -> Any:
 
 def wandb_logger(place: Path, **settings: Any) -> WandbLogger:
     """A W&B logger that sends nothing anywhere; the fixture ends it."""
-    return WandbLogger(LoggedRun(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, "run1"))
+    return WandbLogger(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, "run1")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,7 @@ def records(file: Path) -> list[wandb_internal_pb2.Record]:
     """What an offline run wrote: LevelDB's log format, blocks of 32 KiB, to where it breaks off."""
     data, position, whole, out = file.read_bytes(), 7, b"", []
     while position + 7 <= len(data):
-        left = 32768 - position % 32768
-        if left < 7:
+        if (left := 32768 - position % 32768) < 7:
             position += left
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
@@ -134,10 +133,6 @@ def test_nothing_is_printed_and_every_row_and_every_table_stands_at_its_counters
     assert any(name.startswith("generations/rollouts/") for name in rows[1])
 
 
-def texts(events: EventAccumulator, tag: str) -> list[tuple[int, str]]:
-    return [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(f"{tag}/text_summary")]
-
-
 def logged_to(place: Path, *names: str, messages: list[str] | None = None) -> Loggers:
     """Loggers that have got the same from a run: a row, another with numbers that are none, a table, the end."""
     loggers = Loggers(([] if messages is None else messages).append)
@@ -158,11 +153,12 @@ def test_tensorboard_draws_each_metric_over_its_counter_and_shows_texts_as_they_
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(2, 0.25), (2, math.inf)]
     first, second = events.Scalars("train/loss")
     assert (first.step, first.value, second.step, math.isnan(second.value)) == (5, 0.5, 6, True)
-    ((step, shown),) = texts(events, "generations/evals")
-    assert (step, shown.count("ü ``` <think> |")) == (6, 2)
-    assert all(line.startswith("    ") for line in shown.split("\n"))  # nothing in it is read as Markdown
-    assert "    seed: 0" in texts(events, "config")[0][1]
-    assert "    status: finished" in texts(events, "summary")[0][1]
+    texts = {tag: events.Tensors(f"{tag}/text_summary")[0] for tag in ("generations/evals", "config", "summary")}
+    responses, config, summary = (text.tensor_proto.string_val[0].decode() for text in texts.values())
+    assert (texts["generations/evals"].step, responses.count("ü ``` <think> |")) == (6, 2)
+    assert all(line.startswith("    ") for line in responses.split("\n"))  # nothing in it is read as Markdown
+    assert "    seed: 0" in config
+    assert "    status: finished" in summary
     assert capfd.readouterr() == ("", "")
 
 
@@ -215,7 +211,7 @@ def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
 @pytest.mark.parametrize("at", ["log", "table", "finish"])
 def test_a_logger_that_raises_is_dropped_with_one_line_and_the_others_go_on(place, monkeypatch, at):
     """Bug: a service's error ends the run, or is printed at every row."""
-    services = {name: Mock(spec=Logger, cure="wait", place="here") for name in ("wandb", "trackio")}
+    services = {name: Mock(cure="wait", place="here") for name in ("wandb", "trackio")}
     getattr(services["wandb"], at).side_effect = OSError(f"{at}\nbroke")
     for name, service in services.items():
         monkeypatch.setitem(SERVICES, name, lambda *_, service=service: service)
@@ -231,9 +227,10 @@ def test_a_logger_that_raises_is_dropped_with_one_line_and_the_others_go_on(plac
 
 def test_a_run_that_resumes_goes_on_in_the_same_run(place, monkeypatch):
     """Bug: each part of an interrupted run is a run of its own in the service, or a new run continues an old one."""
-    began = list[LoggedRun]()
-    monkeypatch.setitem(SERVICES, "trackio", lambda run: began.append(run) or Mock(place=""))
+    service = Mock(return_value=Mock(place=""))
+    monkeypatch.setitem(SERVICES, "trackio", service)
     for resumed in (False, True, False):
         Loggers().start(LoggerConfig(trackio=True), place, {}, resumed)
-    assert [run.resumed for run in began] == [False, True, False]
-    assert [run.id == began[0].id for run in began] == [True, True, False]
+    ids, resumes = zip(*(call.args[3:] for call in service.call_args_list), strict=True)
+    assert resumes == (False, True, False)
+    assert [id == ids[0] for id in ids] == [True, True, False]

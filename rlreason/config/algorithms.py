@@ -14,6 +14,7 @@ from rlreason.runtime.plugins import names_function
 from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, text
 
 OF_THE_RUN = ("model", "messages", "n", "max_tokens")  # parts of a request that the run decides itself
+SIDE_BY_SIDE = "strategy in ('best_of_n', 'hybrid')"
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
@@ -275,7 +276,7 @@ class DiscoverConfig(AnyRunConfig):
         "best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a conversation",
         MISSING,
     )
-    replies: int = number(4, "requested at the same time", low=1, high=256, only_if="asks_side_by_side")
+    replies: int = number(4, "requested at the same time", low=1, high=256, only_if=SIDE_BY_SIDE)
     start: str | None = text(None, "a program to begin with; null: the problem's starter")
     history: int = number(4, "previous turns kept, besides the first and the best", high=MADE, only_if="converses")
     restart_after: int | None = number(
@@ -303,14 +304,9 @@ class DiscoverConfig(AnyRunConfig):
             yield f"client.extra={extra} sets {reserved[0]}, which the run itself decides: leave it out"
 
     @property
-    def asks_side_by_side(self) -> bool:
-        """Whether it requests several replies at once."""
-        return self.strategy in ("best_of_n", "hybrid")
-
-    @property
     def side_by_side(self) -> int:
         """Number of replies requested at the same time."""
-        return self.replies if self.asks_side_by_side else 1
+        return self.replies if self.strategy in ("best_of_n", "hybrid") else 1
 
     @property
     def most_spent(self) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rlreason.config.leaves import locate, may_be_hub_name
 from rlreason.errors import Absent
 from rlreason.runtime.plugins import no_reward
-from rlreason.settings import MADE
 
 if TYPE_CHECKING:
     from rlreason.config import data, run, training
@@ -25,8 +24,7 @@ def not_multiple(run: Any, larger: str, smaller: str) -> Broken:
     """Complain if one setting is no positive multiple of another; both by their names."""
     a, b = getattr(run, larger), getattr(run, smaller)
     if b <= 0 or a < b or a % b:
-        divisor = next((d for d in range(min(a, b, MADE), 0, -1) if a % d == 0), 1)
-        yield f"{larger}={a} must be a positive multiple of {smaller}={b}: try {smaller}={divisor}"
+        yield f"{larger}={a} must be a positive multiple of {smaller}={b}: change one of them"
 
 
 def as_eval(group: str, text: str, settings: Any) -> str:

@@ -14,7 +14,7 @@ from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, 
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
-MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # of generated problems
+MOST_STORIES = 20_000  # of generated problems
 RATED = "trains_on(here) and here.pass_rates is not None"
 
 
@@ -225,11 +225,6 @@ class CountdownConfig(CheckedDataConfig):
     def on_hub(self) -> bool:
         """Whether some of it is on the hub, and in no local file."""
         return self.path is not None and not locate(None, self.path) and may_be_hub_name(self.path)
-
-    @property
-    def quickly_read(self) -> bool:
-        """Whether reading it takes little time."""
-        return self.path is None and self.n_train + self.n_validation <= MOST_COUNTDOWNS
 
 
 @dataclass

@@ -142,18 +142,17 @@ def run_name(overrides: Iterable[str]) -> str:
     """
     shown = (re.sub(r"^\w+@(?=eval\.)", "", o) for o in overrides if not o.startswith("sweep="))
     kept = sorted(shown, key=lambda o: (o.startswith("seed="), o))
-    name = ",".join(map(_part, kept)) or "default"
+    parts = []
+    for override in kept:
+        key, _, value = override.partition("=")
+        plain = override == _safe(override) and value.count("=") == value.count(",") == 0
+        short = plain and len(override) <= LONGEST_PART
+        parts.append(override if short else f"{key}={_safe(Path(value).name)[:60]}~{_hash(override)}")
+    name = ",".join(parts) or "default"
     if len(name) <= LONGEST_NAME:
         return name
     end = f"~{_hash(name)}" + f",{kept[-1]}" * kept[-1].startswith("seed=")
     return name[: LONGEST_NAME - len(end)] + end
-
-
-def _part(override: str) -> str:
-    key, _, value = override.partition("=")
-    if override == _safe(override) and len(override) <= LONGEST_PART and value.count("=") == value.count(",") == 0:
-        return override
-    return f"{key}={_safe(Path(value).name)[:60]}~{_hash(override)}"
 
 
 def _safe(text: str) -> str:

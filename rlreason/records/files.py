@@ -266,19 +266,17 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def moments_in(path: Path) -> dict[str, int]:
-    """Return the files with the optimizer's moments and their sizes; none in a checkpoint of a finished run."""
-    return {name: size for name, (size, _) in _listed(path).items() if name == MOMENTS}
+def moments_in(path: Path) -> int:
+    """Return the bytes of the optimizer's moments; 0 in a checkpoint of a finished run."""
+    return _listed(path).get(MOMENTS, (0, ""))[0]
 
 
 def remove_moments(path: Path) -> None:
     """Remove the moments from a checkpoint, from the manifest first, so that the checkpoint stays valid."""
-    moments = moments_in(path)
+    rest = {name: entry for name, entry in _listed(path).items() if name != MOMENTS}
     with explained(path):
-        rest = {name: entry for name, entry in _listed(path).items() if name not in moments}
         write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
-        for name in moments:
-            (path / name).unlink(missing_ok=True)
+        (path / MOMENTS).unlink(missing_ok=True)
 
 
 def linked(source: Path, target: Path) -> None:

@@ -221,12 +221,9 @@ class RunFolder:
     def tail(self, name: str, lines: int) -> list[str]:
         """Return the last lines of a log in the folder that are not blank; [] where there is none."""
         path = self.path / name
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace")
-        except OSError:
+        if not path.is_file():
             return []
+        text = path.read_bytes()[-TAIL_BYTES:].decode("utf-8", "replace")
         filled = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
         return [shorten(line, TAIL_CHARS) for line in filled[-lines:]]
 

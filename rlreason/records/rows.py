@@ -190,8 +190,9 @@ class Counters:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue counting from this state."""
-        for name in ("rollout_step", "train_step", "eval_step", "tokens_generated", "tokens_trained"):
-            setattr(self, name, state[name.replace("tokens_", "tokens/")])
+        self.rollout_step, self.train_step = state["rollout_step"], state["train_step"]
+        self.eval_step = state["eval_step"]
+        self.tokens_generated, self.tokens_trained = state["tokens/generated"], state["tokens/trained"]
         self.clock.load_state_dict(state["clock"])
         self.pace = {"until": self._spent()} | state["pace"]
 

@@ -153,7 +153,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         draw_curves(RunFolder(folder))
     checkpoints.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
-    removed = sum(sum(moments_in(path).values()) for path in done)
+    removed = sum(map(moments_in, done))
     summary = run_summary(trainer, status, reason) | {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
     with console.wait("closing the records"):
         write_card(run.eval.card, folder, summary)
