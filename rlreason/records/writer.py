@@ -18,7 +18,7 @@ from rlreason.records.resume import checkpoint_to_resume, drop_behind, drop_late
 from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, explained, write_whole
-from rlreason.runtime.signals import held, removed_if_left
+from rlreason.runtime.signals import held
 from rlreason.runtime.streams import log_stderr_in, print_stderr
 from rlreason.runtime.text import redacted
 from rlreason.types import Problem, Sample
@@ -171,14 +171,13 @@ class RunWriter:
                 file.writelines(map(line_of, block))
             to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
 
-        with removed_if_left(partial):
-            try:
-                partial.unlink(missing_ok=True)  # of a process that was killed
-                yield add
-                with held(), explained(path):
-                    os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)  # of a process that was killed
+        try:
+            yield add
+            with held(), explained(path):
+                os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
         self.loggers.table(files.EVALS, 0, to_send)
 
     def document(self, name: str, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
-from rlreason.runtime.signals import before_leaving, held, removed_if_left
+from rlreason.runtime.signals import before_leaving, held
 
 FULL = {
     errno.ENOSPC: "free some space",
@@ -34,7 +34,7 @@ def whole(path: Path) -> Iterator[Path]:
     """
     new = path.with_name(path.name + ".partial")
     try:
-        with held(), removed_if_left(new), explained(path):  # a signal waits until it has been written
+        with held(), explained(path):  # a signal waits until it has been written
             removed(new)  # left by a killed process
             yield new
             os.replace(new, path)
