@@ -4,7 +4,6 @@ import io
 
 import pytest
 
-from rlreason.config.conflicts import of_schedule
 from rlreason.data.tasks import make_stories
 from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
@@ -102,6 +101,6 @@ def test_what_is_learned_follows_from_the_algorithm_and_no_number_is_taken_for_n
 
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
     words = ("algorithm=sft", "n_steps=null", "epochs=1")
-    assert not list(of_schedule(settings(*words, "warmup_steps=5"), 5))
-    (line,) = of_schedule(settings(*words, "warmup_steps=6"), 5)
+    assert not list(settings(*words, "warmup_steps=5").schedule_rules(5))
+    (line,) = settings(*words, "warmup_steps=6").schedule_rules(5)
     assert "warmup_steps=6" in line

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlreason.config.conflicts import not_multiple
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
@@ -71,8 +70,10 @@ class GRPOConfig(Objective, OnlineConfig):
 
     def rules(self) -> Iterator[str]:
         """Check the sizes of batch and group, and what the objective needs from samples."""
-        yield from not_multiple(self, "rollout_batch_size", "group_size")
-        yield from not_multiple(self, "rollout_batch_size", "train_batch_size")
+        batch = self.rollout_batch_size
+        for key, size in (("group_size", self.group_size), ("train_batch_size", self.train_batch_size)):
+            if size <= 0 or batch < size or batch % size:
+                yield f"rollout_batch_size={batch} must be a positive multiple of {key}={size}: change one of them"
         if self.group_size < 2 and self.baseline != "none":
             yield f"group_size=1 with baseline={self.baseline} has advantage 0: use group_size=8, or loss=no_baseline"
         if self.max_resampling_rounds and self.baseline == "none":

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config.conflicts import absent_file, nothing_to_evaluate
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
@@ -166,15 +165,25 @@ class FileDataConfig(RowsDataConfig):
             yield f"{both}: set one of them to null"
         unused = "" if not evaluated else "validation" if held_out else "train"
         read = [key for key in ("train", "validation", "ground_truth") if key != unused]
-        absent = [line for key in read for line in absent_file(self, key, getattr(self, key))]
+        absent = [line for key in read for line in self.absent(key)]
         yield from absent
         if absent or self.validation is not None or held_out:
             return
         if self.path is None:
             yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-        elif evaluated and not self.evaluation_file():
-            is_here = Path(self.path).expanduser().is_dir()
-            yield from [nothing_to_evaluate(self)] if is_here else absent_file(self, "path", "validation")
+
+    def absent(self, key: str) -> Iterator[str]:
+        """Complain about a missing file; what a hub holds is checked when it is read."""
+        split = getattr(self, key)
+        if split is None or locate(self.path, split):
+            return
+        if self.path is None or Path(split).suffix:
+            yield Absent(f"data.{key}={split} is no .jsonl or .json file: give one, or a folder as data.path")
+        elif Path(self.path).expanduser().is_dir():
+            yield f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"
+        elif not may_be_hub_name(self.path):
+            cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
+            yield Absent(f"data.path={self.path} is no folder: {cure}")
 
     @property
     def on_hub(self) -> bool:
@@ -195,10 +204,6 @@ class FileDataConfig(RowsDataConfig):
 
     def evaluation_problems(self) -> list[str]:
         return [*DataConfig.rules(self), *self.rules(evaluated=True)]
-
-    def evaluation_file(self) -> str | None:
-        """The folder's file to evaluate on if none was named; a hub has its own."""
-        return next((name for name in ("validation", "test") if locate(self.path, name)), None)
 
 
 @dataclass

@@ -1,12 +1,12 @@
 """A whole run: how it is evaluated, the keys common to all algorithms, what follows from them, what it grades with."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
-from rlreason.config.conflicts import as_eval, of_evaluation
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import (
     GradingConfig,
@@ -19,6 +19,7 @@ from rlreason.config.groups import (
 )
 from rlreason.config.model import SHARED_WARM_START, ModelConfig, TinyModelConfig
 from rlreason.errors import ConfigError
+from rlreason.runtime.plugins import no_reward
 from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, group, number, processors, text
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
@@ -109,7 +110,26 @@ class RunConfig(AnyRunConfig):
 
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
-        yield from of_evaluation(self)
+        prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
+        if self.eval.reward is not None:
+            yield from no_reward("eval.reward", self.eval.reward, "choose one, or null for the prompt's")
+        if prompt is not None:
+            yield from (as_eval("prompt", line, prompt) for line in prompt.problems())
+        if data is not None:
+            yield from (as_eval("data", line, data) for line in data.evaluation_problems())
+        for key, most in self.bounds().items():
+            of_scale = key == "interim_eval_problems" and key not in self.given  # an upper bound
+            if most is not None and last is not None and last < most and not of_scale:
+                yield f"eval.final_problems={last} is less than {key}={most}, all of which it asks again: raise it"
+        sampling, own = self.evaluation.sampling, self.eval.sampling
+        if sampling.temperature == 0 and self.answers > 1:
+            key, cure = self.sampling_key("temperature"), "or ask for one each"
+            yield f"{key}=0: the {self.answers} responses to a problem would all be equal: set {key}=1, {cure}"
+        shortest, longest = sampling.min_tokens, sampling.max_tokens
+        given = own.min_tokens is not None or own.max_tokens is not None
+        if given and 1 <= longest < shortest:  # each number by itself has a range
+            low, high = self.sampling_key("min_tokens"), self.sampling_key("max_tokens")
+            yield f"{low}={shortest} is above {high}={longest}: set eval.sampling.min_tokens={longest} or less"
         corrects = getattr(self, "mismatch", "none") != "none" or getattr(self, "old_from_engine", False)
         if self.monitors.parity == "correct" and not corrects:
             cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
@@ -132,6 +152,10 @@ class RunConfig(AnyRunConfig):
             elif longest is not None and room <= longest:
                 cure = f"raise it (try {2 * longest}), or lower {place}sampling.max_tokens"
                 yield f"micro_batch_tokens={room} must be above {key}, to hold a prompt and its whole response: {cure}"
+
+    def sampling_key(self, name: str) -> str:
+        """Return the setting that a number of evaluations' sampling comes from, as it is typed."""
+        return f"{'eval.' if getattr(self.eval.sampling, name) is not None else ''}sampling.{name}"
 
     @property
     def uses_training_data(self) -> bool:
@@ -300,6 +324,17 @@ def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
 def is_own(reward: str, data: DataConfig) -> bool:
     """Whether responses are graded by a function `module:function` of the user's or of the data."""
     return ":" in reward or data.verifier is not None
+
+
+def as_eval(group: str, text: str, settings: Any) -> str:
+    """Rewrite a text about `prompt` or `data` settings for `eval.prompt` or `eval.data`, which have the same keys.
+
+    >>> from rlreason.config.data import StoriesConfig
+    >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
+    'eval.data.n_train=0 in data.jsonl'
+    """
+    names = "|".join(f.name for f in fields(settings))
+    return type(text)(re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text))
 
 
 @contextmanager

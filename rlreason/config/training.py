@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlreason.config.conflicts import of_schedule
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
@@ -113,7 +112,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     def rules(self) -> Iterator[str]:
         """Check the schedule, the ranks, and what learning from samples needs."""
         if self.n_steps is not None:
-            yield from of_schedule(self, self.n_steps)
+            yield from self.schedule_rules(self.n_steps)
         if self.gpus != "auto" and not (self.gpus.isdecimal() and 1 <= int(self.gpus) <= MOST_RANKS):
             yield f"gpus={self.gpus} must be auto or a number from 1 to {MOST_RANKS}: try gpus=2"
         if self.parallel == "shard" and self.optimizer == "adamw_8bit":
@@ -127,6 +126,13 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             yield f"{limit}, which samples none to learn from: set budget.steps or budget.hours"
         if self.samples_to_learn and self.sampling.temperature == 0:
             yield "sampling.temperature=0.0: learning from samples needs different ones, so it must be above 0: try 1.0"
+
+    def schedule_rules(self, n_steps: int) -> Iterator[str]:
+        """Complain about a learning rate that never reaches its peak in this many steps."""
+        whole = 1 if self.restarts else n_steps  # steps of one schedule
+        if self.warmup_steps > whole:
+            anew = ", and restart=true starts the rate anew in each step" if self.restarts else ""
+            yield f"warmup_steps={self.warmup_steps} is more than the {n_steps} steps of the run{anew}: lower it"
 
     @property
     def checkpoints_at_once(self) -> int:

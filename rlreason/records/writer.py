@@ -12,7 +12,7 @@ from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.files import finite, line_of, opened, read_state, written
 from rlreason.records.loggers import Loggers
-from rlreason.records.provenance import code_differs, differences, provenance
+from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import checkpoint_to_resume, drop_behind, drop_later, resumes
 from rlreason.records.rows import Row, response_row, write_rows
@@ -205,8 +205,8 @@ def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], Non
     for part in parts:
         ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
         say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
-    if differs := code_differs(earlier, now):
-        say(f"! {differs}: the numbers of this run come from both")
+    for line in differences(earlier, now, ["code"]):
+        say(f"! {line}: the numbers of this run come from both")
     return parts
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
-from rlreason.config.conflicts import of_schedule, sampling_key
 from rlreason.config.data import StoriesConfig
 from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
@@ -318,7 +317,7 @@ def fitting(
     if part == "validation":
         key, asking = "data" if run.eval.data is None else "eval.data", run.evaluation
     if part == "validation" or not run.trains:
-        length = sampling_key(run, "max_tokens")
+        length = run.sampling_key("max_tokens")
     most = asking.sampling.max_tokens
     sizes = [len(prompt_ids(problem)) + most for problem in problems]
     what = f"{part} prompts with {length}={most}"
@@ -370,7 +369,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
             assert epochs is not None
             total = max(1, round(epochs * len(traces)))
         sft = SFT(traces, run.train_batch_size, run.seed, total)
-        if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
+        if bad := list(run.schedule_rules(sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
         return sft
     assert isinstance(run, OnlineConfig)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig
-from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.data.sources import question_hash
 from rlreason.engines.rollouts import SamplingProgress, score_samples
@@ -87,7 +86,7 @@ class Job:
         self.finished_before = len(log.samples)
         records.clock.begin()
         self._sample_all(log)
-        self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
+        self.monitors = Monitors(1, self.console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
         self.metrics = self.evaluator.figures(self.samples, self.mismatches, problems, None, self.monitors)
         self.metrics["eval/tokens_per_second"] = self.tokens / max(self.seconds, 1e-9)
         pass_rates: list[Row] = []  # for curricula (data.pass_rates)

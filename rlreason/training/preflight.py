@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.conflicts import as_eval
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM, GradingConfig
 from rlreason.config.leaves import needs, template_of
-from rlreason.config.run import RunConfig, judges
+from rlreason.config.run import RunConfig, as_eval, judges
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader

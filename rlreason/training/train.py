@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Evaluated, Validation, protocol_of
@@ -89,7 +88,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(records.clock, policy, world)
-        limit = sampling_key(run, "max_tokens")
+        limit = run.sampling_key("max_tokens")
         limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
         monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
         for name, warning in run.warnings().items():
