@@ -117,19 +117,18 @@ class RunConfig(AnyRunConfig):
             yield from (as_eval("prompt", line, prompt) for line in prompt.problems())
         if data is not None:
             yield from (as_eval("data", line, data) for line in data.evaluation_problems())
-        for key, most in self.bounds().items():
+        for key, count in self.bounds().items():
             of_scale = key == "interim_eval_problems" and key not in self.given  # an upper bound
-            if most is not None and last is not None and last < most and not of_scale:
-                yield f"eval.final_problems={last} is less than {key}={most}, all of which it asks again: raise it"
-        sampling, own = self.evaluation.sampling, self.eval.sampling
-        if sampling.temperature == 0 and self.answers > 1:
+            if count is not None and last is not None and last < count and not of_scale:
+                yield f"eval.final_problems={last} is less than {key}={count}, all of which it asks again: raise it"
+        asked, own = self.evaluation.sampling, self.eval.sampling
+        if asked.temperature == 0 and self.answers > 1:
             key, cure = self.sampling_key("temperature"), "or ask for one each"
             yield f"{key}=0: the {self.answers} responses to a problem would all be equal: set {key}=1, {cure}"
-        shortest, longest = sampling.min_tokens, sampling.max_tokens
-        given = own.min_tokens is not None or own.max_tokens is not None
-        if given and 1 <= longest < shortest:  # each number by itself has a range
+        given, most = own.min_tokens is not None or own.max_tokens is not None, asked.max_tokens
+        if given and 1 <= most < asked.min_tokens:  # each number by itself has a range
             low, high = self.sampling_key("min_tokens"), self.sampling_key("max_tokens")
-            yield f"{low}={shortest} is above {high}={longest}: set eval.sampling.min_tokens={longest} or less"
+            yield f"{low}={asked.min_tokens} is above {high}={most}: set eval.sampling.min_tokens={most} or less"
         corrects = getattr(self, "mismatch", "none") != "none" or getattr(self, "old_from_engine", False)
         if self.monitors.parity == "correct" and not corrects:
             cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
