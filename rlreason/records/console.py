@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime import signals
-from rlreason.runtime.files import FULL, alive, unwritable
+from rlreason.runtime.files import alive
 from rlreason.runtime.plugins import find_modules_here
 from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams
 from rlreason.runtime.text import visible
@@ -208,8 +208,6 @@ def shortage(error: BaseException) -> str:
     'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
     """
     cause = str(error).partition("\n")[0]
-    if isinstance(error, OSError) and error.errno in FULL and error.filename:
-        return str(unwritable(error.filename, error.errno))
     if isinstance(error, OSError) or "No space" in cause:
         return f"{cause}: free some space, or choose another hydra.run.dir"
     cure = "lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)"

@@ -144,7 +144,7 @@ class Clock:
         thread, now = threading.get_ident(), time.monotonic()
         before, since = self._now.get(thread, (None, now))
         if before is not None:
-            self._add(f"{'time' if thread == self._owner else 'busy'}/{before}", now - since)
+            self.add(f"{'time' if thread == self._owner else 'busy'}/{before}", now - since)
             if self.gauge is not None and thread == self._owner:
                 peak = self.gauge()
                 self._peak = max(peak, self._peak)
@@ -160,21 +160,18 @@ class Clock:
         if threading.get_ident() == self._owner:
             self.begin(self._now[self._owner][0])
 
-    def _add(self, name: str, seconds: float) -> None:
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to `time/...` or, of another thread, to `busy/...`."""
         with self._guard:
             for sums in self._seconds:
                 sums[name] += seconds
-
-    def busy(self, name: str, seconds: float) -> None:
-        """Add the working time of another thread."""
-        self._add(f"busy/{name}", seconds)
 
     def parts_of(self, phase: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Move the `time/PART` metrics of an ended phase to phases of their own; return the other metrics."""
         for name, seconds in metrics.items():
             if name.startswith("time/") and name != f"time/{phase}":
-                self._add(f"time/{phase}", -seconds)
-                self._add(name, seconds)
+                self.add(f"time/{phase}", -seconds)
+                self.add(name, seconds)
         return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:

@@ -267,8 +267,6 @@ def as_settings(
     is registered under a name until the end of the block. Raises `ConfigError` for what cannot be used.
     """
     if data is not None and not isinstance(data, str) and not callable(data):
-        if not isinstance(data, Iterable):
-            raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
         rows = data if isinstance(data, Mapping) or hasattr(data, "iterrows") else list(data)
 
         def rows_given() -> Any:
