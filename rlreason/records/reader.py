@@ -184,7 +184,6 @@ class RunFolder:
 
     def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
         """Return (reward, verifier of the data, group `grading`) of the run's responses, or of its evaluations'."""
-        evaluates = evaluates and bool(self.setting("eval"))  # null there: as in training
         reward = self.setting("prompt.reward")
         if evaluates:
             reward = self.setting("eval.reward") or self.setting("eval.prompt.reward") or reward
@@ -267,12 +266,12 @@ CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_secon
 
 def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], list[str]]:
     """Return of metrics, responses and weights whether both runs agree (None if one has none), and a sentence each."""
-    equal, sentences, before, after = dict[str, bool | None](), list[str](), contents_of(one), contents_of(other)
-    for kind, then in before.items():
+    equal, sentences, after = dict[str, bool | None](), list[str](), contents_of(other)
+    for kind, then in contents_of(one).items():
         now = after[kind]
-        different = [key for key in then | now if key not in then or key not in now or then[key] != now[key]]
+        different = [key for key in then | now if then.get(key, KeyError) != now.get(key, KeyError)]
         equal[kind] = not different if then and now else None
-        if equal[kind] is None:
+        if not then or not now:
             sentences.append(f"{kind}: one of the two has none")
         elif different:
             key = different[0]

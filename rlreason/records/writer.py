@@ -151,11 +151,6 @@ class RunWriter:
             write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
             self.loggers.table(kind, step, [finite(row_of(i, s)) for i, s in enumerate(samples[:ROWS_SENT])])
 
-    def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a file of JSON lines, such as the pass rates of a job."""
-        with self.clock.phase("record"):
-            write_rows(self.folder / name, rows)
-
     @contextmanager
     def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
         """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.

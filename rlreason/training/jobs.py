@@ -47,7 +47,7 @@ from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RATES, RESPONSES
-from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
+from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row, write_rows
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
@@ -94,7 +94,7 @@ class Job:
             correct = sum(map(is_correct, self.samples[i * self.n : (i + 1) * self.n]))
             row = {"problem_id": p.id, "question_hash": question_hash(p.question)}
             pass_rates.append(row | {"samples": self.n, "correct": correct})
-        records.rows(PASS_RATES, pass_rates)
+        write_rows(records.folder / PASS_RATES, pass_rates)
 
     def _sample_all(self, log: ResponseLog) -> None:
         """Sample, score and record the responses to all problems, block by block.

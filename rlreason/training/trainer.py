@@ -122,9 +122,10 @@ class Trainer:
         self.batches.sample_ahead(step.number)  # with these weights, while they are trained
         spent = self.clock.spent("train")
         updates = self.learner.updates(step.collected, step.number, self.schedule, self.components.sampling)
-        with self.clock.phase("train"):
+        with self.waiting(f"step {step.number}: updates", "train"):
             # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
-            for update in self.console.each(f"step {step.number}: update", updates, step.count):
+            for update in updates:
+                self.console.part(f"{len(step.updates) + 1}/{step.count} done")
                 before, spent = spent, self.clock.spent("train")
                 batch = step.collected.batches[len(step.updates)]
                 self.clock.worked("train", training_work(batch, spent - before, self.learner.all_learn))
