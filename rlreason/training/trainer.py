@@ -7,6 +7,7 @@ again, with the same numbers: every seed follows from the number of the step.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 
 from rlreason.config.training import TrainingConfig
 from rlreason.engines.rollouts import training_work
@@ -124,7 +125,7 @@ class Trainer:
         updates = self.learner.updates(step.collected, step.number, self.schedule, self.components.sampling)
         with self.waiting(f"step {step.number}: updates", "train"):
             # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
-            for update in updates:
+            for update in islice(updates, step.count):  # a step without batches does not even restart
                 self.console.part(f"{len(step.updates) + 1}/{step.count} done")
                 before, spent = spent, self.clock.spent("train")
                 batch = step.collected.batches[len(step.updates)]
