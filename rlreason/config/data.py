@@ -167,9 +167,7 @@ class FileDataConfig(RowsDataConfig):
         read = [key for key in ("train", "validation", "ground_truth") if key != unused]
         absent = [line for key in read for line in self.absent(key)]
         yield from absent
-        if absent or self.validation is not None or held_out:
-            return
-        if self.path is None:
+        if not absent and not held_out and self.path is None and self.validation is None:
             yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
 
     def absent(self, key: str) -> Iterator[str]:

@@ -90,6 +90,7 @@ class RunConfig(AnyRunConfig):
     responses_per_step: ClassVar[Any] = 0  # sampled in a training step
     checkpoints_at_once: ClassVar[Any] = 0  # most in the run folder at one time
     own_loss: ClassVar[Any] = None  # the user's loss, `module:function`
+    uses_training_data: ClassVar[Any] = True  # whether training problems are learned from or sampled
 
     threads: int | None = processors(None, "null: one for the tiny model, else as many as this process may use")
     model: ModelConfig = group(ModelConfig)
@@ -155,11 +156,6 @@ class RunConfig(AnyRunConfig):
     def sampling_key(self, name: str) -> str:
         """Return the setting that a number of evaluations' sampling comes from, as it is typed."""
         return f"{'eval.' if getattr(self.eval.sampling, name) is not None else ''}sampling.{name}"
-
-    @property
-    def uses_training_data(self) -> bool:
-        """Whether training problems are learned from or sampled."""
-        return True
 
     @property
     def samples_training_data(self) -> bool:
