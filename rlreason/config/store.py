@@ -178,7 +178,7 @@ def typed(cfg: DictConfig, given: Iterable[str] = (), absent: list[str] | None =
     try:
         run = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:
-        key = getattr(error, "full_key", None) or str(error).split(":")[-1].strip()
+        key = error.full_key
         raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
     if not isinstance(run, AnyRunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
