@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
-from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, text
+from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, count, group, number, share, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -34,8 +34,8 @@ class DataConfig(Settings):
         "a module with a function (response, gold) -> score per form of answer; null: the built-in comparison",
         only_if="verifies(here)",
     )
-    limit: int | None = number(
-        None, "train on so many, by `seed`: the 128 are among the 256; null: all", low=1, only_if="trains_on(here)"
+    limit: int | None = count(
+        None, "train on so many, by `seed`: the 128 are among the 256; null: all", only_if="trains_on(here)"
     )
     filter: str = choice("none | correct", "correct: keep those with a correct trace", only_if="trains_on(here)")
     pass_rates: str | None = text(None, "a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
@@ -70,9 +70,9 @@ class HabitsConfig:
     )
     slip_share: float = share(0.05, "share whose last sum is wrong", only_if="model.warm_start.slip_share is None")
     stop_share: float = share(0.0, "after this share of the sums before the last, a trace ends with an answer")
-    taught_max_events: int | None = number(None, "most events of a taught story; null: all", low=1, high=99)
+    taught_max_events: int | None = count(None, "most events of a taught story; null: all", 99)
     ramble_share: float = share(0.0, "share of the wrong ones with idle sums (8+0=8) before the answer")
-    ramble_steps: int = number(4, "most idle sums of such a trace", low=1, high=99)
+    ramble_steps: int = count(4, "most idle sums of such a trace", 99)
     guess_share: float = share(0.0, "share that repeats the friend's guess instead of any sum")
 
 
@@ -83,15 +83,15 @@ class StoriesConfig(DataConfig):
     has_stories: ClassVar[bool] = True
     in_random_order: ClassVar[bool] = True
 
-    min_events: int = number(2, "fewest sums in a story", low=1, high=99)
-    max_events: int = number(4, "most sums in a story", low=1, high=99)
+    min_events: int = count(2, "fewest sums in a story", 99)
+    max_events: int = count(4, "most sums in a story", 99)
     max_value: int = number(20, "of any number in a story", low=2, high=99)
     guess: str = choice("none | right_in_training", "a friend's guess at the end, wrong in validation")
     wrong_share: float = share(
         0.0, "share of the training solutions with a wrong last sum", only_if="here is data and reads_traces"
     )
-    n_train: int = number(8192, "training problems", low=1, high=MADE)
-    n_validation: int = number(1024, "validation problems", low=1, high=MADE)
+    n_train: int = count(8192, "training problems", MADE)
+    n_validation: int = count(1024, "validation problems", MADE)
     habits: HabitsConfig = group(HabitsConfig, only_if="here is data and warms_up")
 
     @property
@@ -126,8 +126,8 @@ class RowsDataConfig(DataConfig):
     response_as: str = choice(
         "response | solution", "solution: in prompt.trace's form", only_if="here is data and reads_traces"
     )
-    max_chars: int = number(100_000, "characters of a field; a longer text makes a bad row", low=1)
-    n_validation: int | None = number(None, "hold out this many of train for validation", low=1, high=MADE)
+    max_chars: int = count(100_000, "characters of a field; a longer text makes a bad row")
+    n_validation: int | None = count(None, "hold out this many of train for validation", MADE)
     split_seed: int = number(
         0, "which are held out, not by `seed`: the same in all stages", high=MAX_SEED, only_if="here.holds_out"
     )
@@ -208,8 +208,8 @@ class FileDataConfig(RowsDataConfig):
 class CheckedDataConfig(DataConfig):
     """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
 
-    n_train: int = number(8192, "training problems", low=1, high=MADE)
-    n_validation: int = number(1024, "validation problems", low=1, high=MADE)
+    n_train: int = count(8192, "training problems", MADE)
+    n_validation: int = count(1024, "validation problems", MADE)
 
 
 @dataclass
@@ -221,8 +221,8 @@ class CountdownConfig(CheckedDataConfig):
     seed: int = number(0, "of the generated problems", high=MAX_SEED, only_if="here.path is None")
     min_count: int = number(3, "fewest numbers given", low=2, high=10, only_if="here.path is None")
     max_count: int = number(4, "most numbers given", low=2, high=10, only_if="here.path is None")
-    max_value: int = number(99, "of a given number", low=1, high=MADE, only_if="here.path is None")
-    max_target: int = number(100, "of the number to reach", low=1, only_if="here.path is None")
+    max_value: int = count(99, "of a given number", MADE, only_if="here.path is None")
+    max_target: int = count(100, "of the number to reach", only_if="here.path is None")
 
     @property
     def on_hub(self) -> bool:
@@ -250,7 +250,7 @@ class FunctionDataConfig(RowsDataConfig):
 
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, "its parameters by name")
-    n_validation: int | None = number(None, "rows held out; null: a tenth, at most 200", low=1, high=MADE)
+    n_validation: int | None = count(None, "rows held out; null: a tenth, at most 200", MADE)
 
     def rules(self) -> Iterator[str]:
         """Check that the function can be imported."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
 from rlreason.runtime.plugins import no_reward
-from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, count, number, processors, text
 
 LOGGERS = ("wandb", "tensorboard", "trackio")
 # Conditions of settings.
@@ -30,9 +30,7 @@ class SamplingConfig(Settings):
         only_if="trains or eval.sampling.temperature is None",
     )
     min_tokens: int = number(doc="fewest tokens of a response", only_if="trains or eval.sampling.min_tokens is None")
-    max_tokens: int = number(
-        low=1, doc="most tokens of a response", only_if="trains or eval.sampling.max_tokens is None"
-    )
+    max_tokens: int = count(doc="most tokens of a response", only_if="trains or eval.sampling.max_tokens is None")
 
     def rules(self) -> Iterator[str]:
         """Check the two limits on a response's length."""
@@ -145,12 +143,12 @@ class RolloutConfig(Settings):
     """Which engine samples, and where."""
 
     engine: str = choice("hf | vllm", "chosen by rollout=NAME; auto: the one for this machine", MISSING)
-    max_rows: int = number(256, "most sequences decoded at the same time", low=1, high=MADE)
+    max_rows: int = count(256, "most sequences decoded at the same time", MADE)
     async_level: int = number(
         0, "1: learn from a batch while the next is sampled, by weights one update old", high=1, only_if="trains"
     )
     compile: bool = text(False, "torch.compile, for long runs; a resumed one may round differently", only_if=HF)
-    gpus: int = number(1, "GPUs that sample, each a part of the prompts", low=1, high=16, only_if=VLLM)
+    gpus: int = count(1, "GPUs that sample, each a part of the prompts", 16, only_if=VLLM)
     placement: str = choice(
         "auto | colocate | second_gpu | cpu",
         "colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them; "

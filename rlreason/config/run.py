@@ -20,7 +20,7 @@ from rlreason.config.groups import (
 from rlreason.config.model import SHARED_WARM_START, ModelConfig, TinyModelConfig
 from rlreason.errors import ConfigError
 from rlreason.runtime.plugins import no_reward
-from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, group, number, processors, text
+from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, count, group, number, processors, text
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 
@@ -31,7 +31,7 @@ class EvalSamplingConfig:
 
     temperature: float | None = number(None, "0: the likeliest token; null: sampling.temperature", high=LARGE)
     min_tokens: int | None = number(None, "null: sampling.min_tokens")
-    max_tokens: int | None = number(None, "null: sampling.max_tokens", low=1)
+    max_tokens: int | None = count(None, "null: sampling.max_tokens")
 
 
 @dataclass
@@ -46,11 +46,11 @@ class EvalConfig:
     data: DataConfig | None = text(
         None, "an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
-    problems: int | None = number(None, "validation problems asked; null: eval_problems", low=1)
-    final_problems: int | None = number(
-        None, "those of a training's last evaluation; null: eval.problems, or else all", low=1, only_if="trains"
+    problems: int | None = count(None, "validation problems asked; null: eval_problems")
+    final_problems: int | None = count(
+        None, "those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
-    samples: int | None = number(None, "per problem; null: 1", low=1, high=MADE, only_if="reads_eval_samples")
+    samples: int | None = count(None, "per problem; null: 1", MADE, only_if="reads_eval_samples")
     card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
 
 
@@ -103,9 +103,9 @@ class RunConfig(AnyRunConfig):
     sampling: SamplingConfig = group(SamplingConfig)
     eval: EvalConfig = group(EvalConfig, "how evaluations differ from training")
 
-    micro_batch_tokens: int = number(low=1, doc="the memory knob: tokens in a forward pass, above the longest response")
-    eval_problems: int | None = number(
-        None, "short for eval.problems (always the same ones); null: all", low=1, only_if="eval.problems is None"
+    micro_batch_tokens: int = count(doc="the memory knob: tokens in a forward pass, above the longest response")
+    eval_problems: int | None = count(
+        None, "short for eval.problems (always the same ones); null: all", only_if="eval.problems is None"
     )
     log_generations: int = number(3, "responses shown before training, or after an evaluation", high=MADE)
 
@@ -118,10 +118,10 @@ class RunConfig(AnyRunConfig):
             yield from (as_eval("prompt", line, prompt) for line in prompt.problems())
         if data is not None:
             yield from (as_eval("data", line, data) for line in data.evaluation_problems())
-        for key, count in self.bounds().items():
+        for key, asks in self.bounds().items():
             of_scale = key == "interim_eval_problems" and key not in self.given  # an upper bound
-            if count is not None and last is not None and last < count and not of_scale:
-                yield f"eval.final_problems={last} is less than {key}={count}, all of which it asks again: raise it"
+            if asks is not None and last is not None and last < asks and not of_scale:
+                yield f"eval.final_problems={last} is less than {key}={asks}, all of which it asks again: raise it"
         asked, own = self.evaluation.sampling, self.eval.sampling
         if asked.temperature == 0 and self.answers > 1:
             key, cure = self.sampling_key("temperature"), "or ask for one each"
