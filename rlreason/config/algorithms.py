@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
@@ -39,7 +39,7 @@ class SFTConfig(TrainingConfig):
 class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
-    questions_by: ClassVar[str] = "question_batch_size"
+    questions_by = "question_batch_size"
     algorithm: str = "ei"
     question_batch_size: int = count(most=MADE, doc="different questions per step")
     sft_epochs: int = count(most=LARGE, doc="passes over the kept responses of a step")
@@ -61,8 +61,8 @@ class EIConfig(OnlineConfig):
 class GRPOConfig(Objective, OnlineConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
-    longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
-    questions_by: ClassVar[str] = "rollout_batch_size"
+    longest_without_evaluation = 10  # a rollout step is long, and rewards can collapse in a few
+    questions_by = "rollout_batch_size"
 
     algorithm: str = "grpo"
     rollout_batch_size: int = count(most=MADE, doc="responses per step, over all questions")

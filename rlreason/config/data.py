@@ -21,10 +21,9 @@ RATED = "trains_on(here) and here.pass_rates is not None"
 class DataConfig(Settings):
     """Where problems come from, and which of them are used; first the settings of every kind of data."""
 
-    has_stories: ClassVar[bool] = False  # which the tiny model understands
+    has_stories = False  # generated ones, in random order, which the tiny model understands
     on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
     quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
-    in_random_order: ClassVar[bool] = False  # whether its first problems are a random sample
 
     name: str = text(
         doc="of the option, for records and protocols", only_if="here is not data or trains or eval.data is None"
@@ -80,8 +79,7 @@ class HabitsConfig:
 class StoriesConfig(DataConfig):
     """Generated stories with numbers, from which the tiny model learns its habits."""
 
-    has_stories: ClassVar[bool] = True
-    in_random_order: ClassVar[bool] = True
+    has_stories = True
 
     min_events: int = count(2, "fewest sums in a story", 99)
     max_events: int = count(4, "most sums in a story", 99)

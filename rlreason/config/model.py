@@ -53,7 +53,7 @@ class LoRAConfig:
 class ModelConfig(Settings):
     """What is trained, and how it fits into memory; first the settings of every model."""
 
-    made_on_the_spot: ClassVar[bool] = False  # whether it is the built-in tiny model, which has no files
+    made_on_the_spot = False  # whether it is the built-in tiny model, which has no files
     folder: ClassVar[Any] = None  # where the weights are; None for the built-in model
     context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
@@ -92,8 +92,8 @@ class ModelConfig(Settings):
 class TinyModelConfig(ModelConfig):
     """The built-in model, made here and taught habits by a warm start: those of the stories."""
 
-    made_on_the_spot: ClassVar[bool] = True
-    context: ClassVar[int | None] = TINY_CONTEXT
+    made_on_the_spot = True
+    context = TINY_CONTEXT
 
     width: int = count(128, "numbers per token, a multiple of 2 x heads", 1024)
     layers: int = count(2, "transformer blocks", 32)

@@ -73,7 +73,7 @@ class EvalProtocolConfig:
 class AnyRunConfig(Settings):
     """Keys of every run."""
 
-    trains: ClassVar[bool] = False
+    trains = False
     most_spent: ClassVar[Any] = ""  # what a run may spend at most, as overrides; "" if only time
     given = frozenset[str]()  # the keys that were typed: no field, and so no setting
 
@@ -86,7 +86,7 @@ class AnyRunConfig(Settings):
 class RunConfig(AnyRunConfig):
     """Keys of every algorithm that works on a model, whether it trains it or not."""
 
-    samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
+    samples_to_learn = False  # whether it learns from responses that it samples and grades
     responses_per_step: ClassVar[Any] = 0  # sampled in a training step
     checkpoints_at_once: ClassVar[Any] = 0  # most in the run folder at one time
     own_loss: ClassVar[Any] = None  # the user's loss, `module:function`

@@ -87,7 +87,7 @@ class CheckpointConfig:
 class TrainingConfig(OptimizationConfig, RunConfig):
     """Keys of every algorithm that trains."""
 
-    trains: ClassVar[bool] = True
+    trains = True
     longest_without_evaluation: ClassVar[int | None] = None  # most steps between evaluations, with eval_every=null
     learning_temperature: ClassVar[Any] = 1.0  # of the distribution that is learned: given responses are imitated
 
@@ -185,7 +185,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 class OnlineConfig(TrainingConfig):
     """Keys of every algorithm that learns from responses which the policy samples in each step, a group per problem."""
 
-    samples_to_learn: ClassVar[bool] = True
+    samples_to_learn = True
     questions_by: ClassVar[str]  # the setting that says how many different problems a step has
 
     n_steps: int = MISSING

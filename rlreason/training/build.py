@@ -292,7 +292,7 @@ def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
     """Return `count` validation problems, always the same: files may be sorted by subject, so a fixed draw of them."""
-    return validation[:count] if evaluation.data.in_random_order else subset(validation, count, seed=0)
+    return validation[:count] if evaluation.data.has_stories else subset(validation, count, seed=0)
 
 
 def make_sampling(asking: Asking, policy: Policy) -> Sampling:
