@@ -132,6 +132,11 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def write_json(path: Path, value: Any, indent: int = 2) -> None:
+    """Replace a file by this value as JSON, with null for every number that is not finite."""
+    write_whole(path, json.dumps(finite(value), indent=indent) + "\n")
+
+
 def line_of(row: Mapping[str, Any]) -> bytes:
     """Return a row as a line of JSON, with null for every number that is not finite."""
     try:
@@ -201,7 +206,7 @@ def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Call
         write_whole(partial / STATE, json.dumps({"format": FORMAT, **state}))
         files = sorted(file for file in partial.rglob("*") if file.is_file())
         listed = {str(file.relative_to(partial)): [file.stat().st_size, digest(file)] for file in files}
-        write_whole(partial / MANIFEST, json.dumps(listed, indent=1) + "\n")
+        write_json(partial / MANIFEST, listed, 1)
     return path
 
 
@@ -275,7 +280,7 @@ def remove_moments(path: Path) -> None:
     """Remove the moments from a checkpoint, from the manifest first, so that the checkpoint stays valid."""
     rest = {name: entry for name, entry in _listed(path).items() if name != MOMENTS}
     with explained(path):
-        write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
+        write_json(path / MANIFEST, rest, 1)
         (path / MOMENTS).unlink(missing_ok=True)
 
 

@@ -15,10 +15,9 @@ import yaml
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files
+from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files, write_json
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
-from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import redacted, shorten, visible
 
@@ -109,7 +108,7 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     """Replace `status.json`: {"status", "reason", "time"}."""
     assert status == known_status(status)
     row = {"status": status, "reason": redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    write_whole(folder / STATUS, json.dumps(row, indent=2) + "\n")
+    write_json(folder / STATUS, row)
 
 
 def time_summary(clock: Clock) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import finite, line_of, opened, read_state, written
+from rlreason.records.files import finite, line_of, opened, read_state, write_json, written
 from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
@@ -103,7 +103,7 @@ class RunWriter:
     def add_provenance(self, facts: Mapping[str, Any]) -> None:
         """Add facts to `provenance.json`."""
         self._provenance |= facts
-        self.document(files.PROVENANCE, json.dumps(finite(self._provenance), indent=2) + "\n")
+        write_json(self.folder / files.PROVENANCE, self._provenance)
 
     def lines(self) -> dict[str, int]:
         """Return how many lines the files have that grow by a line at a time."""
@@ -190,7 +190,7 @@ class RunWriter:
             self._write_summary(summary | {"failed_loggers": self.loggers.failed})
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
-        self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        write_json(self.folder / files.SUMMARY, summary)
 
 
 def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ def finish_provenance(folder: Path) -> None:
     """Add to `provenance.json` when and how the run ended, where its status has it."""
     path = folder / files.PROVENANCE
     if path.exists() and (end := read_ending(folder)):
-        write_whole(path, json.dumps(RunFolder(folder).provenance | end, indent=2) + "\n")
+        write_json(path, RunFolder(folder).provenance | end)
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
