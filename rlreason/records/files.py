@@ -127,7 +127,7 @@ def finite(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {key: finite(v) for key, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
