@@ -34,46 +34,38 @@ def slowly(response, gold):  # but for the probe and the first evaluation
 """
 
 
-class Process:
+class Process(subprocess.Popen):
     """A run in `cwd`, in a process group and with a temporary folder of its own."""
 
     def __init__(self, cwd: Path, *more: str) -> None:
-        self.cwd, self.temporary = cwd, cwd / "temporary"
+        self.cwd, self.out, self.temporary = cwd, cwd / "out", cwd / "temporary"
         self.temporary.mkdir()
         (cwd / "slow_reward.py").write_text(SLOW_REWARD)
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(self.temporary)}
         own["TORCHINDUCTOR_CACHE_DIR"] = str(cwd / "cache")  # torch's cache of compiled code outlives every run
         given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
-        argv = [sys.executable, *RUN[:2], *given.values()]
-        with (cwd / "out").open("w") as out:
-            env = os.environ | own
-            self.popen = subprocess.Popen(argv, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
-        self.family: list[psutil.Process] = []
-
-    @property
-    def said(self) -> str:
-        return (self.cwd / "out").read_text()
+        argv, env = [sys.executable, *RUN[:2], *given.values()], os.environ | own
+        with self.out.open("w") as out:
+            super().__init__(argv, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
 
     def comes_to(self, condition: Callable[[Path, str], object]) -> None:
-        wait_for(lambda: self.popen.poll() is not None or condition(self.cwd / "run", self.said), every=0.2)
-        assert self.popen.poll() is None, self.said
+        wait_for(lambda: self.poll() is not None or condition(self.cwd / "run", self.out.read_text()), every=0.2)
+        assert self.poll() is None, self.out.read_text()
 
-    def send(self, number: int, group: bool = False) -> None:
-        self.family = self.family or psutil.Process(self.popen.pid).children(recursive=True)
-        os.killpg(self.popen.pid, number) if group else self.popen.send_signal(number)
-
-    def ends(self) -> tuple[dict[str, str], list[dict[str, float]]]:
-        """In time, with this code, without a traceback; no process and no temporary file is left."""
+    def ends(self, number: int, group: bool = False) -> tuple[dict[str, str], list[dict[str, float]], str]:
+        """In time at this signal, without a traceback; no process and no temporary file is left."""
+        family = psutil.Process(self.pid).children(recursive=True)
+        os.killpg(self.pid, number) if group else self.send_signal(number)
         try:
-            assert self.popen.wait(120) == 130, self.said
+            assert self.wait(120) == 130, self.out.read_text()
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
-        assert "Traceback" not in self.said
-        assert psutil.wait_procs(self.family, timeout=600)[1] == []
+                os.killpg(self.pid, signal.SIGKILL)
+        assert "Traceback" not in self.out.read_text()
+        assert psutil.wait_procs(family, timeout=600)[1] == []
         assert [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
         assert not list(self.cwd.rglob("*.partial"))
-        return left(self.cwd / "run")
+        return (*left(self.cwd / "run"), self.out.read_text())
 
 
 def left(folder: Path) -> tuple[dict[str, str], list[dict[str, float]]]:
@@ -230,12 +222,10 @@ def test_a_second_signal_ends_a_run_in_the_middle_of_a_step(tmp_path):
     """Bug: a step of an hour cannot be left."""
     process = Process(tmp_path, "epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000")
     process.comes_to(lambda run, said: updates(run) > 2)
-    process.send(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     process.comes_to(lambda run, said: "stopping at the end of this step" in said)
     time.sleep(signals.ONCE_S + 0.1)
-    process.send(signal.SIGINT)
-    process.ends()
-    assert "left at once" in process.said
+    assert "left at once" in process.ends(signal.SIGINT)[2]
 
 
 #: Phase -> (settings, what shows that it has begun, from the run folder and what was said).
@@ -264,11 +254,10 @@ def test_every_phase_ends_politely(tmp_path, phase, number):
     process = Process(tmp_path, *more)
     process.comes_to(begun)
     time.sleep(0.5)
-    process.send(number, group=number == signal.SIGINT)
-    status, rows = process.ends()
-    assert "left at once" not in process.said
+    status, rows, said = process.ends(number, group=number == signal.SIGINT)
+    assert "left at once" not in said
     learned = max((row["train_step"] for row in rows), default=0)
     place = f" after step {int(rows[-1]['rollout_step'])} of " if learned else ""
     assert status["reason"].startswith(f"by {signal.Signals(number).name}{place}")
     assert (tmp_path / "run/model/model.safetensors").exists() == bool(learned)
-    assert ("stopping at the end of this step" in process.said) == (phase == "grading")
+    assert ("stopping at the end of this step" in said) == (phase == "grading")

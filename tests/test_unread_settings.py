@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from rlreason.training.build import build_components, make_algorithm, make_learn
 from rlreason.training.jobs import Job, start
 from rlreason.training.learner import Learner
 from rlreason.training.train import print_header, train
-from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
+from tests.test_rollouts_and_records import graded
 
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
@@ -139,17 +140,8 @@ def composed(places: dict[str, Path], algorithm: str, data: str, more: Sequence[
 def learn(learner: Learner, algorithm: Algorithm) -> None:
     """What only a step reads of the objective: advantages and a gradient, from two responses of two tokens."""
     reference = [-5.0, -5.0] if learner.objective.kl_placement != "none" else None
-    samples = [
-        Sample(
-            Response("p", [1, 2], [3, 4], [-5.0, -5.0], "", "stop"),
-            Grade(1.0, reward, reward, "correct" if reward else "wrong"),
-            advantage=2 * reward - 1,
-            log_probs=[-5.0, -5.0],
-            old_log_probs=[-5.0, -5.0],
-            reference_log_probs=reference,
-        )
-        for reward in (0.0, 1.0)
-    ]
+    scored = {"log_probs": [-5.0] * 2, "old_log_probs": [-5.0] * 2, "reference_log_probs": reference}
+    samples = [replace(graded("p", reward), advantage=2 * reward - 1, **scored) for reward in (0.0, 1.0)]
     if isinstance(algorithm, GRPO):
         samples, _ = with_advantages(samples, algorithm.objective)
     learner.gradient(samples)
