@@ -187,16 +187,20 @@ class OnlineConfig(TrainingConfig):
 
     samples_to_learn = True
     questions_by: ClassVar[str]  # the setting that says how many different problems a step has
-    questions: ClassVar[Any]  # different problems per step
 
     n_steps: int = MISSING
     group_size: int = count(most=MADE, doc="responses per question; with GRPO it divides rollout_batch_size")
     skip_solved: int = number(0, "after this many groups in a row all correct, a question is dropped; 0: never")
 
     @property
+    def questions(self) -> int:
+        """Different problems per step."""
+        raise NotImplementedError
+
+    @property
     def responses_per_step(self) -> int:
         """Number of responses sampled in a training step."""
-        return int(self.questions * self.group_size)
+        return self.questions * self.group_size
 
     def too_few(self, there: int) -> str:
         key = self.questions_by
