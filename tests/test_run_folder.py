@@ -70,7 +70,7 @@ def test_an_unfinished_run_has_no_summary_and_a_broken_file_is_named(run):
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "no config.yaml"), ("a: [", "no settings"), ("{}", "prompt.reward")])
+@pytest.mark.parametrize(("text", "says"), [(None, "config.yaml"), ("a: [", "config.yaml"), ("{}", "prompt.reward")])
 def test_settings_that_cannot_be_read_are_one_line(run, text, says, capsys):
     """Bug: a traceback where a folder is no run's, or its config is broken."""
     (run / "config.yaml").unlink() if text is None else (run / "config.yaml").write_text(text)

@@ -169,13 +169,11 @@ class RunFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Every setting of the run with its value, from `config.yaml`. `ConfigError` where it cannot be read."""
-        path = self.path / files.CONFIG
-        if not path.is_file():
-            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run that has begun")
-        with suppress(yaml.YAMLError, ValueError, RecursionError):
-            if isinstance(settings := yaml.safe_load(path.read_text(encoding="utf-8")), dict):
+        with suppress(OSError, yaml.YAMLError, ValueError, RecursionError):
+            settings = yaml.safe_load((self.path / files.CONFIG).read_text(encoding="utf-8"))
+            if isinstance(settings, dict):
                 return settings
-        raise ConfigError(f"{path} holds no settings: give the folder of one run")
+        raise ConfigError(f"{self.path} has no {files.CONFIG} with settings: give the folder of one run that has begun")
 
     def setting(self, key: str) -> Any:
         """Return one setting by its dotted name; None where the run has none of this name."""
