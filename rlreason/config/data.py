@@ -154,9 +154,6 @@ class FileDataConfig(RowsDataConfig):
 
     def rules(self, evaluated: bool = False) -> Iterator[str]:
         """Check that the files are there, as far as they are no hub data set's; `evaluated`: those of an evaluation."""
-        if self.path is not None and Path(self.path).expanduser().is_file():
-            yield f"data.path={self.path} is a file: give .jsonl or .json files as data.train and data.validation"
-            return
         held_out = self.n_validation is not None
         if self.validation is not None and held_out:
             both = f"data.validation={self.validation} and data.n_validation={self.n_validation}"
