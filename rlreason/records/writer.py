@@ -58,11 +58,22 @@ class RunWriter:
         self._provenance = provenance(words, list(sources))
         self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in sources.items())
         if self.resumed:
-            self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
+            earlier = RunFolder(folder).provenance
+            parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
+            for part in parts:
+                ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
+                say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
+            for line in differences(earlier, self._provenance, ["code"]):
+                say(f"! {line}: the numbers of this run come from both")
+            self._provenance["earlier_parts"] = parts
             path = folder / files.FUNCTIONS
             if (path.read_text(encoding="utf-8") if path.exists() else "") != self._functions:
                 say(f"! functions of your own have changed since this run began ({path.name} has their sources now)")
-        elif aside := set_aside(folder):
+        elif names := [name for name in files.CONTENTS if (folder / name).exists()]:
+            aside = next(place for n in count(1) if not (place := folder / f"{files.SET_ASIDE}{n}").exists())
+            aside.mkdir()
+            for name in names:
+                os.replace(folder / name, aside / name)
             say(f"a broken-off run was here: its records are now in {aside}")
         write_status(folder, "running")
         log_stderr_in(folder)
@@ -193,18 +204,6 @@ class RunWriter:
         write_json(self.folder / files.SUMMARY, summary)
 
 
-def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the provenance of each earlier part of a run; print them, and whether the code has changed since."""
-    earlier = RunFolder(folder).provenance
-    parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
-    for part in parts:
-        ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
-        say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
-    for line in differences(earlier, now, ["code"]):
-        say(f"! {line}: the numbers of this run come from both")
-    return parts
-
-
 def finish_provenance(folder: Path) -> None:
     """Add to `provenance.json` when and how the run ended, where its status has it."""
     path = folder / files.PROVENANCE
@@ -217,15 +216,3 @@ def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
     with opened(path) as before, written(path) as after:
         for number, line in enumerate(before, 1):
             after.write(line_of(rows[number]) if number in rows else line)
-
-
-def set_aside(folder: Path) -> Path | None:
-    """Move the files of a broken-off run into `broken_off_1/` (2, 3 ...) and return that folder, if there are any."""
-    names = [name for name in files.CONTENTS if (folder / name).exists()]
-    if not names:
-        return None
-    aside = next(place for n in count(1) if not (place := folder / f"{files.SET_ASIDE}{n}").exists())
-    aside.mkdir()
-    for name in names:
-        os.replace(folder / name, aside / name)
-    return aside
