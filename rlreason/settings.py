@@ -94,6 +94,11 @@ def number(
     return within(bounds, default, doc=doc, only_if=only_if)
 
 
+def count(default: Any = MISSING, doc: str = "", most: float = MOST, *, cure: str = "", only_if: str = "") -> Any:
+    """Define a whole number from 1 to `most`, or a list of them."""
+    return number(default, doc, low=1, high=most, cure=cure, only_if=only_if)
+
+
 def within(limits: Range, default: Any, *, doc: str = "", only_if: str = "") -> Any:
     """Define a number within given limits."""
     return _field(default, range=limits, doc=doc, only_if=only_if)

@@ -47,18 +47,15 @@ def tensors_of(run: Path) -> dict[str, dict[str, bytes]]:
     return {str(p.relative_to(run)): {key: t.numpy().tobytes() for key, t in load_file(p).items()} for p in files}
 
 
-def differing(one: dict[str, Any], other: dict[str, Any], what: str) -> list[str]:
-    return [f"{what}: {key} differs" for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)]
-
-
 def differences(one: Path, other: Path) -> list[str]:
     """Describe how two finished runs differ; empty if they are equal bit for bit."""
     a, b = rows_of(one), rows_of(other)
     lines = [f"{len(a)} rows of metrics and {len(b)}"] * (len(a) != len(b))
-    for number, (row, twin) in enumerate(zip(a, b, strict=False), 1):
-        lines += differing(row, twin, f"row {number}")
-    lines += differing(responses_of(one), responses_of(other), "responses")
-    lines += differing(summary_of(one), summary_of(other), "summary")
+    pairs = [(f"row {number}", *rows) for number, rows in enumerate(zip(a, b, strict=False), 1)]
+    pairs.append(("responses", responses_of(one), responses_of(other)))
+    pairs.append(("summary", summary_of(one), summary_of(other)))
+    for what, then, now in pairs:
+        lines += [f"{what}: {key} differs" for key in sorted(then | now) if then.get(key) != now.get(key)]
     states, others = tensors_of(one), tensors_of(other)
     return lines + [
         f"the tensors of {name} differ" for name in states.keys() & others.keys() if states[name] != others[name]

@@ -139,7 +139,7 @@ def test_a_checkpoint_is_whole_without_its_moments(tmp_path):
         (folder / "moments.safetensors").write_bytes(b"123")
 
     path = write_checkpoint(tmp_path, name_of(1, 1, 1), {"step": 1, "lines": {}}, write)
-    assert sum(moments_in(path).values()) == 3
+    assert moments_in(path) == 3
     remove_moments(path)
     assert checkpoint_fault(path) == ""
     assert not moments_in(path)

@@ -4,8 +4,8 @@ import json
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,22 +30,10 @@ def add_up(rows: list[dict[str, float]]) -> float:
     return sum(row[name] for row in rows for name in row if name.startswith("time/") and name not in COUNTERS)
 
 
-@dataclass
-class Hands:
-    """A clock's time, which passes only where a test says so."""
-
-    now: float = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture
-def hands(monkeypatch) -> Hands:
-    made = Hands()
+def hands(monkeypatch) -> SimpleNamespace:
+    """A clock's time, which passes only where a test says so."""
+    made = SimpleNamespace(now=100.0, monotonic=lambda: made.now)
     monkeypatch.setattr("rlreason.runtime.clock.time", made)
     return made
 
@@ -53,21 +41,21 @@ def hands(monkeypatch) -> Hands:
 def test_phases_of_any_nesting_add_up_to_the_time_that_has_passed(hands):
     """Bug: seconds of a nested phase, or of one that failed, count twice or not at all."""
     clock = Clock()
-    hands.pass_by(1)
+    hands.now += 1
     clock.begin("loop")
-    hands.pass_by(2)
+    hands.now += 2
     with clock.phase("rollout"):
-        hands.pass_by(4)
+        hands.now += 4
         with clock.phase("grading"), clock.phase("record"):
-            hands.pass_by(8)
+            hands.now += 8
         with suppress(KeyError), clock.phase("score"):
-            hands.pass_by(16)
+            hands.now += 16
             raise KeyError
     rows = [clock.row()]
     with clock.phase("train"):
-        hands.pass_by(32)
+        hands.now += 32
         rows.append(clock.row())  # in the middle of a phase
-        hands.pass_by(64)
+        hands.now += 64
     rows.append(clock.row())
     expected = {"setup": 1, "loop": 2, "rollout": 4, "record": 8, "score": 16, "train": 96}
     assert clock.phases() == expected
@@ -80,12 +68,12 @@ def test_phases_of_any_nesting_add_up_to_the_time_that_has_passed(hands):
 def test_what_another_thread_does_is_busy_and_a_clock_that_is_put_back_tells_nothing_twice(hands):
     """Bug: a resumed run reports again what is in the rows of its first part."""
     first = Clock()
-    hands.pass_by(1)
+    hands.now += 1
     first.worked("train", Work(2.0, 10, 20, 30))
 
     def work() -> None:
         with first.phase("rollout"), first.phase("score"):
-            hands.pass_by(8)
+            hands.now += 8
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -94,11 +82,11 @@ def test_what_another_thread_does_is_busy_and_a_clock_that_is_put_back_tells_not
     assert (told["busy/score"], told["time/setup"]) == (8, 9)
     assert {"time/rollout", "time/score"}.isdisjoint(told)
     with first.phase("train"):
-        hands.pass_by(2)
+        hands.now += 2
     first.worked("train", Work(1.0, 30, 40, 50))
     second = Clock()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    hands.pass_by(4)
+    hands.now += 4
     row = second.row()
     assert (row["time/train"], row["time/setup"], row.get("busy/score")) == (2, 4, None)
     assert row["perf/train_tokens_per_second"] == 30.0
@@ -143,24 +131,22 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("budget", "seconds", "problems", "says"),
+    ("budget", "seconds", "spent"),
     [
-        ({"hours": 0.1}, 360 - 25, 100, ""),  # 1.2 (10 + 0.1 x 100) = 24 s are needed
-        ({"hours": 0.1}, 360 - 23, 100, "budget.hours=0.1: 23 s"),
-        ({"tokens": 100}, 0.0, 0, ""),
-        ({"tokens": 99}, 0.0, 0, "budget.tokens=99: 39 "),
-        ({"steps": 1}, 0.0, 0, "budget.steps=1 "),
+        (BudgetConfig(hours=0.1), 360 - 25, False),  # 1.2 (10 + 0.1 x 100) = 24 s are needed
+        (BudgetConfig(hours=0.1), 360 - 23, True),
+        (BudgetConfig(tokens=100), 0.0, False),
+        (BudgetConfig(tokens=99), 0.0, True),
     ],
 )
-def test_what_a_budget_still_allows(budget, seconds, problems, says):
+def test_what_a_budget_still_allows(budget, seconds, spent):
     """Bug: a run that ends a step too late, or with budget left for one."""
     used, pace = {"tokens/generated": 60, "time/total": seconds}, {"step": 10.0, "problem": 0.1, "tokens": 40.0}
-    found = budget_spent(BudgetConfig(**budget), 1, used, pace, problems)
-    assert found.startswith(says)
-    assert bool(found) == bool(says)
+    assert bool(budget_spent(budget, 1, used, pace, problems=100)) == spent
 
 
 def test_tokens_are_never_exceeded_once_a_step_is_known_and_more_of_them_let_a_run_go_on(tmp_path):
+    """Bug: a budget is overdrawn, or a run that it ended cannot be given more."""
     words = words_of("budget.tokens=600", "eval_problems=null", "interim_eval_problems=4")
     done = rlreason(*words, cwd=tmp_path)  # 256 in a step at most, and nearly so
     assert done.returncode == 0, done.stderr

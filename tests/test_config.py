@@ -3,21 +3,18 @@
 import functools
 import itertools
 import math
-from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from rlreason.config.groups import GradingConfig, SamplingConfig
-from rlreason.config.leaves import leaves, metadata_of, resource_dir
+from rlreason.config.groups import SamplingConfig
+from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, typed
-from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
-from rlreason.grading import Grader
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
@@ -60,6 +57,7 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gsm8k, group):
+    """Bug: an option that breaks a rule, or that is another one by a second name."""
     (gsm8k / "config.json").write_text("{}")  # a model of the user's own
     runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in options(group)}
     assert all(type(run) is SCHEMAS["schema"][o if group == "algorithm" else "grpo"] for o, run in runs.items())
@@ -68,6 +66,7 @@ def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gs
 
 
 def test_the_option_files_are_the_tables_of_the_formulas(composed):
+    """Bug: a formula without an option, or an option with another paper's numbers."""
     assert options("loss") == sorted({*LOSSES, "grpo_clip_higher", "gspo_2026"})
     assert options("length_norm") == sorted(AGGREGATIONS)
     assert options("std_norm") == sorted(STD_NORMS)
@@ -82,6 +81,7 @@ def test_the_option_files_are_the_tables_of_the_formulas(composed):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(composed, name):
+    """Bug: an objective that misses one of its axes, or wins over what was typed."""
     run = typed(composed(f"objective={name}"))
     assert is_named(run, name)
     changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4"))
@@ -90,7 +90,7 @@ def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(c
 
 
 def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gsm8k):
-    """An ablation of objectives under a course's settings must move the objective and nothing may move it back."""
+    """Bug: an ablation of objectives under a course's settings, which puts the course's objective back."""
     files = [f"experiment={p.stem}" for p in (CONF / "experiment").glob("*.yaml")]
     files += [f"sweep={sweep}" for sweep in SWEEPS if sweep.startswith("grpo")]
     for name, file in zip(itertools.cycle(NAMED), files, strict=False):
@@ -99,6 +99,7 @@ def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gs
 
 
 def test_a_new_number_of_sampling_makes_another_protocol_and_one_of_the_machine_does_not(composed):
+    """Bug: accuracies of two ways to sample are compared, since a new setting is no part of the protocol."""
     kind = make_dataclass("Narrower", [("top_p", float, 1.0)], bases=(SamplingConfig,))
     evaluation = typed(composed()).evaluation
     new = replace(evaluation, sampling=kind(**vars(evaluation.sampling)))
@@ -121,6 +122,7 @@ def test_a_new_number_of_sampling_makes_another_protocol_and_one_of_the_machine_
     ],
 )
 def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, prompt, longest):
+    """Bug: a default that changes moves the numbers of a course."""
     path = f"data.path={gsm8k}"
     run = typed(composed(f"experiment={experiment}", path))
     assert (run.model.path, run.data.name, run.prompt.name, run.sampling.max_tokens) == (model, data, prompt, longest)
@@ -159,12 +161,6 @@ EXTREMES = (0, -1, 1, 10**9 + 1, 2**63, 10**20)
 FRACTIONS = (-1.0, 1e-320, 0.5, 1.5, 1e308, math.nan, math.inf, -math.inf)
 
 
-def numeric(annotation: Any) -> set[type]:
-    """The kinds of numbers in an annotation: int, float, or none of them."""
-    inner = get_args(annotation)
-    return set().union(*map(numeric, inner)) if inner else {annotation} & {int, float}
-
-
 def numbers_of(settings: Any, prefix: str = "") -> dict[str, set[type]]:
     """Key -> kinds of numbers that it takes, of every setting that takes any."""
     hints, found = get_type_hints(type(settings)), dict[str, set[type]]()
@@ -172,12 +168,13 @@ def numbers_of(settings: Any, prefix: str = "") -> dict[str, set[type]]:
         value = getattr(settings, field.name)
         if is_dataclass(value):
             found |= numbers_of(value, f"{prefix}{field.name}.")
-        elif kinds := numeric(hints[field.name]):
+        elif kinds := {int, float} & {hints[field.name], *get_args(hints[field.name])}:
             found[f"{prefix}{field.name}"] = kinds
     return found
 
 
 def test_every_number_has_a_range():
+    """Bug: a number that nothing bounds, and that ends a run somewhere inside torch."""
     for group, nodes in SCHEMAS.items():
         prefix = "" if group == "schema" else f"{group.removeprefix('schema/')}."
         for node in nodes.values():
@@ -187,10 +184,7 @@ def test_every_number_has_a_range():
 
 @pytest.mark.parametrize("name", some(RUNS))
 def test_an_extreme_value_is_accepted_or_one_line(composed, gsm8k, name):
-    """Whatever number is given, checking ends at once and says at most one line on the setting itself.
-
-    What is not finite is refused by its range: no comparison of another rule can be trusted to see it.
-    """
+    """Bug: a number that is not finite or too large passes, or has two lines, or a rule that fails on it."""
     run = typed(composed(*RUNS[name], *([f"data.path={gsm8k}"] if name == "sft" else [])))
     ranges = {leaf.key: leaf.metadata.get("range") for leaf in leaves(run)}
     for key, kinds in numbers_of(run).items():
@@ -206,12 +200,3 @@ def test_an_extreme_value_is_accepted_or_one_line(composed, gsm8k, name):
             assert held or out, (key, number)
         setattr(holder, last, before)
     assert broken_rules(run) == []
-
-
-def test_the_grader_and_the_config_have_the_same_ranges():
-    """What the config accepts the grader takes, and what it refuses the grader refuses."""
-    names = ("timeout_s", "start_timeout_s", "rel_tol", "workers", "memory_mb")
-    for name, number in itertools.product(names, (0, 1, 0.5, 256, 10**9)):
-        refused = bool(metadata_of(GradingConfig, name)["range"].broken_by(number))
-        with pytest.raises(ConfigError, match=rf"grading\.{name}={number}") if refused else nullcontext():
-            Grader(GradingConfig(**{name: number}))

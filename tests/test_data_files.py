@@ -197,7 +197,7 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
         ({"train": file}, "validation has no value"),
         ({"train": file, "validation": file, "n_validation": 1}, f"validation={file} and data.n_validation=1"),
         ({"train": file, "validation": "rows/t.csv"}, "validation=rows/t.csv.* no .jsonl or .json file"),
-        ({"path": "rows/t.csv", "train": file}, "path=rows/t.csv is a file"),
+        ({"path": "rows/t.csv"}, "path=rows/t.csv is no folder"),
         ({"path": "rows", "train": "t", "n_validation": 1}, "path=rows holds no t.jsonl"),
         ({"train": file, "n_validation": 1, "ground_truth": "/nowhere.jsonl"}, "ground_truth=/nowhere.jsonl"),
     ):

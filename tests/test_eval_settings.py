@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.check import check_command_line
-from rlreason.config.conflicts import sampling_key
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
 from rlreason.engines.base import Sampling
@@ -62,7 +61,7 @@ def test_how_many_problems_are_asked():
         assert [asks.problems, asks.final_problems] == asked
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
     own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]", "eval.sampling.max_tokens=9")
-    assert sampling_key(own, "max_tokens") == "eval.sampling.max_tokens"
+    assert own.sampling_key("max_tokens") == "eval.sampling.max_tokens"
 
 
 def test_a_mistake_is_one_line_with_the_cure():

@@ -20,10 +20,7 @@ import yaml
 
 from rlreason.engines.vllm_process import hide_secrets, last_lines
 from rlreason.errors import ConfigError, DataError, EngineError, ReaderGone, UnwritableError
-from rlreason.evaluation.cases import curves_table
 from rlreason.main import mark_ended
-from rlreason.objectives.card import imitation_card
-from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table, exit_code_of
 from rlreason.records.files import CONTENTS
 from rlreason.records.reader import RunFolder, write_status
@@ -60,7 +57,6 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
     ("command", "code", "says"),
     [
         (lambda: 5, 5, ""),
-        (Mock(side_effect=ConfigError("n_steps=0 must be above 0")), 2, "rlreason: n_steps=0 must be above 0"),
         (Mock(side_effect=DataError("no problem is left")), 3, "rlreason: no problem is left"),
         (Mock(side_effect=EngineError("the engine died")), 1, "rlreason: the engine died"),
         (Mock(side_effect=KeyboardInterrupt()), 130, "rlreason: stopped by a signal"),
@@ -69,6 +65,7 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
     ],
 )
 def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(command, code, says, capsys):
+    """Bug: a user's mistake is a traceback, or a full disk counts as a failed run."""
     assert exit_code_of(command) == code
     said = capsys.readouterr().err.strip()
     assert says in said
@@ -100,7 +97,7 @@ def test_a_run_that_was_under_way_says_what_ended_it(tmp_path, error, status, re
 
 
 def test_what_cannot_be_encoded_is_escaped_and_a_reader_may_leave_or_have_no_room():
-    """A thread that meets the end first leaves it to the main thread, which would otherwise go on unread."""
+    """Bug: `| head` prints a traceback, or a command goes on unread where a thread met the end first."""
     words = DO.format("print('r\\ufffd', file=sys.stderr) or print('\\ufffd \\udc80 ok')")
     done = python("-c", words, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout, done.stderr) == (0, "\\ufffd \\udc80 ok\n", "r\\ufffd\n")
@@ -182,6 +179,7 @@ ROW |= {"reward/mean": -0.25, "rollout/length": 1024.0, "train/grad_norm": 1e-9}
 
 
 def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkeypatch):
+    """Bug: a row that wraps on a terminal of 80 columns, or a sentence that a log file cuts."""
     monkeypatch.setenv("COLUMNS", "80")
     with terminal(80) as (stream, seen):
         console = Console(stream)
@@ -191,8 +189,6 @@ def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkey
         console.step(101, 0.5, ROW, keep=False)
         console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
-        console.table(curves_table([1], {f"best by number {i}": [[0.2, 0.1, 0.3]] for i in range(4)}))
-        console.table(imitation_card(LengthNormConfig("token"), sampled=True).fitted(console.width))
         lines = seen()
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1
@@ -204,7 +200,8 @@ def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkey
     assert all(len(line) <= 120 for line in lines)
 
 
-def test_a_wait_is_shown_with_how_far_it_has_come_on_a_terminal_alone(tmp_path):
+def test_a_wait_is_shown_with_how_far_it_has_come_on_a_terminal_alone():
+    """Bug: a long wait that shows nothing, or leaves its line behind."""
     with terminal(80) as (stream, seen):
         console = Console(out=stream)
         console.shown_after_s = 600
@@ -244,6 +241,7 @@ print("after", file=sys.stderr)
 
 
 def test_stray_lines_are_kept_in_the_runs_log_without_secrets(tmp_path, monkeypatch):
+    """Bug: a library's warning hides the run's own lines, or puts a token into the folder."""
     last = f'assert b"d swordfish" not in Path({str(tmp_path)!r}, "log.txt").read_bytes()'
     done = python("-c", NOISE.format(folder=str(tmp_path), last=last), SOME_TOKEN="swordfish-4")
     assert (done.returncode, done.stderr) == (0, "rlreason: ours\nafter\n")
@@ -275,6 +273,7 @@ NO_SECRETS = (
 
 
 def test_the_value_of_a_secret_name_is_hidden_and_nothing_else(monkeypatch, tmp_path):
+    """Bug: a status or a sweep's file holds a token, or a number of tokens is hidden as one."""
     monkeypatch.setenv("my_Secret", "environment-fish")
     monkeypatch.setenv("SHORT_TOKEN", "1234567")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "somebody")
@@ -282,19 +281,18 @@ def test_the_value_of_a_secret_name_is_hidden_and_nothing_else(monkeypatch, tmp_
     assert tuple(map(redacted, NO_SECRETS)) == NO_SECRETS
     settings = {"path": "https://me:swordfish@host", "limit": 1e-06, "note": ["ünï: environment-fish", None, True]}
     hidden = {"path": f"https://me:{HIDDEN}@host", "limit": 1e-06, "note": [f"ünï: {HIDDEN}", None, True]}
-    assert redacted(settings) == hidden
-    assert yaml.safe_load(redacted(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))) == hidden
+    assert redacted(settings) == yaml.safe_load(redacted(yaml.safe_dump(settings, allow_unicode=True))) == hidden
     write_status(tmp_path, "failed", "ValueError: environment-fish is refused")
     assert "fish" not in (tmp_path / "status.json").read_text()
-    words = ["data.options.db_password=swordfish", "seed=0"]
-    runs = [RunState("seed=0", words, {"data.options.db_password": "swordfish"}, 0)]
-    write_state(tmp_path, SweepState("mine", f"rlreason -m {words[0]}", ["seed"], None, "running", 1, "", runs))
+    words, setting = ["data.options.db_password=swordfish"], {"data.options.db_password": "swordfish"}
+    state = SweepState("", words[0], ["seed"], None, "running", 1, "", [RunState("seed=0", words, setting, 0)])
+    write_state(tmp_path, state)
     assert "swordfish" not in (tmp_path / "sweep.json").read_text()
 
 
 @pytest.mark.long
 def test_a_run_keeps_no_secret_in_any_file(tmp_path):
-    """Of the environment, of the command line, and of what a reward of the user's own says."""
+    """Bug: a token of the environment, of the command line or of what the user's own reward says is in a file."""
     (tmp_path / "own_reward.py").write_text(
         "import os, sys\n"
         "def judged(response, ground_truth):\n"

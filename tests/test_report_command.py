@@ -76,7 +76,7 @@ BROKEN = (
     (lambda r: cut(r / "metrics.jsonl"), "metrics.jsonl: left out 2 of its lines"),
     (lambda r: cut(r / "evals/step_00040.jsonl"), "step_00040.jsonl: left out 2 of its lines"),
     (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
-    (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
+    (lambda r: (r / "config.yaml").write_text("- 1\n"), "no config.yaml"),
     (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),
     (lambda r: (shutil.rmtree(r), r.mkdir()), "does not enter"),
     (shutil.rmtree, "has not begun"),

@@ -1,24 +1,21 @@
 """One reader of the run folder: broken lines, unfinished runs; and what a run says of its origin."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rlreason import Run, evaluate, train
 from rlreason.records import files
-from rlreason.records.provenance import code_differs, commit_of, differences, package_digest
+from rlreason.records.provenance import commit_of, package_digest, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_SHOW
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import HIDDEN
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append
-from tests.starts import ROOT
 from tests.test_api import TINY
 from tests.test_subcommands import subcommand
 
@@ -42,14 +39,13 @@ def run(tmp_path):
 
 LINES = {
     b'{"step": 1, "resp': "no JSON object",
-    b"[1, 2]\n": "no JSON object",
     b'{"response": "\xff"}\n': "no JSON object",
     b"[" * 100_000 + b"\n": "no JSON object",
     b'{"outcome": "correct", "gold": "7"}\n': "no 'response'",
 }
 
 
-@pytest.mark.parametrize("line", LINES, ids=range(5))
+@pytest.mark.parametrize("line", LINES, ids=range(4))
 def test_a_broken_line_is_named_and_the_others_are_read(run, line):
     """Bug: half a line of a killed process makes the whole file unreadable."""
     said = list[str]()
@@ -62,6 +58,7 @@ def test_a_broken_line_is_named_and_the_others_are_read(run, line):
 
 
 def test_an_unfinished_run_has_no_summary_and_a_broken_file_is_named(run):
+    """Bug: a half-written summary counts as the end of a run, or is read in silence."""
     folder = RunFolder(run)
     assert (folder.status, folder.summary, folder.model) == ("running", None, None)
     assert (folder.setting("model.name"), folder.setting("model.nothing.there")) == ("m", None)
@@ -73,7 +70,7 @@ def test_an_unfinished_run_has_no_summary_and_a_broken_file_is_named(run):
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "no config.yaml"), ("a: [", "no settings"), ("{}", "prompt.reward")])
+@pytest.mark.parametrize(("text", "says"), [(None, "config.yaml"), ("a: [", "config.yaml"), ("{}", "prompt.reward")])
 def test_settings_that_cannot_be_read_are_one_line(run, text, says, capsys):
     """Bug: a traceback where a folder is no run's, or its config is broken."""
     (run / "config.yaml").unlink() if text is None else (run / "config.yaml").write_text(text)
@@ -85,7 +82,7 @@ def test_settings_that_cannot_be_read_are_one_line(run, text, says, capsys):
 
 
 def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(tmp_path):
-    """And git starts no program that the repository names."""
+    """Bug: a run of changed files names a commit that it was not, or git starts a program that a repository names."""
     checkout, trap = tmp_path / "checkout", tmp_path / "trap"
     checkout.mkdir()
     (checkout / "a é.py").write_text("one = 1\n")
@@ -102,31 +99,18 @@ def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(tmp_path)
     assert commit_of(tmp_path) is None
 
 
-def test_provenance_is_made_without_torch_and_names_neither_host_nor_other_variables():
-    program = (
-        "import json, sys; from rlreason.records.provenance import provenance; "
-        "print(json.dumps(provenance(['seed=1', 'logger.token=swordfish1']))); "
-        "assert not {'torch', 'hydra', 'transformers', 'numpy'} & {*sys.modules}"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "3", "PRIVATE": "my-own-business"}
-    env["RLREASON_JOB_OF_SWEEP"] = "grid"
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    facts = json.loads(done.stdout)
+def test_provenance_names_the_machine_and_neither_its_host_nor_other_variables(monkeypatch):
+    """Bug: a shared run folder says whose machine it was, or keeps a secret of the command line."""
+    for name, value in {"OMP_NUM_THREADS": "3", "PRIVATE": "my-own-business", "RLREASON_JOB_OF_SWEEP": "grid"}.items():
+        monkeypatch.setenv(name, value)
+    facts = provenance(["seed=1", "logger.token=swordfish1"])
     assert facts["command"] == f"python -m rlreason seed=1 'logger.token={HIDDEN}'"
     assert facts["environment"]["OMP_NUM_THREADS"] == "3"
     assert {"torch", "numpy", "tokenizers", "safetensors", "transformers"} <= facts["packages"].keys()
     assert facts["hardware"]["processors"] >= facts["cpu_count"] >= 1
     assert (facts["code"], facts["directory"], facts["sweep"]) == (package_digest(), str(Path.cwd()), "grid")
-    assert "my-own-business" not in done.stdout
+    assert "my-own-business" not in json.dumps(facts)
     assert not {"host", "hostname", "user"} & (facts.keys() | facts["hardware"].keys())
-
-
-def test_facts_that_changed_are_named_and_those_of_one_side_are_left_out():
-    """Bug: a run that resumes with other code, or with a library less, says nothing."""
-    then, now = {"a": 1, "g": {"x": 1, "gone": 2}, "only then": 1}, {"a": 2, "g": {"x": 1, "new": [3]}, "only now": 1}
-    told = ["a: 1 then, 2 now", "g.gone: 2 then, none now", "g.new: none then, [3] now"]
-    assert differences(then, now, ["a", "g", "only then", "only now"]) == told
-    assert "other" in code_differs({"code": "same", "commit": "0"}, {"code": "other", "commit": "1"})
 
 
 def facts_of(run: Run) -> dict:
@@ -151,12 +135,13 @@ def measured(tmp_path_factory) -> dict:
     ],
 )
 def test_each_fact_follows_its_setting_alone(words, other, measured, tmp_path):
+    """Bug: a fact that says nothing of its setting, so that a run resumes on other data."""
     facts = facts_of(evaluate(*JOB, *words, f"hydra.run.dir={tmp_path / 'run'}", quiet=True))
     assert {name for name in FACTS if facts[name] != measured[name]} == other
 
 
 def test_a_training_run_has_the_facts_of_its_start(tmp_path, measured):
+    """Bug: the weights of a training run are hashed after it, or a fact is missing."""
     facts = facts_of(train(*TINY, f"hydra.run.dir={tmp_path / 'run'}", quiet=True))
-    assert {*FACTS} <= facts.keys()
-    for name in ("model", "tokenizer", "prompts", "device", "engine"):
-        assert facts[name] == measured[name], name  # the weights are those before training
+    same = {name for name in FACTS if facts[name] == measured[name]}
+    assert {"model", "tokenizer", "prompts", "device", "engine"} <= same

@@ -4,7 +4,6 @@ import io
 
 import pytest
 
-from rlreason.config.conflicts import of_schedule
 from rlreason.data.tasks import make_stories
 from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
@@ -101,5 +100,5 @@ def test_what_is_learned_follows_from_the_algorithm_and_no_number_is_taken_for_n
     imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20").objective()
     assert (imitation.length_constant, imitation.kl_coef, imitation.entropy_coef) == (20, 0, 0)
     words = ("algorithm=sft", "n_steps=null", "epochs=1")  # where passes decide how many steps there are
-    assert not list(of_schedule(settings(*words, "warmup_steps=5"), 5))
-    assert "warmup_steps=6" in "".join(of_schedule(settings(*words, "warmup_steps=6"), 5))
+    assert not list(settings(*words, "warmup_steps=5").schedule_rules(5))
+    assert "warmup_steps=6" in "".join(settings(*words, "warmup_steps=6").schedule_rules(5))

@@ -22,6 +22,7 @@ from tests.waiting import wait_for
 
 psutil = pytest.importorskip("psutil")
 ROOT = Path(__file__).parents[1]
+RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 SLOW_REWARD = """
 import time
 calls = 0
@@ -33,47 +34,38 @@ def slowly(response, gold):  # but for the probe and the first evaluation
 """
 
 
-class Process:
-    """A command in a process group and with a temporary folder of its own."""
+class Process(subprocess.Popen):
+    """A run in `cwd`, in a process group and with a temporary folder of its own."""
 
-    def __init__(self, cwd: Path, *argv: str) -> None:
-        self.cwd, self.temporary = cwd, cwd / "temporary"
+    def __init__(self, cwd: Path, *more: str) -> None:
+        self.cwd, self.out, self.temporary = cwd, cwd / "out", cwd / "temporary"
         self.temporary.mkdir()
+        (cwd / "slow_reward.py").write_text(SLOW_REWARD)
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(self.temporary)}
         own["TORCHINDUCTOR_CACHE_DIR"] = str(cwd / "cache")  # torch's cache of compiled code outlives every run
-        with (cwd / "out").open("w") as out:
-            self.popen = subprocess.Popen(
-                [sys.executable, *argv], cwd=cwd, env=os.environ | own, stdout=out, stderr=out, start_new_session=True
-            )
-        self.family: list[psutil.Process] = []
-        self.shared: set[str] = set()
+        given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
+        argv, env = [sys.executable, *RUN[:2], *given.values()], os.environ | own
+        with self.out.open("w") as out:
+            super().__init__(argv, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
 
-    @property
-    def said(self) -> str:
-        return (self.cwd / "out").read_text()
+    def comes_to(self, condition: Callable[[Path, str], object]) -> None:
+        wait_for(lambda: self.poll() is not None or condition(self.cwd / "run", self.out.read_text()), every=0.2)
+        assert self.poll() is None, self.out.read_text()
 
-    def send(self, number: int, group: bool = False) -> None:
-        if not self.family:
-            top = psutil.Process(self.popen.pid)
-            self.family = top.children(recursive=True)
-            for process in (top, *self.family):
-                with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
-                    self.shared |= {m.path for m in process.memory_maps() if "/dev/shm" in m.path}
-        os.killpg(self.popen.pid, number) if group else self.popen.send_signal(number)
-
-    def ends(self, seconds: float = 120, at_once: bool = False) -> None:
-        """In time, with this code, without a traceback; no process, shared memory or temporary file is left."""
+    def ends(self, number: int, group: bool = False) -> tuple[dict[str, str], list[dict[str, float]], str]:
+        """In time at this signal, without a traceback; no process and no temporary file is left."""
+        family = psutil.Process(self.pid).children(recursive=True)
+        os.killpg(self.pid, number) if group else self.send_signal(number)
         try:
-            assert self.popen.wait(seconds) == 130, self.said
+            assert self.wait(120) == 130, self.out.read_text()
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
-        assert "Traceback" not in self.said
-        assert at_once or "left at once" not in self.said
-        assert psutil.wait_procs(self.family, timeout=600)[1] == []
-        assert not [path for path in self.shared if Path(path).exists()]
+                os.killpg(self.pid, signal.SIGKILL)
+        assert "Traceback" not in self.out.read_text()
+        assert psutil.wait_procs(family, timeout=600)[1] == []
         assert [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
         assert not list(self.cwd.rglob("*.partial"))
+        return (*left(self.cwd / "run"), self.out.read_text())
 
 
 def left(folder: Path) -> tuple[dict[str, str], list[dict[str, float]]]:
@@ -98,6 +90,7 @@ def me(number: int) -> None:
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_signal_interrupts_and_has_a_name_and_an_ignored_one_stays_ignored(number):
+    """Bug: a run under nohup ends with its terminal."""
     before = signal.signal(number, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), signals.stoppable():
@@ -113,7 +106,7 @@ def test_a_signal_interrupts_and_has_a_name_and_an_ignored_one_stays_ignored(num
 
 
 def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once(monkeypatch, capfd):
-    """The blocks of files that a step writes would raise in its middle."""
+    """Bug: a signal leaves half of what a step writes."""
     monkeypatch.setattr(signals, "ONCE_S", 600.0)
     done: list[str] = []
 
@@ -132,6 +125,7 @@ def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once
 
 
 def test_whoever_tidies_up_is_not_interrupted_by_the_same_signal_again():
+    """Bug: a sweep's signal, sent on, ends the clean-up of a run that the terminal has already stopped."""
     tidied = []
     with signals.stoppable(patient=(signal.SIGTERM,)):
         try:
@@ -157,6 +151,7 @@ with run_lock(Path(sys.argv[1]), print):
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_child_lives_on(tmp_path):
+    """Bug: two runs write into one folder, or a grading process that outlives a run keeps it locked."""
     folder = tmp_path / "run"
     argv = [sys.executable, "-c", HOLDER, str(folder)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
@@ -182,6 +177,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
 
 
 def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_line(tmp_path, monkeypatch):
+    """Bug: a refused start leaves an empty folder, which no later one takes for nothing."""
     with pytest.raises(ValueError, match="no"), run_lock(tmp_path / "a/b/run", print):
         raise ValueError("no")
     assert not (tmp_path / "a").exists()
@@ -194,11 +190,9 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
         assert len(said) == 1
 
 
-RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
-
-
 @pytest.mark.parametrize("by", ["SIGTERM", "a reader that leaves"])
 def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp_path, by):
+    """Bug: a stopped run loses its step, its model or its place."""
     command = [sys.executable, *RUN, "epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -218,21 +212,20 @@ def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp
         assert f"by SIGTERM after step {step}" in error.splitlines()[-1]
 
 
-@pytest.mark.long
-def test_a_second_signal_ends_a_run_in_the_middle_of_a_step(tmp_path):
-    process = Process(tmp_path, *RUN, "epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000")
-    wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
-    process.send(signal.SIGINT)
-    wait_for(lambda: "stopping at the end of this step" in process.said or process.popen.poll() is not None)
-    time.sleep(signals.ONCE_S + 0.1)
-    process.send(signal.SIGINT)
-    process.ends(at_once=True)
-    left(tmp_path / "run")
-
-
 def updates(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_text().count("train/loss") if path.exists() else 0
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_a_run_in_the_middle_of_a_step(tmp_path):
+    """Bug: a step of an hour cannot be left."""
+    process = Process(tmp_path, "epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000")
+    process.comes_to(lambda run, said: updates(run) > 2)
+    process.send_signal(signal.SIGINT)
+    process.comes_to(lambda run, said: "stopping at the end of this step" in said)
+    time.sleep(signals.ONCE_S + 0.1)
+    assert "left at once" in process.ends(signal.SIGINT)[2]
 
 
 #: Phase -> (settings, what shows that it has begun, from the run folder and what was said).
@@ -254,21 +247,17 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_ends_politely(tmp_path, phase, number):
-    """Sampling and learning: tests/test_kills.py, tests/test_kills_vllm.py."""
+    """Bug: a traceback, a process or a file is left. Sampling, learning: tests/test_kills.py, test_kills_vllm.py."""
     more, begun = PHASES[phase]
     if phase.startswith("vLLM"):
         pytest.importorskip("vllm")
-    given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
-    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
-    process, folder = Process(tmp_path, *RUN[:2], *given.values()), tmp_path / "run"
-    wait_for(lambda: process.popen.poll() is not None or begun(folder, process.said), every=0.2)
-    assert process.popen.poll() is None, process.said
+    process = Process(tmp_path, *more)
+    process.comes_to(begun)
     time.sleep(0.5)
-    process.send(number, group=number == signal.SIGINT)
-    process.ends()
-    status, rows = left(folder)
+    status, rows, said = process.ends(number, group=number == signal.SIGINT)
+    assert "left at once" not in said
     learned = max((row["train_step"] for row in rows), default=0)
     place = f" after step {int(rows[-1]['rollout_step'])} of " if learned else ""
     assert status["reason"].startswith(f"by {signal.Signals(number).name}{place}")
-    assert (folder / "model/model.safetensors").exists() == bool(learned)
-    assert ("stopping at the end of this step" in process.said) == (phase == "grading")
+    assert (tmp_path / "run/model/model.safetensors").exists() == bool(learned)
+    assert ("stopping at the end of this step" in said) == (phase == "grading")

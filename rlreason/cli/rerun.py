@@ -19,13 +19,13 @@ from rlreason.cli.subcommands import STDOUT
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.provenance import MACHINE, code_differs, differences, environment
+from rlreason.records.provenance import MACHINE, differences, environment
 from rlreason.records.reader import RunFolder, compared, settings_in
 from rlreason.runtime.files import free_folder
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.sweeps.design import key_of
 
-EARLY = (*MACHINE, "packages", "hardware", "environment")
+EARLY = ("code", *MACHINE, "packages", "hardware", "environment")
 LATE = ("data", "prompts", "tokenizer", "model", "sampling", "eval_sampling", "engine", "device")
 
 
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         one = repeated(then, request.overrides, console.say, now, name="RUN")
         check_start([one.run], now, console.say)
     told, here = RunFolder(then).provenance, environment()
-    before = [*filter(None, [code_differs(told, here)]), *differences(told, here, EARLY)]
+    before = differences(told, here, EARLY)
     for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
         console.say(f"{'then and now: ' * bool(before)}{line}")
     with ExitStack() as stack:
@@ -63,4 +63,4 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     equal, said = compared(RunFolder(then), RunFolder(now))
     lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after), *(f"  {line}" for line in said)]
     figures = {"run": str(then), "rerun": str(now), "status": RunFolder(now).status}
-    return Answer("\n".join(lines), figures | {"environment": [*before, *after], "equal": equal, "said": said}, code)
+    return Answer("\n".join(lines), figures | {"environment": before + after, "equal": equal, "said": said}, code)

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from rlreason.config.conflicts import not_multiple
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
 from rlreason.runtime.plugins import names_function
-from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, count, group, number, processors, text
 
 OF_THE_RUN = ("model", "messages", "n", "max_tokens")  # parts of a request that the run decides itself
+SIDE_BY_SIDE = "strategy in ('best_of_n', 'hybrid')"
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
@@ -39,11 +39,11 @@ class SFTConfig(TrainingConfig):
 class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
-    questions_by: ClassVar[str] = "question_batch_size"
+    questions_by = "question_batch_size"
     algorithm: str = "ei"
-    question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
-    sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
-    max_per_question: int | None = number(None, "kept responses per question at most; null: all", low=1, high=MADE)
+    question_batch_size: int = count(most=MADE, doc="different questions per step")
+    sft_epochs: int = count(most=LARGE, doc="passes over the kept responses of a step")
+    max_per_question: int | None = count(None, "kept responses per question at most; null: all", MADE)
     deduplicate: bool = text(False, "keep a response that says the same as another to its question only once (RFT)")
     restart: bool = text(False, "each step trains the model that the run started from (STaR), not the latest")
 
@@ -61,17 +61,19 @@ class EIConfig(OnlineConfig):
 class GRPOConfig(Objective, OnlineConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
-    longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
-    questions_by: ClassVar[str] = "rollout_batch_size"
+    longest_without_evaluation = 10  # a rollout step is long, and rewards can collapse in a few
+    questions_by = "rollout_batch_size"
 
     algorithm: str = "grpo"
-    rollout_batch_size: int = number(low=1, high=MADE, doc="responses per step, over all questions")
+    rollout_batch_size: int = count(most=MADE, doc="responses per step, over all questions")
     epochs_per_rollout: int = MISSING
 
     def rules(self) -> Iterator[str]:
         """Check the sizes of batch and group, and what the objective needs from samples."""
-        yield from not_multiple(self, "rollout_batch_size", "group_size")
-        yield from not_multiple(self, "rollout_batch_size", "train_batch_size")
+        batch = self.rollout_batch_size
+        for key, size in (("group_size", self.group_size), ("train_batch_size", self.train_batch_size)):
+            if size <= 0 or batch < size or batch % size:
+                yield f"rollout_batch_size={batch} must be a positive multiple of {key}={size}: change one of them"
         if self.group_size < 2 and self.baseline != "none":
             yield f"group_size=1 with baseline={self.baseline} has advantage 0: use group_size=8, or loss=no_baseline"
         if self.max_resampling_rounds and self.baseline == "none":
@@ -181,7 +183,7 @@ class EvaluateConfig(EvalJobConfig):
     """Accuracy of a model as it is, and every response on disk."""
 
     algorithm: str = "evaluate"
-    samples: int | None = number(None, "short for eval.samples: responses per problem; null: 1", low=1, high=MADE)
+    samples: int | None = count(None, "short for eval.samples: responses per problem; null: 1", MADE)
 
 
 @dataclass
@@ -189,8 +191,8 @@ class BestOfNConfig(EvalJobConfig):
     """How much the best, the likeliest or the most frequent of N responses is worth."""
 
     algorithm: str = "best_of_n"
-    n_list: list[int] = number([1, 4, 8, 16], "numbers N of responses to choose from", low=1, high=MADE)
-    samples: int | None = number(None, "responses per problem; null: the largest N", low=1, high=MADE)
+    n_list: list[int] = count([1, 4, 8, 16], "numbers N of responses to choose from", MADE)
+    samples: int | None = count(None, "responses per problem; null: the largest N", MADE)
     scorer: str | None = text(None, "module:function, (question, response) -> number: the highest is chosen")
 
     def rules(self) -> Iterator[str]:
@@ -250,15 +252,15 @@ class ScoreConfig:
     check_timeout_s: float = number(120.0, "seconds for the check", low=0.1, high=7 * 86400)
     memory_mb: int = number(2048, "megabytes of memory, all processes of the program together", low=64, high=2**20)
     workers: int = processors(2, "programs that run at the same time, each in its own folder")
-    cpus: int = number(2, "processors that each may use, if there are as many", low=1, high=1024)
+    cpus: int = count(2, "processors that each may use, if there are as many", 1024)
 
 
 @dataclass
 class DiscoverBudgetConfig:
     """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
-    calls: int | None = number(20, "requests sent", low=1, high=MADE, cure="try 20, or null for no limit")
-    tokens: int | None = number(None, "of prompts, replies; an unanswered call: in full", low=1, high=MOST * MOST)
+    calls: int | None = count(20, "requests sent", MADE, cure="try 20, or null for no limit")
+    tokens: int | None = count(None, "of prompts, replies; an unanswered call: in full", MOST * MOST)
     cost: float | None = number(None, "by the client's prices", above=0, high=LARGE)
     hours: float | None = number(None, "wall clock, of calls and programs", above=0, high=LARGE)
 
@@ -275,11 +277,11 @@ class DiscoverConfig(AnyRunConfig):
         "best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a conversation",
         MISSING,
     )
-    replies: int = number(4, "requested at the same time", low=1, high=256, only_if="asks_side_by_side")
+    replies: int = count(4, "requested at the same time", 256, only_if=SIDE_BY_SIDE)
     start: str | None = text(None, "a program to begin with; null: the problem's starter")
     history: int = number(4, "previous turns kept, besides the first and the best", high=MADE, only_if="converses")
-    restart_after: int | None = number(
-        None, "turns without progress until it starts over; null: never", low=1, high=MADE, only_if="converses"
+    restart_after: int | None = count(
+        None, "turns without progress until it starts over; null: never", MADE, only_if="converses"
     )
     client: ClientConfig = group(ClientConfig)
     prompts: PromptFilesConfig = group(PromptFilesConfig)
@@ -303,14 +305,9 @@ class DiscoverConfig(AnyRunConfig):
             yield f"client.extra={extra} sets {reserved[0]}, which the run itself decides: leave it out"
 
     @property
-    def asks_side_by_side(self) -> bool:
-        """Whether it requests several replies at once."""
-        return self.strategy in ("best_of_n", "hybrid")
-
-    @property
     def side_by_side(self) -> int:
         """Number of replies requested at the same time."""
-        return self.replies if self.asks_side_by_side else 1
+        return self.replies if self.strategy in ("best_of_n", "hybrid") else 1
 
     @property
     def most_spent(self) -> str:

@@ -6,15 +6,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config.conflicts import absent_file, nothing_to_evaluate
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
-from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, text
+from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, count, group, number, share, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
-MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # of generated problems
+MOST_STORIES = 20_000  # of generated problems
 RATED = "trains_on(here) and here.pass_rates is not None"
 
 
@@ -22,10 +21,9 @@ RATED = "trains_on(here) and here.pass_rates is not None"
 class DataConfig(Settings):
     """Where problems come from, and which of them are used; first the settings of every kind of data."""
 
-    has_stories: ClassVar[bool] = False  # which the tiny model understands
+    has_stories = False  # generated ones, in random order, which the tiny model understands
     on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
     quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
-    in_random_order: ClassVar[bool] = False  # whether its first problems are a random sample
 
     name: str = text(
         doc="of the option, for records and protocols", only_if="here is not data or trains or eval.data is None"
@@ -35,8 +33,8 @@ class DataConfig(Settings):
         "a module with a function (response, gold) -> score per form of answer; null: the built-in comparison",
         only_if="verifies(here)",
     )
-    limit: int | None = number(
-        None, "train on so many, by `seed`: the 128 are among the 256; null: all", low=1, only_if="trains_on(here)"
+    limit: int | None = count(
+        None, "train on so many, by `seed`: the 128 are among the 256; null: all", only_if="trains_on(here)"
     )
     filter: str = choice("none | correct", "correct: keep those with a correct trace", only_if="trains_on(here)")
     pass_rates: str | None = text(None, "a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
@@ -71,9 +69,9 @@ class HabitsConfig:
     )
     slip_share: float = share(0.05, "share whose last sum is wrong", only_if="model.warm_start.slip_share is None")
     stop_share: float = share(0.0, "after this share of the sums before the last, a trace ends with an answer")
-    taught_max_events: int | None = number(None, "most events of a taught story; null: all", low=1, high=99)
+    taught_max_events: int | None = count(None, "most events of a taught story; null: all", 99)
     ramble_share: float = share(0.0, "share of the wrong ones with idle sums (8+0=8) before the answer")
-    ramble_steps: int = number(4, "most idle sums of such a trace", low=1, high=99)
+    ramble_steps: int = count(4, "most idle sums of such a trace", 99)
     guess_share: float = share(0.0, "share that repeats the friend's guess instead of any sum")
 
 
@@ -81,18 +79,17 @@ class HabitsConfig:
 class StoriesConfig(DataConfig):
     """Generated stories with numbers, from which the tiny model learns its habits."""
 
-    has_stories: ClassVar[bool] = True
-    in_random_order: ClassVar[bool] = True
+    has_stories = True
 
-    min_events: int = number(2, "fewest sums in a story", low=1, high=99)
-    max_events: int = number(4, "most sums in a story", low=1, high=99)
+    min_events: int = count(2, "fewest sums in a story", 99)
+    max_events: int = count(4, "most sums in a story", 99)
     max_value: int = number(20, "of any number in a story", low=2, high=99)
     guess: str = choice("none | right_in_training", "a friend's guess at the end, wrong in validation")
     wrong_share: float = share(
         0.0, "share of the training solutions with a wrong last sum", only_if="here is data and reads_traces"
     )
-    n_train: int = number(8192, "training problems", low=1, high=MADE)
-    n_validation: int = number(1024, "validation problems", low=1, high=MADE)
+    n_train: int = count(8192, "training problems", MADE)
+    n_validation: int = count(1024, "validation problems", MADE)
     habits: HabitsConfig = group(HabitsConfig, only_if="here is data and warms_up")
 
     @property
@@ -127,8 +124,8 @@ class RowsDataConfig(DataConfig):
     response_as: str = choice(
         "response | solution", "solution: in prompt.trace's form", only_if="here is data and reads_traces"
     )
-    max_chars: int = number(100_000, "characters of a field; a longer text makes a bad row", low=1)
-    n_validation: int | None = number(None, "hold out this many of train for validation", low=1, high=MADE)
+    max_chars: int = count(100_000, "characters of a field; a longer text makes a bad row")
+    n_validation: int | None = count(None, "hold out this many of train for validation", MADE)
     split_seed: int = number(
         0, "which are held out, not by `seed`: the same in all stages", high=MAX_SEED, only_if="here.holds_out"
     )
@@ -157,24 +154,29 @@ class FileDataConfig(RowsDataConfig):
 
     def rules(self, evaluated: bool = False) -> Iterator[str]:
         """Check that the files are there, as far as they are no hub data set's; `evaluated`: those of an evaluation."""
-        if self.path is not None and Path(self.path).expanduser().is_file():
-            yield f"data.path={self.path} is a file: give .jsonl or .json files as data.train and data.validation"
-            return
         held_out = self.n_validation is not None
         if self.validation is not None and held_out:
             both = f"data.validation={self.validation} and data.n_validation={self.n_validation}"
             yield f"{both}: set one of them to null"
         unused = "" if not evaluated else "validation" if held_out else "train"
         read = [key for key in ("train", "validation", "ground_truth") if key != unused]
-        absent = [line for key in read for line in absent_file(self, key, getattr(self, key))]
+        absent = [line for key in read for line in self.absent(key)]
         yield from absent
-        if absent or self.validation is not None or held_out:
-            return
-        if self.path is None:
+        if not absent and not held_out and self.path is None and self.validation is None:
             yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-        elif evaluated and not self.evaluation_file():
-            is_here = Path(self.path).expanduser().is_dir()
-            yield from [nothing_to_evaluate(self)] if is_here else absent_file(self, "path", "validation")
+
+    def absent(self, key: str) -> Iterator[str]:
+        """Complain about a missing file; what a hub holds is checked when it is read."""
+        split = getattr(self, key)
+        if split is None or locate(self.path, split):
+            return
+        if self.path is None or Path(split).suffix:
+            yield Absent(f"data.{key}={split} is no .jsonl or .json file: give one, or a folder as data.path")
+        elif Path(self.path).expanduser().is_dir():
+            yield f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"
+        elif not may_be_hub_name(self.path):
+            cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
+            yield Absent(f"data.path={self.path} is no folder: {cure}")
 
     @property
     def on_hub(self) -> bool:
@@ -196,17 +198,13 @@ class FileDataConfig(RowsDataConfig):
     def evaluation_problems(self) -> list[str]:
         return [*DataConfig.rules(self), *self.rules(evaluated=True)]
 
-    def evaluation_file(self) -> str | None:
-        """The folder's file to evaluate on if none was named; a hub has its own."""
-        return next((name for name in ("validation", "test") if locate(self.path, name)), None)
-
 
 @dataclass
 class CheckedDataConfig(DataConfig):
     """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
 
-    n_train: int = number(8192, "training problems", low=1, high=MADE)
-    n_validation: int = number(1024, "validation problems", low=1, high=MADE)
+    n_train: int = count(8192, "training problems", MADE)
+    n_validation: int = count(1024, "validation problems", MADE)
 
 
 @dataclass
@@ -218,18 +216,13 @@ class CountdownConfig(CheckedDataConfig):
     seed: int = number(0, "of the generated problems", high=MAX_SEED, only_if="here.path is None")
     min_count: int = number(3, "fewest numbers given", low=2, high=10, only_if="here.path is None")
     max_count: int = number(4, "most numbers given", low=2, high=10, only_if="here.path is None")
-    max_value: int = number(99, "of a given number", low=1, high=MADE, only_if="here.path is None")
-    max_target: int = number(100, "of the number to reach", low=1, only_if="here.path is None")
+    max_value: int = count(99, "of a given number", MADE, only_if="here.path is None")
+    max_target: int = count(100, "of the number to reach", only_if="here.path is None")
 
     @property
     def on_hub(self) -> bool:
         """Whether some of it is on the hub, and in no local file."""
         return self.path is not None and not locate(None, self.path) and may_be_hub_name(self.path)
-
-    @property
-    def quickly_read(self) -> bool:
-        """Whether reading it takes little time."""
-        return self.path is None and self.n_train + self.n_validation <= MOST_COUNTDOWNS
 
 
 @dataclass
@@ -252,7 +245,7 @@ class FunctionDataConfig(RowsDataConfig):
 
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, "its parameters by name")
-    n_validation: int | None = number(None, "rows held out; null: a tenth, at most 200", low=1, high=MADE)
+    n_validation: int | None = count(None, "rows held out; null: a tenth, at most 200", MADE)
 
     def rules(self) -> Iterator[str]:
         """Check that the function can be imported."""

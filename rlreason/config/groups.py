@@ -8,7 +8,7 @@ from typing import Any
 
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
 from rlreason.runtime.plugins import no_reward
-from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, count, number, processors, text
 
 LOGGERS = ("wandb", "tensorboard", "trackio")
 # Conditions of settings.
@@ -30,9 +30,7 @@ class SamplingConfig(Settings):
         only_if="trains or eval.sampling.temperature is None",
     )
     min_tokens: int = number(doc="fewest tokens of a response", only_if="trains or eval.sampling.min_tokens is None")
-    max_tokens: int = number(
-        low=1, doc="most tokens of a response", only_if="trains or eval.sampling.max_tokens is None"
-    )
+    max_tokens: int = count(doc="most tokens of a response", only_if="trains or eval.sampling.max_tokens is None")
 
     def rules(self) -> Iterator[str]:
         """Check the two limits on a response's length."""
@@ -145,12 +143,12 @@ class RolloutConfig(Settings):
     """Which engine samples, and where."""
 
     engine: str = choice("hf | vllm", "chosen by rollout=NAME; auto: the one for this machine", MISSING)
-    max_rows: int = number(256, "most sequences decoded at the same time", low=1, high=MADE)
+    max_rows: int = count(256, "most sequences decoded at the same time", MADE)
     async_level: int = number(
         0, "1: learn from a batch while the next is sampled, by weights one update old", high=1, only_if="trains"
     )
     compile: bool = text(False, "torch.compile, for long runs; a resumed one may round differently", only_if=HF)
-    gpus: int = number(1, "GPUs that sample, each a part of the prompts", low=1, high=16, only_if=VLLM)
+    gpus: int = count(1, "GPUs that sample, each a part of the prompts", 16, only_if=VLLM)
     placement: str = choice(
         "auto | colocate | second_gpu | cpu",
         "colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them; "
@@ -188,7 +186,7 @@ OF_JOBS = ("truncated", "same_answer", "grader", "parity")  # also checked in ru
 OF_SWEEPS = ("dominated",)
 
 
-def _mode(default: str, doc: str, more: str = "", only_if: str = "trains") -> Any:
+def _mode(doc: str, more: str = "", default: str = "warn", only_if: str = "trains") -> Any:
     return choice("off | warn | stop" + more, doc, default, cure=IN_A_FILE, only_if=only_if)
 
 
@@ -202,56 +200,58 @@ def _limit(monitor: str, default: float, doc: str, **bounds: Any) -> Any:
 class MonitorsConfig:
     """Each monitor is off, warns, or stops the run after the step; its thresholds begin with its name."""
 
-    nan: str = _mode("stop", "loss, gradient, weights, moments or a metric are not finite; such weights end any run")
-    skipped_update: str = _mode("warn", "an update was left out, as its gradient was not finite")
-    gradient_norm: str = _mode("warn", "the gradient norm of an update explodes, before it is clipped")
+    nan: str = _mode(
+        "loss, gradient, weights, moments or a metric are not finite; such weights end any run", default="stop"
+    )
+    skipped_update: str = _mode("an update was left out, as its gradient was not finite")
+    gradient_norm: str = _mode("the gradient norm of an update explodes, before it is clipped")
     gradient_norm_factor: float = _limit("gradient_norm", 20.0, "above so many times the median of before", above=1)
     gradient_norm_after: int = _limit("gradient_norm", 10, "and after this many steps with a gradient", low=1)
-    kl: str = _mode("warn", "the KL to the policy that sampled, or to the reference model, explodes")
+    kl: str = _mode("the KL to the policy that sampled, or to the reference model, explodes")
     kl_factor: float = _limit("kl", 20.0, "above this many times the median of the steps before", above=1)
     kl_above: float = _limit("kl", 0.1, "and above this many nats per token")
     kl_after: int = _limit("kl", 10, "and after this many steps that measured it", low=1)
-    first_ratio: str = _mode("warn", "the ratio to the policy that sampled is not 1 in the first update of a step")
+    first_ratio: str = _mode("the ratio to the policy that sampled is not 1 in the first update of a step")
     first_ratio_bound: float = _limit("first_ratio", 0.05, "|mean ratio - 1| and KL; float32 stays below 1e-5", above=0)
-    still_weights: str = _mode("warn", "updates move hardly any weight that has a gradient")
+    still_weights: str = _mode("updates move hardly any weight that has a gradient")
     still_weights_below: float = _limit("still_weights", 0.2, "share that changes, mean over the tensors", high=1)
     still_weights_steps: int = _limit("still_weights", 3, "in this many steps in a row", low=1)
-    entropy: str = _mode("warn", "the policy's entropy collapses")
+    entropy: str = _mode("the policy's entropy collapses")
     entropy_below: float = _limit("entropy", 0.005, "nats per token, mean over a step's responses", above=0)
-    no_live_group: str = _mode("warn", "every group has equal rewards in all its responses; warns of every step")
+    no_live_group: str = _mode("every group has equal rewards in all its responses; warns of every step")
     no_live_group_steps: int = _limit("no_live_group", 10, "this many in a row stop the run", low=1)
-    zero_reward: str = _mode("warn", "all rewards are 0")
+    zero_reward: str = _mode("all rewards are 0")
     zero_reward_steps: int = _limit("zero_reward", 10, "in this many steps in a row", low=1)
-    identical_samples: str = _mode("warn", "all responses of every group are equal, or some against all odds")
-    truncated: str = _mode("warn", "responses are cut at their limit, in steps or in evaluations", only_if="")
+    identical_samples: str = _mode("all responses of every group are equal, or some against all odds")
+    truncated: str = _mode("responses are cut at their limit, in steps or in evaluations", only_if="")
     truncated_above: float = _limit("truncated", 0.5, "share of the responses", high=1)
-    length: str = _mode("warn", "the mean length of the responses explodes")
+    length: str = _mode("the mean length of the responses explodes")
     length_factor: float = _limit("length", 4.0, "above this many times the median of the last 30 steps", above=1)
     length_after: int = _limit("length", 3, "and after this many steps", low=1)
-    round_trip: str = _mode("warn", "texts change when they are turned into tokens and back")
+    round_trip: str = _mode("texts change when they are turned into tokens and back")
     round_trip_below: float = _limit("round_trip", 0.5, "share of prompts, or responses, that stay the same", high=1)
-    same_answer: str = _mode("warn", "an evaluation's questions get one and the same answer", only_if="")
+    same_answer: str = _mode("an evaluation's questions get one and the same answer", only_if="")
     same_answer_above: float = _limit(
         "same_answer", 0.5, "share of the questions with the commonest answer, less its share of the truths", high=1
     )
     reward_hacking: str = _mode(
-        "warn",
         "rewards rise by something other than right answers: one answer to most questions, reward without the "
         "right answer, falling accuracy in evaluations, ever shorter responses that are no better",
     )
     reward_hacking_after: int = _limit("reward_hacking", 5, "so many last steps are compared with the first", low=1)
     reward_hacking_gain: float = _limit("reward_hacking", 0.1, "by which the mean reward must have risen", above=0)
-    accuracy: str = _mode("stop", "two evaluations in a row have certainly lost four fifths of the accuracy before")
-    grader: str = _mode("warn", "responses could not be graded", only_if="")
+    accuracy: str = _mode(
+        "two evaluations in a row have certainly lost four fifths of the accuracy before", default="stop"
+    )
+    grader: str = _mode("responses could not be graded", only_if="")
     parity: str = _mode(
-        "warn",
         "engine and trainer give sampled tokens different probabilities; correct: warn, and let the objective's "
         "mismatch weights correct for it",
         " | correct",
         only_if="",
     )
     parity_bound: float = _limit("parity", 0.05, "nats per token, mean over a step; float32 stays below 1e-4", above=0)
-    engine_weights: str = _mode("warn", "the engine's numbers drift away from the trainer's: weights were not synced")
+    engine_weights: str = _mode("the engine's numbers drift away from the trainer's: weights were not synced")
     engine_weights_factor: float = _limit("engine_weights", 10.0, "above so many times the first step's", above=1)
     engine_weights_above: float = _limit("engine_weights", 2e-5, "and above this many nats per token")
     dominated: str = choice(  # a run by itself never reads it

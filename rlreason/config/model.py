@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlreason.errors import Absent
-from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, share, text
+from rlreason.settings import MADE, MAX_SEED, Settings, choice, count, group, number, share, text
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
@@ -32,7 +32,7 @@ class WarmStartConfig:
     """The short SFT that gives the built-in model its habits. `steps=0` leaves it out."""
 
     steps: int = number(700, "optimizer steps; 0: the model stays random", high=MADE)
-    batch_size: int = number(64, "traces per optimizer step", low=1, high=2**16, only_if="here.steps > 0")
+    batch_size: int = count(64, "traces per optimizer step", 2**16, only_if="here.steps > 0")
     learning_rate: float = number(3e-3, "its highest rate", above=0, high=1e30, only_if="here.steps > 0")
     hasty_share: float | None = share(None, "null: data.habits.hasty_share", only_if="here.steps > 0")
     slip_share: float | None = share(None, "null: data.habits.slip_share", only_if="here.steps > 0")
@@ -53,7 +53,7 @@ class LoRAConfig:
 class ModelConfig(Settings):
     """What is trained, and how it fits into memory; first the settings of every model."""
 
-    made_on_the_spot: ClassVar[bool] = False  # whether it is the built-in tiny model, which has no files
+    made_on_the_spot = False  # whether it is the built-in tiny model, which has no files
     folder: ClassVar[Any] = None  # where the weights are; None for the built-in model
     context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
@@ -92,12 +92,12 @@ class ModelConfig(Settings):
 class TinyModelConfig(ModelConfig):
     """The built-in model, made here and taught habits by a warm start: those of the stories."""
 
-    made_on_the_spot: ClassVar[bool] = True
-    context: ClassVar[int | None] = TINY_CONTEXT
+    made_on_the_spot = True
+    context = TINY_CONTEXT
 
-    width: int = number(128, "numbers per token, a multiple of 2 x heads", low=1, high=1024)
-    layers: int = number(2, "transformer blocks", low=1, high=32)
-    heads: int = number(4, "attention heads per block", low=1, high=64)
+    width: int = count(128, "numbers per token, a multiple of 2 x heads", 1024)
+    layers: int = count(2, "transformer blocks", 32)
+    heads: int = count(4, "attention heads per block", 64)
     seed: int = number(0, "of weights and warm start; not `seed`, so that compared runs start alike", high=MAX_SEED)
     cache: str | None = text(
         "auto", "auto: ~/.cache/rlreason; a folder; null: made anew each time", only_if="here.warm_start.steps > 0"

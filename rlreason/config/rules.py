@@ -134,7 +134,6 @@ WORDS: dict[str, str] = {
         for key in LOSS_NUMBERS
         if (losses := [f"loss={name}" for name in readers(key)])
     },
-    "asks_side_by_side": "by strategy=best_of_n and strategy=hybrid only",
     "converses": "by strategy=refine and strategy=hybrid only",
     "False": "by a sweep only (-m)",
 }

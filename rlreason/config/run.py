@@ -1,12 +1,12 @@
 """A whole run: how it is evaluated, the keys common to all algorithms, what follows from them, what it grades with."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
-from rlreason.config.conflicts import as_eval, of_evaluation
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import (
     GradingConfig,
@@ -19,7 +19,8 @@ from rlreason.config.groups import (
 )
 from rlreason.config.model import SHARED_WARM_START, ModelConfig, TinyModelConfig
 from rlreason.errors import ConfigError
-from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, group, number, processors, text
+from rlreason.runtime.plugins import no_reward
+from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, count, group, number, processors, text
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 
@@ -30,7 +31,7 @@ class EvalSamplingConfig:
 
     temperature: float | None = number(None, "0: the likeliest token; null: sampling.temperature", high=LARGE)
     min_tokens: int | None = number(None, "null: sampling.min_tokens")
-    max_tokens: int | None = number(None, "null: sampling.max_tokens", low=1)
+    max_tokens: int | None = count(None, "null: sampling.max_tokens")
 
 
 @dataclass
@@ -45,11 +46,11 @@ class EvalConfig:
     data: DataConfig | None = text(
         None, "an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
-    problems: int | None = number(None, "validation problems asked; null: eval_problems", low=1)
-    final_problems: int | None = number(
-        None, "those of a training's last evaluation; null: eval.problems, or else all", low=1, only_if="trains"
+    problems: int | None = count(None, "validation problems asked; null: eval_problems")
+    final_problems: int | None = count(
+        None, "those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
-    samples: int | None = number(None, "per problem; null: 1", low=1, high=MADE, only_if="reads_eval_samples")
+    samples: int | None = count(None, "per problem; null: 1", MADE, only_if="reads_eval_samples")
     card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
 
 
@@ -72,7 +73,7 @@ class EvalProtocolConfig:
 class AnyRunConfig(Settings):
     """Keys of every run."""
 
-    trains: ClassVar[bool] = False
+    trains = False
     most_spent: ClassVar[Any] = ""  # what a run may spend at most, as overrides; "" if only time
     given = frozenset[str]()  # the keys that were typed: no field, and so no setting
 
@@ -85,10 +86,11 @@ class AnyRunConfig(Settings):
 class RunConfig(AnyRunConfig):
     """Keys of every algorithm that works on a model, whether it trains it or not."""
 
-    samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
+    samples_to_learn = False  # whether it learns from responses that it samples and grades
     responses_per_step: ClassVar[Any] = 0  # sampled in a training step
     checkpoints_at_once: ClassVar[Any] = 0  # most in the run folder at one time
     own_loss: ClassVar[Any] = None  # the user's loss, `module:function`
+    uses_training_data: ClassVar[Any] = True  # whether training problems are learned from or sampled
 
     threads: int | None = processors(None, "null: one for the tiny model, else as many as this process may use")
     model: ModelConfig = group(ModelConfig)
@@ -101,15 +103,33 @@ class RunConfig(AnyRunConfig):
     sampling: SamplingConfig = group(SamplingConfig)
     eval: EvalConfig = group(EvalConfig, "how evaluations differ from training")
 
-    micro_batch_tokens: int = number(low=1, doc="the memory knob: tokens in a forward pass, above the longest response")
-    eval_problems: int | None = number(
-        None, "short for eval.problems (always the same ones); null: all", low=1, only_if="eval.problems is None"
+    micro_batch_tokens: int = count(doc="the memory knob: tokens in a forward pass, above the longest response")
+    eval_problems: int | None = count(
+        None, "short for eval.problems (always the same ones); null: all", only_if="eval.problems is None"
     )
     log_generations: int = number(3, "responses shown before training, or after an evaluation", high=MADE)
 
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
-        yield from of_evaluation(self)
+        prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
+        if self.eval.reward is not None:
+            yield from no_reward("eval.reward", self.eval.reward, "choose one, or null for the prompt's")
+        if prompt is not None:
+            yield from (as_eval("prompt", line, prompt) for line in prompt.problems())
+        if data is not None:
+            yield from (as_eval("data", line, data) for line in data.evaluation_problems())
+        for key, asks in self.bounds().items():
+            of_scale = key == "interim_eval_problems" and key not in self.given  # an upper bound
+            if asks is not None and last is not None and last < asks and not of_scale:
+                yield f"eval.final_problems={last} is less than {key}={asks}, all of which it asks again: raise it"
+        asked, own = self.evaluation.sampling, self.eval.sampling
+        if asked.temperature == 0 and self.answers > 1:
+            key, cure = self.sampling_key("temperature"), "or ask for one each"
+            yield f"{key}=0: the {self.answers} responses to a problem would all be equal: set {key}=1, {cure}"
+        given, most = own.min_tokens is not None or own.max_tokens is not None, asked.max_tokens
+        if given and 1 <= most < asked.min_tokens:  # each number by itself has a range
+            low, high = self.sampling_key("min_tokens"), self.sampling_key("max_tokens")
+            yield f"{low}={asked.min_tokens} is above {high}={most}: set eval.sampling.min_tokens={most} or less"
         corrects = getattr(self, "mismatch", "none") != "none" or getattr(self, "old_from_engine", False)
         if self.monitors.parity == "correct" and not corrects:
             cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
@@ -133,10 +153,9 @@ class RunConfig(AnyRunConfig):
                 cure = f"raise it (try {2 * longest}), or lower {place}sampling.max_tokens"
                 yield f"micro_batch_tokens={room} must be above {key}, to hold a prompt and its whole response: {cure}"
 
-    @property
-    def uses_training_data(self) -> bool:
-        """Whether training problems are learned from or sampled."""
-        return True
+    def sampling_key(self, name: str) -> str:
+        """Return the setting that a number of evaluations' sampling comes from, as it is typed."""
+        return f"{'eval.' if getattr(self.eval.sampling, name) is not None else ''}sampling.{name}"
 
     @property
     def samples_training_data(self) -> bool:
@@ -300,6 +319,17 @@ def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
 def is_own(reward: str, data: DataConfig) -> bool:
     """Whether responses are graded by a function `module:function` of the user's or of the data."""
     return ":" in reward or data.verifier is not None
+
+
+def as_eval(group: str, text: str, settings: Any) -> str:
+    """Rewrite a text about `prompt` or `data` settings for `eval.prompt` or `eval.data`, which have the same keys.
+
+    >>> from rlreason.config.data import StoriesConfig
+    >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
+    'eval.data.n_train=0 in data.jsonl'
+    """
+    names = "|".join(f.name for f in fields(settings))
+    return type(text)(re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text))
 
 
 @contextmanager

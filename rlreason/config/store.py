@@ -142,18 +142,17 @@ def run_name(overrides: Iterable[str]) -> str:
     """
     shown = (re.sub(r"^\w+@(?=eval\.)", "", o) for o in overrides if not o.startswith("sweep="))
     kept = sorted(shown, key=lambda o: (o.startswith("seed="), o))
-    name = ",".join(map(_part, kept)) or "default"
+    parts = []
+    for override in kept:
+        key, _, value = override.partition("=")
+        plain = override == _safe(override) and value.count("=") == value.count(",") == 0
+        short = plain and len(override) <= LONGEST_PART
+        parts.append(override if short else f"{key}={_safe(Path(value).name)[:60]}~{_hash(override)}")
+    name = ",".join(parts) or "default"
     if len(name) <= LONGEST_NAME:
         return name
     end = f"~{_hash(name)}" + f",{kept[-1]}" * kept[-1].startswith("seed=")
     return name[: LONGEST_NAME - len(end)] + end
-
-
-def _part(override: str) -> str:
-    key, _, value = override.partition("=")
-    if override == _safe(override) and len(override) <= LONGEST_PART and value.count("=") == value.count(",") == 0:
-        return override
-    return f"{key}={_safe(Path(value).name)[:60]}~{_hash(override)}"
 
 
 def _safe(text: str) -> str:
@@ -179,7 +178,7 @@ def typed(cfg: DictConfig, given: Iterable[str] = (), absent: list[str] | None =
     try:
         run = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:
-        key = getattr(error, "full_key", None) or str(error).split(":")[-1].strip()
+        key = error.full_key
         raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
     if not isinstance(run, AnyRunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")

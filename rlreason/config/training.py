@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlreason.config.conflicts import of_schedule
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, group, number, text
+from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, count, group, number, text
 
 MOST_RANKS = 1024
 BUDGETS = ("hours", "tokens", "steps")
@@ -27,10 +26,10 @@ class OptimizationConfig(Settings):
     weight_decay: float = number(0.0, "of AdamW, on every weight alike", high=1e30)
     adam_betas: list[float] = number([0.9, 0.95], "of AdamW's two moments", below=1)
     max_grad_norm: float = number(1.0, "gradients are scaled down to this norm, once a step", above=0, high=1e30)
-    train_batch_size: int = number(low=1, high=MADE, doc="responses per step; with GRPO it divides rollout_batch_size")
-    micro_batch_size: int | None = number(None, "sequences per pass; null: by micro_batch_tokens", low=1, high=MADE)
-    gradient_accumulation_steps: int | None = number(
-        None, "says micro_batch_size in the handout's way; it divides train_batch_size", low=1, high=MADE
+    train_batch_size: int = count(most=MADE, doc="responses per step; with GRPO it divides rollout_batch_size")
+    micro_batch_size: int | None = count(None, "sequences per pass; null: by micro_batch_tokens", MADE)
+    gradient_accumulation_steps: int | None = count(
+        None, "says micro_batch_size in the handout's way; it divides train_batch_size", MADE
     )
 
     def rules(self) -> Iterator[str]:
@@ -55,8 +54,8 @@ class BudgetConfig:
     """A run ends before the step that would exceed one of these, its last evaluation inside; null: no bound."""
 
     hours: float | None = number(None, "wall clock, set-up and evaluations too (time/total)", above=0, high=LARGE)
-    tokens: int | None = number(None, "tokens sampled to learn from (tokens/generated)", low=1, high=MOST * MOST)
-    steps: int | None = number(None, "steps; a falling rate still falls towards n_steps", low=1)
+    tokens: int | None = count(None, "tokens sampled to learn from (tokens/generated)", MOST * MOST)
+    steps: int | None = count(None, "steps; a falling rate still falls towards n_steps")
 
 
 def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], budgets: Sequence[str]) -> bool:
@@ -80,7 +79,7 @@ class CheckpointConfig:
     minutes: float | None = number(
         10.0, "most between them, within 10% of the time; null: no limit", above=0, only_if="here.every is None"
     )
-    keep: int = number(2, "so many of the newest stay, and the best; in the end the newest and the best", low=1)
+    keep: int = count(2, "so many of the newest stay, and the best; in the end the newest and the best")
     keep_final: bool = text(False, "a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
 
@@ -88,7 +87,7 @@ class CheckpointConfig:
 class TrainingConfig(OptimizationConfig, RunConfig):
     """Keys of every algorithm that trains."""
 
-    trains: ClassVar[bool] = True
+    trains = True
     longest_without_evaluation: ClassVar[int | None] = None  # most steps between evaluations, with eval_every=null
     learning_temperature: ClassVar[Any] = 1.0  # of the distribution that is learned: given responses are imitated
 
@@ -99,9 +98,9 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         only_if="on_several_ranks",
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)
-    n_steps: int | None = number(low=1, doc="rollout batches of GRPO and EI, updates of SFT; null: by epochs")
-    interim_eval_problems: int | None = number(
-        low=1, doc="validation problems on the way; the last evaluation asks all", only_if="problem_limit is None"
+    n_steps: int | None = count(doc="rollout batches of GRPO and EI, updates of SFT; null: by epochs")
+    interim_eval_problems: int | None = count(
+        doc="validation problems on the way; the last evaluation asks all", only_if="problem_limit is None"
     )
     eval_every: int | None = number(None, "steps between evaluations; null: ten or more; 0: only before and after")
     save_rollouts_every: int = number(1, "steps between saved responses; 0: none saved", only_if="samples_to_learn")
@@ -113,7 +112,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     def rules(self) -> Iterator[str]:
         """Check the schedule, the ranks, and what learning from samples needs."""
         if self.n_steps is not None:
-            yield from of_schedule(self, self.n_steps)
+            yield from self.schedule_rules(self.n_steps)
         if self.gpus != "auto" and not (self.gpus.isdecimal() and 1 <= int(self.gpus) <= MOST_RANKS):
             yield f"gpus={self.gpus} must be auto or a number from 1 to {MOST_RANKS}: try gpus=2"
         if self.parallel == "shard" and self.optimizer == "adamw_8bit":
@@ -127,6 +126,13 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             yield f"{limit}, which samples none to learn from: set budget.steps or budget.hours"
         if self.samples_to_learn and self.sampling.temperature == 0:
             yield "sampling.temperature=0.0: learning from samples needs different ones, so it must be above 0: try 1.0"
+
+    def schedule_rules(self, n_steps: int) -> Iterator[str]:
+        """Complain about a learning rate that never reaches its peak in this many steps."""
+        whole = 1 if self.restarts else n_steps  # steps of one schedule
+        if self.warmup_steps > whole:
+            anew = ", and restart=true starts the rate anew in each step" if self.restarts else ""
+            yield f"warmup_steps={self.warmup_steps} is more than the {n_steps} steps of the run{anew}: lower it"
 
     @property
     def checkpoints_at_once(self) -> int:
@@ -179,11 +185,11 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 class OnlineConfig(TrainingConfig):
     """Keys of every algorithm that learns from responses which the policy samples in each step, a group per problem."""
 
-    samples_to_learn: ClassVar[bool] = True
+    samples_to_learn = True
     questions_by: ClassVar[str]  # the setting that says how many different problems a step has
 
     n_steps: int = MISSING
-    group_size: int = number(low=1, high=MADE, doc="responses per question; with GRPO it divides rollout_batch_size")
+    group_size: int = count(most=MADE, doc="responses per question; with GRPO it divides rollout_batch_size")
     skip_solved: int = number(0, "after this many groups in a row all correct, a question is dropped; 0: never")
 
     @property

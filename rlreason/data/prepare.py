@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.conflicts import as_eval
 from rlreason.config.data import (
     CountdownConfig,
     DataConfig,
@@ -19,7 +18,7 @@ from rlreason.config.data import (
 )
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
-from rlreason.config.run import RunConfig, naming_eval_settings
+from rlreason.config.run import RunConfig, as_eval, naming_eval_settings
 from rlreason.data.prompts import check_template, filter_correct, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,

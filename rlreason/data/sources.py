@@ -10,7 +10,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.conflicts import nothing_to_evaluate
 from rlreason.config.data import FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import locate, required
 from rlreason.errors import ConfigError, DataError
@@ -151,13 +150,15 @@ def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: s
 
 def validation_split(data: FileDataConfig) -> str:
     """Return the split to validate on where the settings name none."""
-    if name := data.evaluation_file():
+    if name := next((name for name in ("validation", "test") if locate(data.path, name)), ""):
         return name
     if not Path(data.path or "").expanduser().is_dir():
         on_hub = hub_splits(data.path or "", data.hub_config)
         if name := next((name for name in ("validation", "test") if name in on_hub), ""):
             return name
-    raise ConfigError(nothing_to_evaluate(data))
+    raise ConfigError(
+        f"data.path={data.path} holds neither validation nor test: name data.validation, or set data.n_validation=200"
+    )
 
 
 #: Parts of a problem, and the field names that are tried for each, in this order.

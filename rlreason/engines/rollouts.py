@@ -68,7 +68,7 @@ class Rollouts:
                 failures.append(error)
                 raise
             finally:  # grading after the end of sampling is counted by the phase below
-                self.clock.busy("grading", max(0.0, min(time.monotonic(), ended) - since))
+                self.clock.add("busy/grading", max(0.0, min(time.monotonic(), ended) - since))
 
         def submit(place: int, response: Response) -> None:
             if failures:  # such as a full disk: end now and not when all are sampled

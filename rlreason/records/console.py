@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO
 
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime import signals
-from rlreason.runtime.files import FULL, alive, unwritable
+from rlreason.runtime.files import alive
 from rlreason.runtime.plugins import find_modules_here
 from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams
 from rlreason.runtime.text import visible
-
-T = TypeVar("T")
 
 LOG_WIDTH = 120  # columns of a file or a pipe
 #: The columns of the table of steps, and their widths.
@@ -135,13 +133,6 @@ class Console:
             self._waits.remove(wait)
             watcher.join(1.0)
 
-    def each(self, what: str, items: Iterator[T], count: int) -> Iterator[T]:
-        """Yield `count` items, showing the wait for each as `what 3/16`."""
-        for place in range(count):
-            with self.wait(f"{what} {place + 1}/{count}"):
-                item = next(items)
-            yield item
-
     def part(self, text: str) -> None:
         """Set the progress of the innermost wait, such as `3/16 responses`; calls from other threads are ignored."""
         alive()
@@ -208,8 +199,6 @@ def shortage(error: BaseException) -> str:
     'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
     """
     cause = str(error).partition("\n")[0]
-    if isinstance(error, OSError) and error.errno in FULL and error.filename:
-        return str(unwritable(error.filename, error.errno))
     if isinstance(error, OSError) or "No space" in cause:
         return f"{cause}: free some space, or choose another hydra.run.dir"
     cure = "lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)"

@@ -127,9 +127,14 @@ def finite(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {key: finite(v) for key, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Any, indent: int = 2) -> None:
+    """Replace a file by this value as JSON, with null for every number that is not finite."""
+    write_whole(path, json.dumps(finite(value), indent=indent) + "\n")
 
 
 def line_of(row: Mapping[str, Any]) -> bytes:
@@ -201,7 +206,7 @@ def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Call
         write_whole(partial / STATE, json.dumps({"format": FORMAT, **state}))
         files = sorted(file for file in partial.rglob("*") if file.is_file())
         listed = {str(file.relative_to(partial)): [file.stat().st_size, digest(file)] for file in files}
-        write_whole(partial / MANIFEST, json.dumps(listed, indent=1) + "\n")
+        write_json(partial / MANIFEST, listed, 1)
     return path
 
 
@@ -266,19 +271,17 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def moments_in(path: Path) -> dict[str, int]:
-    """Return the files with the optimizer's moments and their sizes; none in a checkpoint of a finished run."""
-    return {name: size for name, (size, _) in _listed(path).items() if name == MOMENTS}
+def moments_in(path: Path) -> int:
+    """Return the bytes of the optimizer's moments; 0 in a checkpoint of a finished run."""
+    return _listed(path).get(MOMENTS, (0, ""))[0]
 
 
 def remove_moments(path: Path) -> None:
     """Remove the moments from a checkpoint, from the manifest first, so that the checkpoint stays valid."""
-    moments = moments_in(path)
+    rest = {name: entry for name, entry in _listed(path).items() if name != MOMENTS}
     with explained(path):
-        rest = {name: entry for name, entry in _listed(path).items() if name not in moments}
-        write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
-        for name in moments:
-            (path / name).unlink(missing_ok=True)
+        write_json(path / MANIFEST, rest, 1)
+        (path / MOMENTS).unlink(missing_ok=True)
 
 
 def linked(source: Path, target: Path) -> None:

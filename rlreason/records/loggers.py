@@ -17,8 +17,7 @@ from uuid import uuid4
 import yaml
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.records.files import LOGGERS, TENSORBOARD
-from rlreason.runtime.files import write_whole
+from rlreason.records.files import LOGGERS, TENSORBOARD, write_json
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
 
@@ -228,7 +227,7 @@ class Loggers:
         path = folder / LOGGERS
         ids = json.loads(path.read_text(encoding="utf-8")) if resumed and path.is_file() else {}
         ids |= {name: uuid4().hex[:12] for name in settings.chosen if name not in ids}
-        write_whole(path, json.dumps(ids, indent=1) + "\n")
+        write_json(path, ids, 1)
         plain = encodable(redacted(config))
         for name in settings.chosen:
             try:

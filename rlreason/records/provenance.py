@@ -107,19 +107,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a sentence where the code of a run has changed since its earlier part; "" where it is the same.
-
-    >>> code_differs({"commit": "00", "code": "ab"}, {"commit": "11", "code": "cd"})
-    'the code has changed: commit: 00 then, 11 now; code: ab then, cd now'
-    >>> code_differs({"commit": "00", "code": "ab"}, {"commit": "11", "code": "ab"})  # of documents
-    ''
-    """
-    if not differences(earlier, now, ["code"]):
-        return ""
-    return f"the code has changed: {'; '.join(differences(earlier, now, ['commit', 'code']))}"
-
-
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     """Return one line for each of these facts, also inside groups, that has changed.
 

@@ -15,10 +15,9 @@ import yaml
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files
+from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files, write_json
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
-from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import redacted, shorten, visible
 
@@ -109,7 +108,7 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     """Replace `status.json`: {"status", "reason", "time"}."""
     assert status == known_status(status)
     row = {"status": status, "reason": redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    write_whole(folder / STATUS, json.dumps(row, indent=2) + "\n")
+    write_json(folder / STATUS, row)
 
 
 def time_summary(clock: Clock) -> dict[str, Any]:
@@ -170,13 +169,11 @@ class RunFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Every setting of the run with its value, from `config.yaml`. `ConfigError` where it cannot be read."""
-        path = self.path / files.CONFIG
-        if not path.is_file():
-            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run that has begun")
-        with suppress(yaml.YAMLError, ValueError, RecursionError):
-            if isinstance(settings := yaml.safe_load(path.read_text(encoding="utf-8")), dict):
+        with suppress(OSError, yaml.YAMLError, ValueError, RecursionError):
+            settings = yaml.safe_load((self.path / files.CONFIG).read_text(encoding="utf-8"))
+            if isinstance(settings, dict):
                 return settings
-        raise ConfigError(f"{path} holds no settings: give the folder of one run")
+        raise ConfigError(f"{self.path} has no {files.CONFIG} with settings: give the folder of one run that has begun")
 
     def setting(self, key: str) -> Any:
         """Return one setting by its dotted name; None where the run has none of this name."""
@@ -184,7 +181,6 @@ class RunFolder:
 
     def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
         """Return (reward, verifier of the data, group `grading`) of the run's responses, or of its evaluations'."""
-        evaluates = evaluates and bool(self.setting("eval"))  # null there: as in training
         reward = self.setting("prompt.reward")
         if evaluates:
             reward = self.setting("eval.reward") or self.setting("eval.prompt.reward") or reward
@@ -221,12 +217,9 @@ class RunFolder:
     def tail(self, name: str, lines: int) -> list[str]:
         """Return the last lines of a log in the folder that are not blank; [] where there is none."""
         path = self.path / name
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace")
-        except OSError:
+        if not path.is_file():
             return []
+        text = path.read_bytes()[-TAIL_BYTES:].decode("utf-8", "replace")
         filled = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
         return [shorten(line, TAIL_CHARS) for line in filled[-lines:]]
 
@@ -270,12 +263,12 @@ CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_secon
 
 def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], list[str]]:
     """Return of metrics, responses and weights whether both runs agree (None if one has none), and a sentence each."""
-    equal, sentences, before, after = dict[str, bool | None](), list[str](), contents_of(one), contents_of(other)
-    for kind, then in before.items():
+    equal, sentences, after = dict[str, bool | None](), list[str](), contents_of(other)
+    for kind, then in contents_of(one).items():
         now = after[kind]
-        different = [key for key in then | now if key not in then or key not in now or then[key] != now[key]]
+        different = [key for key in then | now if then.get(key, KeyError) != now.get(key, KeyError)]
         equal[kind] = not different if then and now else None
-        if equal[kind] is None:
+        if not then or not now:
             sentences.append(f"{kind}: one of the two has none")
         elif different:
             key = different[0]

@@ -79,8 +79,9 @@ def resumes(folder: Path, config: str, trains: bool) -> bool:
     """Whether a run with this config resumes the one in the folder; else it begins there. `trains`: a training run.
 
     A training run resumes from its checkpoints, a job with the responses of an interrupted one of its algorithm,
-    discovery with its calls. `ConfigError` where the run can do neither: the folder holds another run or other files,
-    the run there has other settings than those that may change, or it has ended and nothing is left to do.
+    discovery with its calls; a finished run resumes with more steps, a larger budget, or another setting of the monitor
+    that stopped it. `ConfigError` where the run can do neither: the folder holds another run or other files, the run
+    there has other settings than those that may change, or it has ended and nothing is left to do.
     """
     before, now = settings_in(folder), flat_text(config)
     algorithm, finished = now.get("algorithm"), (folder / SUMMARY).exists()
@@ -100,7 +101,20 @@ def resumes(folder: Path, config: str, trains: bool) -> bool:
             f"with it (resume={folder}), or choose another folder"
         )
     elif finished:
-        refuse_done(folder, before, now)
+        status = str((RunFolder(folder).summary or {}).get("status", ""))  # a killed start may have changed status.json
+        kind, _, rule = status.partition(":")
+        budgets = DISCOVERY_BUDGETS if algorithm == "discover" else BUDGETS
+        if algorithm == "discover" or kind == "budget":
+            more = raised(before, now, [f"budget.{name}" for name in budgets])
+        elif kind in ("stopped", "diverged"):
+            more = any(before[key] != now.get(key) for key in settings_of(rule) if key in before)
+        else:
+            more = (now.get("n_steps") or 0) > (before.get("n_steps") or 0)
+        if not more:
+            raise ConfigError(
+                f"hydra.run.dir={folder} holds a finished run, which ended as {status}: choose another, or type "
+                f"resume={folder} with more n_steps, a larger budget, or the monitor that stopped it at warn"
+            )
     return left
 
 
@@ -111,28 +125,6 @@ def refuse_occupied(folder: Path) -> None:
     names = [name for name in CONTENTS if (folder / name).exists()]
     if names and not (folder / PROVENANCE).exists():
         raise ConfigError(f"hydra.run.dir={folder} holds {names[0]}, which no run left there: choose another folder")
-
-
-def refuse_done(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """`ConfigError` where a finished run has nothing left to do.
-
-    It resumes with more steps, a larger budget, or another setting of the monitor that stopped it.
-    """
-    status = str((RunFolder(folder).summary or {}).get("status", ""))  # a killed start may have changed status.json
-    kind, _, rule = status.partition(":")
-    discovers = now.get("algorithm") == "discover"
-    if discovers or kind == "budget":
-        budgets = DISCOVERY_BUDGETS if discovers else BUDGETS
-        goes_on = raised(before, now, [f"budget.{name}" for name in budgets])
-        by = f"a larger budget ({', '.join(f'budget.{name}' for name in budgets)})"
-    elif kind in ("stopped", "diverged"):
-        keys = [key for key in settings_of(rule) if key in before]
-        goes_on, by = any(before[key] != now.get(key) for key in keys), f"{keys[0]}=warn" if keys else ""
-    else:
-        goes_on, by = (now.get("n_steps") or 0) > (before.get("n_steps") or 0), "n_steps=MORE"
-    if not goes_on:
-        more = f", or type resume={folder} with {by}" if by else ""
-        raise ConfigError(f"hydra.run.dir={folder} holds a finished run, which ended as {status}: choose another{more}")
 
 
 def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]) -> Path:
@@ -178,8 +170,7 @@ def drop_later(folder: Path, state: Mapping[str, Any]) -> int:
 
 def drop_behind(checkpoint: Path) -> None:
     """Remove the checkpoints that are newer than this one, which could not be used and will be written again."""
+    paths = checkpoints_in(checkpoint.parents[1])
     with explained(checkpoint):
-        for path in checkpoints_in(checkpoint.parents[1])[::-1]:
-            if path == checkpoint:
-                break
+        for path in paths[paths.index(checkpoint) + 1 :]:
             removed(path)

@@ -56,9 +56,9 @@ PANELS: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
 
 
 def draw_curves(run: RunFolder) -> Path:
-    """Draw the panels of a run over its optimizer updates into `curves.png` in its folder; return the path.
+    """Draw a run over its optimizer updates, or a job over its evaluations, into `curves.png`; return the path.
 
-    Raises `ConfigError` where it has no metrics yet.
+    A panel shows metrics, the accuracy with its 95% interval. Raises `ConfigError` where it has no metrics yet.
     """
     rows, algorithm = run.metrics, run.setting("algorithm")
     measured = {name for row in rows for name in row}
@@ -73,29 +73,24 @@ def draw_curves(run: RunFolder) -> Path:
     path = run.path / CURVES
     with picture(path, title_of(run), (5 * columns, 6.4), 2, columns) as axes:
         for ax, (heading, labels) in zip(axes.flat, panels, strict=False):
-            draw_panel(ax, rows, heading, labels)
+            for name, label in labels.items():
+                named = [row for row in rows if row.get(name) is not None]
+                at = [row.get("train_step", row.get("eval_step", 0)) for row in named]
+                if named:
+                    marker = "o" if name.startswith("eval/") else None
+                    ax.plot(at, [row[name] for row in named], label=label, marker=marker, markersize=4)
+                if named and name == "eval/accuracy" and all("eval/accuracy_high" in row for row in named):
+                    low, high = ([row[f"{name}_{end}"] for row in named] for end in ("low", "high"))
+                    ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
+            ax.set_title(heading, fontsize=10, loc="left")
+            ax.set_xlabel("optimizer update", fontsize=9)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.grid(alpha=0.25)
+            if len(ax.lines) > 1:
+                ax.legend(fontsize=8, frameon=False)
         for ax in axes.flat[len(panels) :]:
             ax.remove()
     return path
-
-
-def draw_panel(ax: Any, rows: list[dict[str, Any]], heading: str, labels: dict[str, str]) -> None:
-    """Draw metrics over the optimizer updates, or over a job's evaluations; the accuracy with its 95% interval."""
-    for name, label in labels.items():
-        named = [row for row in rows if row.get(name) is not None]
-        at = [row.get("train_step", row.get("eval_step", 0)) for row in named]
-        if named:
-            marker = "o" if name.startswith("eval/") else None
-            ax.plot(at, [row[name] for row in named], label=label, marker=marker, markersize=4)
-        if named and name == "eval/accuracy" and all("eval/accuracy_high" in row for row in named):
-            low, high = ([row[f"{name}_{end}"] for row in named] for end in ("low", "high"))
-            ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
-    ax.set_title(heading, fontsize=10, loc="left")
-    ax.set_xlabel("optimizer update", fontsize=9)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.grid(alpha=0.25)
-    if len(ax.lines) > 1:
-        ax.legend(fontsize=8, frameon=False)
 
 
 def title_of(run: RunFolder) -> str:

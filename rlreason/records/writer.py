@@ -10,15 +10,15 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import finite, line_of, opened, read_state, written
+from rlreason.records.files import finite, line_of, opened, read_state, write_json, written
 from rlreason.records.loggers import Loggers
-from rlreason.records.provenance import code_differs, differences, provenance
+from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import checkpoint_to_resume, drop_behind, drop_later, resumes
 from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, explained, write_whole
-from rlreason.runtime.signals import held, removed_if_left
+from rlreason.runtime.signals import held
 from rlreason.runtime.streams import log_stderr_in, print_stderr
 from rlreason.runtime.text import redacted
 from rlreason.types import Problem, Sample
@@ -58,11 +58,22 @@ class RunWriter:
         self._provenance = provenance(words, list(sources))
         self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in sources.items())
         if self.resumed:
-            self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
+            earlier = RunFolder(folder).provenance
+            parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
+            for part in parts:
+                ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
+                say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
+            for line in differences(earlier, self._provenance, ["code"]):
+                say(f"! {line}: the numbers of this run come from both")
+            self._provenance["earlier_parts"] = parts
             path = folder / files.FUNCTIONS
             if (path.read_text(encoding="utf-8") if path.exists() else "") != self._functions:
                 say(f"! functions of your own have changed since this run began ({path.name} has their sources now)")
-        elif aside := set_aside(folder):
+        elif names := [name for name in files.CONTENTS if (folder / name).exists()]:
+            aside = next(place for n in count(1) if not (place := folder / f"{files.SET_ASIDE}{n}").exists())
+            aside.mkdir()
+            for name in names:
+                os.replace(folder / name, aside / name)
             say(f"a broken-off run was here: its records are now in {aside}")
         write_status(folder, "running")
         log_stderr_in(folder)
@@ -103,7 +114,7 @@ class RunWriter:
     def add_provenance(self, facts: Mapping[str, Any]) -> None:
         """Add facts to `provenance.json`."""
         self._provenance |= facts
-        self.document(files.PROVENANCE, json.dumps(finite(self._provenance), indent=2) + "\n")
+        write_json(self.folder / files.PROVENANCE, self._provenance)
 
     def lines(self) -> dict[str, int]:
         """Return how many lines the files have that grow by a line at a time."""
@@ -151,11 +162,6 @@ class RunWriter:
             write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
             self.loggers.table(kind, step, [finite(row_of(i, s)) for i, s in enumerate(samples[:ROWS_SENT])])
 
-    def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a file of JSON lines, such as the pass rates of a job."""
-        with self.clock.phase("record"):
-            write_rows(self.folder / name, rows)
-
     @contextmanager
     def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
         """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.
@@ -171,14 +177,13 @@ class RunWriter:
                 file.writelines(map(line_of, block))
             to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
 
-        with removed_if_left(partial):
-            try:
-                partial.unlink(missing_ok=True)  # of a process that was killed
-                yield add
-                with held(), explained(path):
-                    os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)  # of a process that was killed
+        try:
+            yield add
+            with held(), explained(path):
+                os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
         self.loggers.table(files.EVALS, 0, to_send)
 
     def document(self, name: str, text: str) -> None:
@@ -196,26 +201,14 @@ class RunWriter:
             self._write_summary(summary | {"failed_loggers": self.loggers.failed})
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
-        self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
-
-
-def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the provenance of each earlier part of a run; print them, and whether the code has changed since."""
-    earlier = RunFolder(folder).provenance
-    parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
-    for part in parts:
-        ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
-        say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
-    if differs := code_differs(earlier, now):
-        say(f"! {differs}: the numbers of this run come from both")
-    return parts
+        write_json(self.folder / files.SUMMARY, summary)
 
 
 def finish_provenance(folder: Path) -> None:
     """Add to `provenance.json` when and how the run ended, where its status has it."""
     path = folder / files.PROVENANCE
     if path.exists() and (end := read_ending(folder)):
-        write_whole(path, json.dumps(RunFolder(folder).provenance | end, indent=2) + "\n")
+        write_json(path, RunFolder(folder).provenance | end)
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
@@ -223,15 +216,3 @@ def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
     with opened(path) as before, written(path) as after:
         for number, line in enumerate(before, 1):
             after.write(line_of(rows[number]) if number in rows else line)
-
-
-def set_aside(folder: Path) -> Path | None:
-    """Move the files of a broken-off run into `broken_off_1/` (2, 3 ...) and return that folder, if there are any."""
-    names = [name for name in files.CONTENTS if (folder / name).exists()]
-    if not names:
-        return None
-    aside = next(place for n in count(1) if not (place := folder / f"{files.SET_ASIDE}{n}").exists())
-    aside.mkdir()
-    for name in names:
-        os.replace(folder / name, aside / name)
-    return aside

@@ -1,5 +1,6 @@
 """Measure the seconds of a run by phase, and the work that each phase has done."""
 
+import operator
 import resource
 import sys
 import threading
@@ -50,9 +51,9 @@ class Work(NamedTuple):
     positions: int = 0  # through the model, prompts included
     contexts: int = 0  # the sum over positions of the positions attended to
 
-    def plus(self, other: "Work", times: int = 1) -> "Work":
-        """Return the sum of this work and `times` the other."""
-        return Work(*(mine + times * its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
+    def plus(self, other: "Work") -> "Work":
+        """Return the sum of this work and the other."""
+        return Work(*map(operator.add, self, other))
 
 
 def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
@@ -119,8 +120,9 @@ class Clock:
         self.model: ModelSize | None = None  # for FLOPs; None: they are not computed
         self.gauge: Callable[[], float] | None = None  # returns the peak bytes of a GPU since its last call
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext  # names phases in a trace
-        self._seconds, self._work = defaultdict[str, float](float), defaultdict[str, Work](Work)  # so far, by phase
-        self._seconds_in_rows, self._work_in_rows = dict[str, float](), dict[str, Work]()  # at the newest row
+        # By phase: in the whole run, and since the newest row.
+        self._seconds = defaultdict[str, float](float), defaultdict[str, float](float)
+        self._work = defaultdict[str, Work](Work), defaultdict[str, Work](Work)
         self._peaks: dict[str, float] = {}  # phase -> bytes of a GPU since the row before
         self._peak = 0.0  # of all phases
         self._owner = threading.get_ident()
@@ -142,8 +144,7 @@ class Clock:
         thread, now = threading.get_ident(), time.monotonic()
         before, since = self._now.get(thread, (None, now))
         if before is not None:
-            with self._guard:
-                self._seconds[f"{'time' if thread == self._owner else 'busy'}/{before}"] += now - since
+            self.add(f"{'time' if thread == self._owner else 'busy'}/{before}", now - since)
             if self.gauge is not None and thread == self._owner:
                 peak = self.gauge()
                 self._peak = max(peak, self._peak)
@@ -159,29 +160,32 @@ class Clock:
         if threading.get_ident() == self._owner:
             self.begin(self._now[self._owner][0])
 
-    def busy(self, name: str, seconds: float) -> None:
-        """Add the working time of another thread."""
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to `time/...` or, of another thread, to `busy/...`."""
         with self._guard:
-            self._seconds[f"busy/{name}"] += seconds
+            for sums in self._seconds:
+                sums[name] += seconds
 
     def parts_of(self, phase: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Move the `time/PART` metrics of an ended phase to phases of their own; return the other metrics."""
         for name, seconds in metrics.items():
             if name.startswith("time/") and name != f"time/{phase}":
-                self._seconds[f"time/{phase}"] -= seconds
-                self._seconds[name] += seconds
+                self.add(f"time/{phase}", -seconds)
+                self.add(name, seconds)
         return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:
         """Add the work of a phase."""
         with self._guard:
-            self._work[name] = self._work[name].plus(work)
+            for sums in self._work:
+                sums[name] = sums[name].plus(work)
 
     def phases(self) -> dict[str, float]:
         """Return the seconds of each phase of the loop so far, the current one included."""
         self._settle()
         with self._guard:
-            return {name[5:]: value for name, value in self._seconds.items() if name.startswith("time/") and value > 0}
+            seconds = self._seconds[0].items()
+            return {name[5:]: value for name, value in seconds if name.startswith("time/") and value > 0}
 
     def spent(self, phase: str) -> float:
         """Return the seconds of one phase of the loop so far."""
@@ -202,36 +206,36 @@ class Clock:
         if self.gauge is not None:
             memory = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._peaks.items()}
         with self._guard:
-            told = self._seconds_in_rows
-            seconds = {name: value - told.get(name, 0.0) for name, value in self._seconds.items()}
-            work = {name: done.plus(self._work_in_rows.get(name, Work()), -1) for name, done in self._work.items()}
-            self._seconds_in_rows, self._work_in_rows = dict(self._seconds), dict(self._work)
+            (all_seconds, seconds), (all_work, work) = self._seconds, self._work
+            times = {name: seconds[name] for name in all_seconds if seconds[name] > 0}
+            speeds = rates({name: work[name] for name in all_work}, self.model)
+            seconds.clear()
+            work.clear()
         self._peaks.clear()
-        return {**{name: value for name, value in seconds.items() if value > 0}, **rates(work, self.model), **memory}
+        return {**times, **speeds, **memory}
 
     def overall(self) -> dict[str, float]:
         """Return tokens per second and utilisation of the whole run, as `perf/...`."""
         with self._guard:
-            return rates(self._work, self.model)
+            return rates(self._work[0], self.model)
 
     def peak(self) -> float:
         """Return the peak bytes: of the GPU where it is measured, else of the process."""
         return self._peak if self.gauge is not None else process_peak()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all counts, so far and those in rows, as plain values."""
+        """Return all sums as plain values."""
         self._settle()
-        seconds, work = (self._seconds, self._seconds_in_rows), (self._work, self._work_in_rows)
-        return {"seconds": [dict(part) for part in seconds], "work": [dict(part) for part in work]}
+        return {"seconds": [dict(sums) for sums in self._seconds], "work": [dict(sums) for sums in self._work]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state; the time of this process so far is added and will be in the next row."""
-        for seconds, earlier in zip((self._seconds, self._seconds_in_rows), state["seconds"], strict=True):
+        for seconds, earlier in zip(self._seconds, state["seconds"], strict=True):
             for name, value in earlier.items():
-                seconds[name] = seconds.get(name, 0.0) + value
-        for work, done in zip((self._work, self._work_in_rows), state["work"], strict=True):
+                seconds[name] += value
+        for work, done in zip(self._work, state["work"], strict=True):
             for name, values in done.items():
-                work[name] = work.get(name, Work()).plus(Work(*values))
+                work[name] = work[name].plus(Work(*values))
 
 
 def process_peak() -> float:

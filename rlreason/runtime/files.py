@@ -15,14 +15,13 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
-from rlreason.runtime.signals import before_leaving, held, removed_if_left
+from rlreason.runtime.signals import before_leaving, held
 
 FULL = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space within your quota",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
 }
-ELSEWHERE = ", or choose another folder (hydra.run.dir)"
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def whole(path: Path) -> Iterator[Path]:
     """
     new = path.with_name(path.name + ".partial")
     try:
-        with held(), removed_if_left(new), explained(path):  # a signal waits until it has been written
+        with held(), explained(path):  # a signal waits until it has been written
             removed(new)  # left by a killed process
             yield new
             os.replace(new, path)
@@ -77,21 +76,11 @@ def explained(path: Path) -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
         if number is None:
             raise
-        raise unwritable(path, number) from error
-
-
-def unwritable(path: Path | str, number: int) -> UnwritableError:
-    """Return the error for a file that could not be written, by the system's error number.
-
-    >>> print(unwritable("a.json", errno.ENOSPC))
-    a.json cannot be written (No space left on device): free some space, or choose another folder (hydra.run.dir)
-    """
-    cure = FULL.get(number, "make the place writable")
-    cause = os.strerror(number)
-    error = UnwritableError(f"{path} cannot be written ({cause}): {cure}{ELSEWHERE}")
-    if number in FULL:
-        error.exit_code = ResourceError.exit_code
-    return error
+        cure = FULL.get(number, "make the place writable") + ", or choose another folder (hydra.run.dir)"
+        unwritable = UnwritableError(f"{path} cannot be written ({os.strerror(number)}): {cure}")
+        if number in FULL:
+            unwritable.exit_code = ResourceError.exit_code
+        raise unwritable from error
 
 
 def free_folder(folder: Path) -> Path:

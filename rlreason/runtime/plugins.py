@@ -26,12 +26,7 @@ from rlreason.errors import ConfigError
 NAMED_REWARDS = ("r1_zero", "question_only")
 GIVEN = "python"  # the module's name in the text of an object that cannot be imported
 
-_known: dict[str, Any] = {}
-
-
-def find(name: str) -> Any:
-    """Return the registered object of that name, or None."""
-    return _known.get(name)
+_known: dict[str, Any] = {}  # name -> an object that cannot be imported, of the current run
 
 
 def import_path(thing: Any) -> str | None:
@@ -113,7 +108,7 @@ def source_of(thing: Any) -> str:
 
 def written_source(name: str) -> str:
     """Return the source that a run records of a function: of a registered object, else its module's whole file."""
-    if (thing := find(name)) is not None:
+    if (thing := _known.get(name)) is not None:
         return source_of(thing)
     with suppress(Exception):  # of a finder, or no file
         spec = find_spec(name.partition(":")[0])  # which does not import it
@@ -126,7 +121,7 @@ def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
 
     Raises `ConfigError` for a function that cannot be pickled.
     """
-    thing = find(reward) if isinstance(reward, str) else reward
+    thing = _known.get(reward) if isinstance(reward, str) else reward
     if thing is None:
         return str(reward), None
     if not callable(thing):
@@ -154,7 +149,7 @@ def load(name: str) -> Callable[..., Any]:
 
     `NotImportableError` where that fails, with the place of the mistake or the cure.
     """
-    if (given := find(name)) is not None:
+    if (given := _known.get(name)) is not None:
         return given  # type: ignore[no-any-return]
     module, _, function = name.partition(":")
     if module == GIVEN:
@@ -267,8 +262,6 @@ def as_settings(
     is registered under a name until the end of the block. Raises `ConfigError` for what cannot be used.
     """
     if data is not None and not isinstance(data, str) and not callable(data):
-        if not isinstance(data, Iterable):
-            raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
         rows = data if isinstance(data, Mapping) or hasattr(data, "iterrows") else list(data)
 
         def rows_given() -> Any:
@@ -276,7 +269,7 @@ def as_settings(
             return rows
 
         data = rows_given
-    overrides, registered = list[str](), list[str]()
+    overrides = list[str]()
     try:
         for key, value in {"prompt.reward": reward, "loss": loss, "data": data}.items():
             if value is None:
@@ -287,9 +280,7 @@ def as_settings(
             if name is None:
                 name = label_of(value)
                 _known[name] = value
-                registered.append(name)
             overrides.append(f"{key}={name}")
         yield overrides
     finally:
-        for name in registered:
-            _known.pop(name, None)
+        _known.clear()

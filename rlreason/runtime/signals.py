@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -183,13 +183,8 @@ def arrived() -> None:
 def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
     """Yield the path of a new folder, removed at the end of the block or of the process, whichever is first."""
     folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
-    with folder as path, removed_if_left(Path(path)):
+    with folder as path, before_leaving(lambda: shutil.rmtree(path)):
         yield path
-
-
-def removed_if_left(path: Path) -> AbstractContextManager[None]:
-    """Remove this file or folder if the process ends immediately in the block."""
-    return before_leaving(lambda: shutil.rmtree(path) if path.is_dir() else path.unlink())
 
 
 @contextmanager

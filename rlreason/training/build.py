@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
-from rlreason.config.conflicts import of_schedule, sampling_key
 from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, EvalProtocolConfig, RunConfig
@@ -255,7 +254,7 @@ def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
     """Return `count` validation problems, always the same: files may be sorted by subject, so a fixed draw of them."""
-    return validation[:count] if evaluation.data.in_random_order else subset(validation, count, seed=0)
+    return validation[:count] if evaluation.data.has_stories else subset(validation, count, seed=0)
 
 
 def make_sampling(asking: Asking, policy: Policy) -> Sampling:
@@ -286,7 +285,7 @@ def fitting(
         if part == "validation":
             asking = run.evaluation
         if part == "validation" or not run.trains:
-            length = sampling_key(run, "max_tokens")
+            length = run.sampling_key("max_tokens")
         most = asking.sampling.max_tokens
         what, cure = f"{part} prompts with {length}={most}", f"lower {length}, "
     room, limit = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
@@ -327,7 +326,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         if run.n_steps:  # one of the two is given
             total = run.n_steps * run.train_batch_size
         sft = SFT(traces, run.train_batch_size, run.seed, total)
-        if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
+        if bad := list(run.schedule_rules(sft.n_steps)):  # the number of traces has decided what `epochs` means
             raise ConfigError("\n".join(bad))
         return sft
     assert isinstance(run, EIConfig | GRPOConfig)

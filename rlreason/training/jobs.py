@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig
-from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.data.sources import question_hash
 from rlreason.engines.rollouts import SamplingProgress, score_samples
@@ -48,7 +47,7 @@ from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RATES, RESPONSES
-from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
+from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row, write_rows
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
@@ -118,7 +117,7 @@ class Job:
                 self.samples += map(figures_of, scored)
                 mismatches += mismatches_of(scored, sampling)
                 self.examples += scored[::n][: run.log_generations - len(self.examples)]
-        self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
+        self.monitors = Monitors(1, self.console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
         self.metrics = evaluator.figures(self.samples, mismatches, problems, None, self.monitors)
         self.metrics["eval/tokens_per_second"] = tokens / max(self.seconds, 1e-9)
         pass_rates: list[Row] = []  # for curricula (data.pass_rates)
@@ -126,7 +125,7 @@ class Job:
             correct = sum(map(is_correct, self.samples[i * n : (i + 1) * n]))
             row = {"problem_id": p.id, "question_hash": question_hash(p.question)}
             pass_rates.append(row | {"samples": n, "correct": correct})
-        records.rows(PASS_RATES, pass_rates)
+        write_rows(records.folder / PASS_RATES, pass_rates)
 
     def conclude(self, more: dict[str, Any], tables: Sequence[str]) -> None:
         """Write the metrics row and then the summary, which marks the job as complete.

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Validation, protocol_of
@@ -87,7 +86,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(records.clock, policy, world)
-        limit = sampling_key(run, "max_tokens")
+        limit = run.sampling_key("max_tokens")
         limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
         monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
         for name, warning in run.warnings().items():
@@ -139,7 +138,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         draw_curves(RunFolder(folder))
     trainer.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
-    removed = sum(sum(moments_in(path).values()) for path in done)
+    removed = sum(map(moments_in, done))
     summary = run_summary(trainer, status, reason) | {"checkpoints": trainer.cost | {"moments_removed": removed}}
     with console.wait("closing the records"):
         write_card(run.eval.card, folder, summary)

@@ -98,10 +98,10 @@ class Trainer(Resumable):
         sampled = row = common | sampling_metrics(samples, sampled_by)
         spent = clock.spent("train")
         learning = learner.updates(collected, number, self.batches.n_steps, parts.sampling)
-        with clock.phase("train"):
+        with self.waiting(f"step {number}: updates", "train"):
             # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
-            each = self.console.each(f"step {number}: update", learning, len(batches))
-            for batch, update in zip(batches, each, strict=True):
+            for batch, update in zip(batches, learning, strict=False):  # without batches, it is not even begun
+                self.console.part(f"{len(updates) + 1}/{len(batches)} done")
                 before, spent = spent, clock.spent("train")
                 clock.worked("train", training_work(batch, spent - before, learner.all_learn))
                 counters.learned(update.metrics)
