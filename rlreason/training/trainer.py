@@ -20,6 +20,7 @@ from rlreason.training.progress import (
     profiled,
     sampling_metrics,
 )
+from rlreason.types import Collected
 
 
 @dataclass
@@ -83,19 +84,11 @@ class Trainer(Resumable):
     def take_step(self, number: int) -> dict[str, float]:
         """Sample, learn, give the engine the new weights, record; return the step's metrics."""
         parts, learner, clock, counters = self.components, self.learner, self.clock, self.counters
-        with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
-            collected = self.batches.collect(number)  # with rollout.async_level=1, most of it was done ahead
-            with clock.phase("score"):
-                truths = {problem.id: problem.answer for problem in parts.train_problems}
-                signs = failure_metrics(collected.samples, truths, parts.graders.training, self.policy.tokenizer)
-                by_learning = learner.will_score(collected, parts.sampling)
-                collected = with_missing_scores(collected, parts.scorer, by_learning)
+        collected = self.collect(number)
         samples, batches, sampled_by = collected.samples, collected.batches, self.engine.weight_version
-        counters.sampled(samples)
         self.batches.sample_ahead(number)  # with these weights, while they are trained
         updates: list[dict[str, float]] = []
-        common = collected.metrics | signs
-        sampled = row = common | sampling_metrics(samples, sampled_by)
+        sampled = row = collected.metrics | sampling_metrics(samples, sampled_by)
         spent = clock.spent("train")
         learning = learner.updates(collected, number, self.batches.n_steps, parts.sampling)
         with self.waiting(f"step {number}: updates", "train"):
@@ -109,7 +102,7 @@ class Trainer(Resumable):
                 if not updates:  # which has measured entropies
                     measured = {id(s): entropy for s, entropy in zip(batch, update.entropies, strict=True)}
                     samples = [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in samples]
-                    sampled = common | sampling_metrics(samples, sampled_by)
+                    sampled = collected.metrics | sampling_metrics(samples, sampled_by)
                     row = row | sampled
                 updates.append(update.metrics)
                 if len(updates) < len(batches):
@@ -117,11 +110,7 @@ class Trainer(Resumable):
             finite = not updates or learner.weights_are_finite()  # a GPU may still be at work
         with clock.phase("rollout"):
             self.batches.finish_ahead()  # samples drawn ahead keep the weights that they began with
-        handing: dict[str, float] = {}
-        if updates and finite:
-            with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
-                handing = self.engine.load_weights(self.policy)
-            handing = clock.parts_of("weight_sync", handing)
+        handing = self.hand_over_weights(number) if updates and finite else {}
         handing["train/moments_not_finite"] = len(learner.broken_moments())
         self.records.metrics(counters.row() | row | handing)
         if samples and (every := self.run.save_rollouts_every) and number % every == 0:
@@ -133,6 +122,25 @@ class Trainer(Resumable):
         self.monitors.check_grades(number, parts.graders.training.warnings([s.grade for s in samples]))
         counters.step_ended(sum(s.length for s in samples))
         return metrics
+
+    def collect(self, number: int) -> Collected:
+        """Sample, grade and score the responses of a step."""
+        parts = self.components
+        with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
+            collected = self.batches.collect(number)  # with rollout.async_level=1, most of it was done ahead
+            with self.clock.phase("score"):
+                truths = {problem.id: problem.answer for problem in parts.train_problems}
+                signs = failure_metrics(collected.samples, truths, parts.graders.training, self.policy.tokenizer)
+                by_learning = self.learner.will_score(collected, parts.sampling)
+                collected = with_missing_scores(collected, parts.scorer, by_learning)
+        self.counters.sampled(collected.samples)
+        return replace(collected, metrics=collected.metrics | signs)
+
+    def hand_over_weights(self, number: int) -> dict[str, float]:
+        """Give the engine the new weights; return how long the parts of that took, and what the check found."""
+        with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
+            metrics = self.engine.load_weights(self.policy)
+        return self.clock.parts_of("weight_sync", metrics)
 
     def reason_to_stop(self) -> tuple[str, str] | None:
         """Return (status, reason) if the run ends here: by a monitor, after its last step, by its budget."""
