@@ -84,7 +84,7 @@ def main() -> None:
 
 def send(result: dict[str, Any]) -> None:
     """Write all of this to the channel."""
-    data = json.dumps(result).encode()
+    data = json.dumps(result, separators=(",", ":")).encode()
     while data:
         data = data[write(CHANNEL, data) :]
 

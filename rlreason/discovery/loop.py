@@ -10,11 +10,10 @@ A resumed run walks through the same turns again: what the journal knows is neit
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -32,7 +31,6 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import alive
 
-T = TypeVar("T")
 #: Parts of a result that differ from run to run: the same replies make the same log.
 MEASURED = ("seconds", "check_seconds", "peak_memory_mb", "output_tail")
 
@@ -215,11 +213,10 @@ class Discovery:
                 time.sleep(min(left, 1.0))
             if not (requests := self._send(messages, waiting)):
                 break
-            for turn, answer in _completed(requests):
-                self._answered(turn, answer)
-                self._begin_scoring(turn)
-        for turn, result in _completed(self._programs):
-            self._scored(turn, result)
+            while requests:
+                self._wait(requests)
+        while self._programs:
+            self._wait({})
         made = [turn for turn in turns if turn.calls]
         if made and not (self.ended or is_over) and all(_not_received(turn.calls[-1].outcome) for turn in made):
             raise ConfigError(self.client.refusal(self.journal.answers[made[0].calls[-1].id]))
@@ -260,6 +257,18 @@ class Discovery:
             limit = min(run.client.timeout_s, max(1.0, self.spending.seconds_left(self.journal.seconds)))
             requests[self.client.ask(messages, f"s{run.seed}-{id}", int(seed, 16), most, limit)] = turn
         return requests
+
+    def _wait(self, requests: dict[Future[Answer], Turn]) -> None:
+        """Wait up to a second for answers and scores, and record those that have come."""
+        alive()
+        pending: list[Future[Any]] = [*requests, *self._programs]
+        for future in wait(pending, 1.0, FIRST_COMPLETED).done:
+            if future in requests:
+                turn = requests.pop(future)
+                self._answered(turn, future.result())
+                self._begin_scoring(turn)
+            else:
+                self._scored(self._programs.pop(future), future.result())
 
     def _answered(self, turn: Turn, answer: Answer) -> None:
         if answer.outcome == "ok" and program_in(answer.content) is None:
@@ -346,14 +355,6 @@ class Discovery:
         say(f"program    {program}; score it again: rlreason score {program}")
         say(f"report     {report}")
         return float(score)
-
-
-def _completed(futures: dict[Future[T], Turn]) -> Iterator[tuple[Turn, T]]:
-    """Yield the turns of futures with their results, as they come; none is left there."""
-    while futures:
-        alive()
-        for future in wait(futures, 1.0, FIRST_COMPLETED).done:
-            yield futures.pop(future), future.result()
 
 
 def _next_id(turn: Turn) -> str:

@@ -133,7 +133,7 @@ class Given(msgspec.Struct, forbid_unknown_fields=True):
 def read_set(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
     """Return the rows in the channel's bytes; `Refused` if they are none: the program may have written the error."""
     given = Given(kind="other")
-    with suppress(msgspec.DecodeError):
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
         given = msgspec.json.decode(data, type=Given)
     if given.kind in OF_THE_PROGRAM:
         raise Refused(given.kind, given.error[:LONGEST_TEXT])

@@ -267,8 +267,8 @@ class Batch:
     def of_rows(self, rows: NDArray[np.int64]) -> Iterator[tuple[list[int], list[float]]]:
         """Yield the tokens that these rows have drawn, and their log-probabilities, after one wait for the device."""
         sizes, at = self.lengths[rows] + 1, self._on_device(rows)
-        both = torch.stack([self.tokens[at].double(), self.log_probs[at].double()])
-        tokens, log_probs = both[..., : int(sizes.max())].cpu().numpy()
+        tokens, log_probs = (drawn[at, : int(sizes.max())].double() for drawn in (self.tokens, self.log_probs))
+        tokens, log_probs = torch.stack([tokens, log_probs]).cpu().numpy()
         for ids, scores, size in zip(tokens.astype(np.int64), log_probs, sizes, strict=True):
             yield ids[:size].tolist(), scores[:size].tolist()
 

@@ -73,7 +73,12 @@ class VLLMEngine:
             for place, log in zip(places, ENGINE_LOGS, strict=False):
                 process = EngineProcess(place, folder / log, rollout.timeout_s, exact=dtype == torch.float32)
                 self.processes.append(process)
-            version, lengths = call_all(self.processes, "version")[0], (self.max_len, self.max_rows)
+            lengths = self.max_len, self.max_rows
+            try:
+                version = call_all(self.processes, "version")[0]
+            except EngineError as error:
+                cure = f"{INSTALL}; or choose rollout=hf"
+                raise ConfigError(f"rollout=vllm: vLLM cannot be imported: {cure}. {error}") from error
             if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
                 span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
                 raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")

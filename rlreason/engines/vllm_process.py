@@ -175,13 +175,16 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
 
 def last_lines(log: Path, count: int = 5) -> str:
     """Return the end of vLLM's log for an error message; secrets are hidden."""
+    if not log.is_file():
+        return ""
     lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 
 def hide_secrets(log: Path) -> None:
     """Rewrite the log without secrets, once vLLM's process, which writes into it, has ended."""
-    log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+    if log.is_file():
+        log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 # How weights travel.
@@ -241,7 +244,8 @@ class DirectTransfer:
         """Return name, number format and shape of every weight, in the order of a pass."""
         from vllm.distributed.weight_transfer import ParamMeta
 
-        return [ParamMeta(name, w.dtype, tuple(w.shape)) for name, w in self.policy.engine_weights()]
+        dtype = self.policy.compute_dtype
+        return [ParamMeta(name, dtype, tuple(weight.shape)) for name, weight in self.policy.engine_weights()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, weight.to(self.policy.device)) for name, weight in self.policy.engine_weights())

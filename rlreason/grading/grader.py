@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -45,10 +44,14 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
     members = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     texts: list[str] = []
     for member in members:
-        is_number = isinstance(member, int | float) and not isinstance(member, bool) and member == member
-        if is_number or isinstance(member, str):
-            with suppress(ValueError):  # an integer of more digits than Python prints
-                texts.append(str(member))
+        if not isinstance(member, str | int | float) or isinstance(member, bool):
+            continue
+        if member != member:  # not a number
+            return None
+        try:
+            texts.append(str(member))
+        except ValueError:  # an integer of more digits than Python prints
+            return None
     return texts or None
 
 

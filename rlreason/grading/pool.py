@@ -9,6 +9,7 @@ way, its server sees the end of their pipe, and ends with its workers.
 """
 
 import gc
+import inspect
 import logging
 import math
 import os
@@ -77,6 +78,12 @@ class Work:
             import cloudpickle
 
             function = cloudpickle.loads(self.pickled)
+        with suppress(ValueError):  # some functions in C have no signature
+            try:
+                inspect.signature(function).bind("response", "reference answer")
+            except TypeError as error:
+                takes = "a reward takes (response, reference answer), a scorer (question, response)"
+                raise NotImportableError(f"it cannot be called with two texts ({error}): {takes}") from None
         return lambda *pair: rewards(function(*pair))
 
     def late(self) -> str:
@@ -313,8 +320,10 @@ class Pool:
         """Start, and wait until the empty request is answered; where it cannot be, say why in `broken`."""
         self._start()
         if not self._ready and self._server is not None:
-            ended = PoolReply("error", "the server of the workers ended while starting")
-            reply = self._replies(1).get(0, ended)
+            reply = PoolReply("error", "the server of the workers ended while starting")
+            with suppress(EOFError, OSError):
+                in_time = self._pipe.poll(self.work.grading.start_timeout_s)
+                reply = self._pipe.recv()[1] if in_time else PoolReply("error", self.work.late())
             self._ready = reply.status == "ok"
             if not self._ready:
                 self._end()

@@ -204,11 +204,13 @@ def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 def materialize(module: nn.Module, device: torch.device) -> None:
     """Allocate memory on the device for tensors without any, in place; tied ones stay tied."""
+    bare = []
     for part in module.modules():
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        if any(tensor.is_meta for tensor in own):
-            part.to_empty(device=device, recurse=False)
-    if isinstance(module, PreTrainedModel):
+        if any(tensor.is_meta for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            bare.append(part)
+    for part in bare:
+        part.to_empty(device=device, recurse=False)
+    if bare and isinstance(module, PreTrainedModel):
         module.tie_weights()
 
 

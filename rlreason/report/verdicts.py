@@ -24,6 +24,7 @@ from rlreason.sweeps.state import WAITING
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
+WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
 #: Headline of a verdict (its word unless it has another) -> its verb in a summary, of one setting and of several,
 #: in the order of the summary.
@@ -88,6 +89,8 @@ def settling(difference: Difference, comparisons: int) -> str:
     if difference.low > 0 or difference.high < 0:
         return ""
     if abs(difference.mean) < 0.0005:
+        if difference.high - difference.low > WIDE:
+            return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
     needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
     if needed is not None:
@@ -193,9 +196,13 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         parts += ["One seed on a side: this compares these trained models, not the settings."]
         parts += [text.replace("(95%", "(over problems only, 95%")]
     else:
+        text = sentence(a, b, difference, "cannot tell" if diverged else outcome, comparisons, equal_within)
         if diverged:
-            parts += [f"{a} diverged in {diverged} of {counted(measured, 'seed')}, counted as it ended."]
-        parts += [sentence(a, b, difference, outcome, comparisons, equal_within)]
+            parts += [f"{a} diverged in {diverged} of {counted(measured, 'seed')}."]
+        if diverged and outcome in ("better", "worse"):
+            ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {b}"
+            text = f"Counted as it is, it ends {ends} ({interval(difference)})."
+        parts += [text]
         if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
             parts += [settling(difference, comparisons)]
     if outcome in ("cannot tell", "same") and not equal:

@@ -91,8 +91,13 @@ class Ranks:
 
     def meet(self) -> None:
         """Join torch's default group, once every rank has loaded its libraries."""
-        self.store.set(f"device{self.rank}", self.device.type)
-        kinds = [self.store.get(f"device{number}").decode() for number in range(self.world)]
+        keys = [f"device{number}" for number in range(self.world)]
+        self.store.set(keys[self.rank], self.device.type)
+        while not self.store.check(keys):  # until every rank has loaded its libraries
+            if lost := self.lost():
+                raise EngineError(f"training on {self.world} ranks ended before it began: {lost}")
+            time.sleep(LOOK_S)
+        kinds = [self.store.get(key).decode() for key in keys]
         if len(set(kinds)) > 1:
             raise ConfigError(f"gpus={self.world}: the ranks have {', '.join(kinds)}: start as many ranks as GPUs")
         limit = timedelta(seconds=0.8 * self.limit_s)  # before this process is ended for hanging, without a word
@@ -100,6 +105,7 @@ class Ranks:
         own = PrefixStore("default", self.store)
         dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.world, timeout=limit + later)
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER if self.rank else limit)
+        self._objects = dist.new_group(backend="gloo", timeout=limit)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -140,17 +146,19 @@ class Ranks:
     def broadcast(self, value: Any, group: Any = None) -> Any:
         """Return rank 0's value on every rank: anything that can be pickled."""
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=group or self._objects, device=torch.device("cpu"))
         return box[0]
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order, on every rank: anything that can be pickled."""
         found = [None] * self.world
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, self._objects)
         return found
 
     def lost(self) -> str:
-        """Say which ranks have ended with which error, signal or exit code; "" if all live."""
+        """Return which ranks have ended, and how; "" if all live. Rank 0 alone looks."""
+        if self.rank:
+            return ""
         lost = []
         for rank in range(1, self.world):
             code = self.children[rank].poll() if rank in self.children else None

@@ -185,10 +185,12 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
 def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
     warnings = [line for run in runs for line in mistakes_of(run)]
-    try:
-        return warnings + room_for(runs, folder) + memory_for(runs, believed_device())
-    except ConfigError as error:
-        return [*warnings, str(error)]
+    for find in (lambda: room_for(runs, folder), lambda: memory_for(runs, believed_device())):
+        try:
+            warnings += find()
+        except ConfigError as error:
+            warnings.append(str(error))
+    return warnings
 
 
 def mistakes_of(run: RunConfig) -> list[str]:

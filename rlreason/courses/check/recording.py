@@ -347,6 +347,7 @@ class Update:
 
 
 @cache
+@torch.enable_grad()
 def _rows(update: Update, samples: tuple[RecordedSample, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits with gradient, labels and response mask (n, places) of samples in a row each, right-padded."""
     width = max(len(s.ids) for s in samples)

@@ -97,7 +97,9 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
         names, course, missing = loaded
         for name in names:
             report(f"checking {name}")
-            run(load, (module, course), SECONDS_TO_IMPORT)  # in a new process after one that ended
+            _, end = run(load, (module, course), SECONDS_TO_IMPORT)  # in a new process after one that ended
+            if end:
+                raise ConfigError(f"MODULE={module}: importing it {end}: mend that")
             checked, end = run(check_function, (module, name, course), seconds)
             if end:
                 where = "exit, os._exit, and loops whose end is never reached"
