@@ -7,12 +7,9 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlreason.config.data import CountdownConfig, GymConfig, HabitsConfig
 from rlreason.config.leaves import render, template_of
@@ -69,34 +66,26 @@ def numbers_and_target(problem):
     return sorted(map(int, numbers.split(", "))), int(target)
 
 
-def trees(numbers: list[int]) -> list[tuple[str, Fraction | None]]:
-    """Every bracketed expression over the numbers in this order, with its value (None: divides by zero)."""
-    if len(numbers) == 1:
-        return [(str(numbers[0]), Fraction(numbers[0]))]
-    found = []
-    for cut in range(1, len(numbers)):
-        for left, a in trees(numbers[:cut]):
-            for right, b in trees(numbers[cut:]):
-                bad = a is None or b is None
-                found += [
-                    (f"({left}+{right})", None if bad else a + b),
-                    (f"({left} - {right})", None if bad else a - b),
-                    (f"({left}*{right})", None if bad else a * b),
-                    (f"({left} / {right})", None if bad or b == 0 else a / b),
-                ]
-    return found
-
-
-def test_the_verifier_agrees_with_brute_force():
+def test_the_verifier_agrees_with_exact_arithmetic():
     """Bug: a right value by other numbers, or a wrong one by the given."""
     rng, right = random.Random(0), 0
-    for count in (1, 2, 3, 3, 3, 4, 4, 4):
-        numbers, target = [rng.randint(0, 6) for _ in range(count)], rng.randint(0, 8)
-        gold = f"{' '.join(map(str, numbers))} -> {target}"
-        for text, value in trees(rng.sample(numbers, len(numbers))):
-            assert verifier.solves(text, gold) == (value == target), (text, gold)
-            assert not verifier.solves(f"{text} + 0", gold)
-            right += value == target
+
+    def tree(numbers: list[int]) -> str:
+        if len(numbers) == 1:
+            return str(numbers[0])
+        cut = rng.randint(1, len(numbers) - 1)
+        return f"({tree(numbers[:cut])} {rng.choice('+-*/')} {tree(numbers[cut:])})"
+
+    for _ in range(2000):
+        numbers, target = [rng.randint(0, 6) for _ in range(rng.randint(1, 4))], rng.randint(0, 8)
+        gold, text = f"{' '.join(map(str, numbers))} -> {target}", tree(rng.sample(numbers, len(numbers)))
+        try:
+            value = eval(re.sub(r"(\d+)", r"Fraction(\1)", text))
+        except ZeroDivisionError:
+            value = None
+        assert verifier.solves(text, gold) == (value == target), (text, gold)
+        assert not verifier.solves(f"{text} + 0", gold)
+        right += value == target
     assert right > 20
 
 
@@ -119,12 +108,6 @@ def test_wrong_and_hostile_answers_are_wrong_and_an_expression_of_the_numbers_is
     for gold in ("", "3 5 7", "3 5 -> two", "(1 +"):
         with pytest.raises(ValueError):  # noqa: PT011
             verifier.solves("3 + 5", gold)
-
-
-@given(st.text(alphabet="0123456789+-*/() .=\\\n[]{}", max_size=60))
-def test_no_text_raises(text):
-    """Bug: an answer that is an error of the grader."""
-    assert verifier.solves(text, "3 5 7 -> 22") in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -310,10 +293,6 @@ def test_habits_have_their_shares():
     assert all(len(text.split(" ")) == 4 for text in rambling if text not in wrong)  # a right answer never rambles
     told = Problem("y", FOUR.question.replace("How", "A friend guesses 17. How"), FOUR.answer, FOUR.solution)
     assert share(traces(told, guess_share=0.2), lambda text: text == "17") == pytest.approx(0.2, abs=0.03)
-    with Grader(patient()) as grader:
-        habits = [HabitsConfig(hasty_share=share, slip_share=0.0) for share in (1.0, 0.0)]
-        grades = grader.grade_batch([habit_trace(FOUR, random.Random(1), one) for one in habits], ["5", "5"])
-    assert [(g.format, g.outcome) for g in grades] == [(1.0, "wrong"), (1.0, "correct")]
 
 
 def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():

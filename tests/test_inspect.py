@@ -235,13 +235,6 @@ def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
         assert [json.loads(lines[k])["outcome"] for k in (0, 3, 4, 5)] == ["unformatted", "correct", "wrong", "wrong"]
 
 
-def test_the_runs_own_threshold_of_partial_credit_holds(tmp_path, capsys):
-    config = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\ngrading: {correct_at: 0.1}\n"
-    rows = [saved_as("38", "38", 1.0), saved_as("39", "38", 0.1, "wrong")]
-    table = table_of(shown(capsys, save(tmp_path, config, {"rollouts/step_00001": rows}), "--regrade"))
-    assert (table["saved"][0], table["now"][0]) == ("50.0%", "100.0%")
-
-
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):
     for gone, cure in (("no.such:reward", "there is no module"), ("python:f-12345678", "name it module:function")):
         run = save(tmp_path, f"prompt: {{reward: '{gone}'}}\n", {"rollouts/step_00001": [saved_as("38", "38", 1.0)]})

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import math
 import re
 import sys
 import threading
@@ -294,7 +295,7 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     assert read_run(RunFolder(folder)).loss.numbers() == {"cap": 0.5}
 
 
-def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
+def test_the_examples_judge_and_their_loss_is_its_formula(examples):
     """Bug: an example that users copy is wrong."""
     text = "x </think> <answer>14</answer>"
     with Grader(patient(), "own_reward:brief") as brief:
@@ -303,14 +304,11 @@ def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
     task = importlib.import_module("own_task")
     assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
     assert len({row["question"] for row in task.multiples()}) == 500
-    policy, old = -torch.rand(2, 3), -torch.rand(2, 3)
-    mask, advantages = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), torch.tensor([[1.0], [-2.0]])
-    loss, _ = importlib.import_module("own_loss").tapered(advantages, policy, old, mask, cap=0.9)
-    for row, token in mask.nonzero().tolist():
-        ratio = (policy - old)[row][mask[row]].sum().exp().item()
-        weight = 1.0 if advantages[row] > 0 else min(ratio, 0.9)
-        expected = -weight * advantages[row].item() * policy[row, token].item()
-        assert loss[row, token].item() == pytest.approx(expected, abs=1e-6)
+    tapered = importlib.import_module("own_loss").tapered  # a negative advantage weighs its ratio, at most cap
+    policy, advantages = torch.full((2, 3), -1.0), torch.tensor([[1.0], [-2.0]])
+    for old, weight in ((-1.0, 0.9), (0.0, math.exp(-3))):
+        loss, _ = tapered(advantages, policy, torch.full((2, 3), old), torch.ones(2, 3).bool(), cap=0.9)
+        assert loss[:, 0].tolist() == pytest.approx([1.0, -2 * weight])
 
 
 @pytest.mark.parametrize("safe", [True, False])
