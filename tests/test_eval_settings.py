@@ -9,10 +9,7 @@ import pytest
 from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
-from rlreason.engines.base import Sampling
-from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mismatches_of, more_accuracies
 from rlreason.evaluation.cases import by_facts, share_table
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
@@ -21,7 +18,7 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.files import opened
-from rlreason.records.rows import response_row, sample_of
+from rlreason.records.rows import sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
 from rlreason.training.warm_start import formats_of
@@ -101,25 +98,6 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
     assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
 
 
-def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):
-    """Bug: the second reward counts, or is lost on disk."""
-    monkeypatch.syspath_prepend(str(TESTS))
-    with Grader(symbolic=False) as ours, Grader(reward="own_reward:all_right") as theirs:
-        rollouts = Rollouts(engine, theirs, lambda p: policy.encode_prompt(p.question), 3, second_grader=ours)
-        samples = rollouts.sample(problems[:4], Sampling(1.0, 0, 8), 2, "eval")
-    metrics = eval_metrics(samples, mismatches_of(samples, Sampling(1.0, 0, 8)))
-    assert (metrics["eval/accuracy"], metrics["eval/accuracy_prompt_reward"]) == (1, 0)
-    assert (metrics["eval/disagreements"], metrics["eval/samples"], metrics["eval/solved_once"]) == (8, 8, 1)
-    by_id = {p.id: p for p in problems}
-    for s in samples:
-        row = json.loads(json.dumps(response_row(0, s, by_id[s.group])))
-        assert (row["reward"], row["prompt_reward"]["reward"], row["prompt_reward"]["outcome"]) == (1, 0, "unformatted")
-        assert sample_of(row).prompt_grade == s.prompt_grade
-    more = more_accuracies(metrics, rollouts)
-    both, apart = describe_accuracies(1.0, more)[1:]
-    assert re.findall(r"[01]\.000|8 of 8", both + apart) == ["1.000", "0.000", "8 of 8"]
-
-
 def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():
     """Bug: a fact that identifies problems becomes a table of thousands of rows."""
     problems = [Problem(str(i), "?", "1", facts={"level": f"Level {i % 2}", "source": str(i)}) for i in range(60)]
@@ -146,8 +124,8 @@ def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():
     assert both[1::2] == shared
 
 
-def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, capsys):
-    """Bug: training's prompt or data are used, or levels are lost."""
+def test_a_model_is_evaluated_by_level_and_by_two_rewards_on_data_of_its_own(tokenizer, tmp_path, capsys):
+    """Bug: training's prompt or data are used, levels are lost, or the second reward counts or is lost on disk."""
     Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(tmp_path / "model")
     with (tmp_path / "test.jsonl").open("w") as file:
         for i in range(12):
@@ -156,7 +134,7 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
     run = settings(
         "algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "sampling.max_tokens=6", "threads=1",
         "data@eval.data=math", f"eval.data.path={tmp_path}", "prompt@eval.prompt=r1_zero_short",
-        "eval.samples=2", "log_generations=1",
+        "eval.samples=2", "log_generations=1", "eval.reward=own_reward:all_right",
     )  # fmt: skip
     start(run, RunWriter(tmp_path / "run", "seed: 0\n"), Console())
     rows = [json.loads(line) for line in (tmp_path / "run/responses.jsonl").read_text().splitlines()]
@@ -165,10 +143,16 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     sizes = {name: part["problems"] for name, part in summary["accuracy_by"]["level"].items()}
     assert sizes == {"Level 1": 6, "Level 2": 6}
-    assert (summary["solved_once"], summary["protocol"]["samples per problem"]) == (0, 2)
+    assert (summary["solved_once"], summary["protocol"]["samples per problem"]) == (1, 2)
+    found = [summary[key] for key in ("accuracy", "accuracy_prompt_reward", "disagreements")]
+    assert found == [1, 0, 24]
+    for row in rows:
+        assert (row["reward"], row["prompt_reward"]["reward"], row["prompt_reward"]["outcome"]) == (1, 0, "unformatted")
+        assert sample_of(row).prompt_grade.outcome == "unformatted"
     out = capsys.readouterr().out
     assert re.search(r"asks +12 .*prompt=r1_zero_short", out)
-    assert re.search(r"\nLevel 2 +6 +0\.000", out)
+    assert re.search(r"\nLevel 2 +6 +1\.000", out)
+    assert "24 of 24" in out
 
 
 @pytest.mark.long

@@ -167,18 +167,6 @@ def test_every_rule_has_words():
     assert [rule for rule in rules if not (RULES[rule]["causes"].endswith(".") and RULES[rule]["cure"])] == []
 
 
-@pytest.mark.long
-def test_a_stopped_run_goes_on(tmp_path):
-    """Bug: a stopped run resumes though nothing was changed, or never."""
-    stop, told = words_of("monitors.entropy=stop", "monitors.entropy_below=20"), []
-    for words, code in ((stop, 0), (("resume=run",), 2), (("resume=run", "monitors.entropy=warn"), 0)):
-        assert rlreason(*words, cwd=tmp_path).returncode == code
-        summary = json.loads((tmp_path / "run/summary.json").read_text())
-        told.append((summary["status"], summary["rollout_step"], summary["alarm"].get("step")))
-    assert told[:2] == [("stopped:entropy", 1, 1)] * 2
-    assert (told[2][0], summary["alarm"], summary["notices"]["entropy"]) == ("finished", {}, 3)
-
-
 def test_a_diverging_run(tmp_path):
     """Bug: a diverged run ends with exit code 0."""
     done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)

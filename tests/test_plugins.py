@@ -137,19 +137,13 @@ def test_a_loss_object_brings_its_formula_ranges_and_title():
     def function(advantages, policy_log_probs, *, tau):
         return -tau * advantages * policy_log_probs
 
-    loss = Loss(
-        function,
-        lambda tau: Formula(f"l = -{tau:g} A log pi", r"\ell", "scaled"),
-        {"tau": Range(0, 1, "try 0.5")},
-        published={"Mine (2026)": {"tau": 0.5}},
-        notes=("Mine: not yours.",),
-    )
+    ranges = {"tau": Range(0, 1, "try 0.5")}
+    loss = Loss(function, lambda tau: Formula(f"l = -{tau:g} A log pi", r"\ell", "scaled"), ranges, notes=("Mine: 2.",))
     with as_settings(loss=loss) as words:
         name = words[0].partition("=")[2]
         chosen = replace(GRPO, loss=replace(own_loss_config(name), tau=0.5))
         text = " ".join(objective_card(chosen).fitted().split())
-        assert "l = -0.5 A log pi" in text
-        assert "Equals Mine (2026) Note Mine: not yours." in text
+        assert ("l = -0.5 A log pi" in text, "Note Mine: 2." in text) == (True, True)
         chosen.loss.tau = 2
         assert check_objective(chosen)[0].startswith("loss.tau=2 ")
     with pytest.raises(ConfigError, match="Python object"):
@@ -214,16 +208,12 @@ def test_the_name_of_an_object_tells_all_that_it_holds():
         return lambda response, truth: held
 
     one, two = Namespace(factor=1), Namespace(factor=2)
-    states = [one, two, one.__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
-              functools.partial(over), re, Namespace, 1.0, "1.0"]  # fmt: skip
-    made = [*map(over, states), one, two, functools.partial(over, "a")]
+    states = [one, two, one.__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2), re, 1.0, "1.0"]
+    made = [*map(over, states), one, functools.partial(over, "a")]
     names = [label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
     assert [label_of(thing) for thing in made] == names
-    assert len({label_of(over(threading.Lock())) for _ in range(3)}) == 3
-    endless: list[object] = [one]
-    endless.append(endless)
-    assert label_of(over(endless)) == label_of(over(endless))
+    assert label_of(over(threading.Lock())) != label_of(over(threading.Lock()))
 
 
 def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
