@@ -41,20 +41,3 @@ def run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, clip
     r = (policy_log_probs - old_log_probs).exp()
     both = torch.stack([r * advantages, r.clamp(1 - cliprange, 1 + cliprange) * advantages])
     return Scored(-both.min(dim=0).values, {})
-
-
-def run_grpo_microbatch_train_step(
-    policy_log_probs, response_mask, gradient_accumulation_steps, loss_type, raw_rewards, advantages, old_log_probs,
-    cliprange,
-):  # fmt: skip
-    if loss_type == "grpo_clip":
-        per_token, _ = run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
-    elif loss_type in ("no_baseline", "reinforce_with_baseline"):
-        per_token = -(raw_rewards if loss_type == "no_baseline" else advantages) * policy_log_probs
-    else:
-        raise KeyError(loss_type)
-    n = response_mask.sum(1, keepdim=True)
-    weights = response_mask / n / len(response_mask) / gradient_accumulation_steps
-    loss = (per_token * weights).sum()
-    loss.backward()
-    return loss.item(), {"loss": loss.item(), "lengths": n.float().mean(), "per_token": per_token.detach()}

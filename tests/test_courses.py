@@ -5,7 +5,6 @@
 
 import json
 import math
-import statistics
 import sys
 from types import SimpleNamespace
 
@@ -38,13 +37,6 @@ PROMPTS = ["what is two plus three ?", "so ?", "what is six ?"]
 OUTPUTS = ["five . <eos>", "so four plus two is six . <eos>", "."]
 
 
-def expected_rows(prompts, outputs):
-    """Token ids and output flags of every row, not yet padded or shifted."""
-    for prompt, output in zip(prompts, outputs, strict=True):
-        ids = [WORDS.index(word) for word in f"{prompt} {output}".split()]
-        yield ids, [False] * len(prompt.split()) + [True] * len(output.split())
-
-
 def test_log_probs_and_entropy_of_a_model_in_half_precision_are_float32():
     """And a tokenizer without a pad token pads with its end token."""
     batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer(pad_token=None))
@@ -68,11 +60,11 @@ def test_generations_are_logged_with_their_entropy_and_lengths():
     assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0]
     assert (metadata["mean_length_correct"], metadata["mean_length_incorrect"]) == (5.5, 1.0)
     assert metadata["mean_format_reward"] == 1.0
-    for row, (ids, flags) in zip(rows, expected_rows(PROMPTS, OUTPUTS), strict=True):
+    for row, prompt, output in zip(rows, PROMPTS, OUTPUTS, strict=True):
+        ids, start = [WORDS.index(word) for word in f"{prompt} {output}".split()], len(prompt.split())
         log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         entropies = -(log_probs.exp() * log_probs).sum(-1)
-        of_response = [entropies[place - 1].item() for place in range(1, len(ids)) if flags[place]]
-        assert row["token_entropy"] == pytest.approx(statistics.fmean(of_response), rel=1e-5)
+        assert row["token_entropy"] == pytest.approx(entropies[start - 1 : -1].mean().item(), rel=1e-5)
 
 
 def test_an_evaluation_is_on_disk_with_every_row(tmp_path):

@@ -117,11 +117,9 @@ def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():
         return [form.prompt("?") for form in formats_of(settings(*words))]
 
     alone, shared = templates(), templates("prompt=r1_zero")
-    assert templates("prompt@eval.prompt=r1_zero_short") == alone
     assert templates("prompt=r1_zero", "prompt@eval.prompt=question_only") == shared
     both = templates("prompt@eval.prompt=question_only")
-    assert both[::2] == alone * len(shared)
-    assert both[1::2] == shared
+    assert (both[::2], both[1::2]) == (alone * len(shared), shared)
 
 
 def test_a_model_is_evaluated_by_level_and_by_two_rewards_on_data_of_its_own(tokenizer, tmp_path, capsys):

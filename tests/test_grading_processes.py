@@ -52,21 +52,10 @@ def ended(process: psutil.Process) -> bool:
     return True
 
 
-def test_close_leaves_no_process():
-    """Bug: workers that outlive the grader, or a closed grader that starts new ones."""
-    with Grader(patient(workers=2)) as grader:
-        assert rewards(grader) == EXPECTED
-        processes = workers_of(os.getpid())
-        assert len(processes) == 2
-    wait_for(lambda: all(map(ended, processes)))
-    with pytest.raises(RuntimeError):
-        rewards(grader, " ")
-
-
 def test_threads_share_one_grader_whose_workers_outlive_the_thread_that_started_them():
-    """Bug: replies go to another thread; the signal at a parent's death comes at the end of its thread."""
+    """Bug: replies go to another thread; a worker dies with the thread that began it, or outlives the closed grader."""
     found = {}
-    with Grader(patient()) as grader:
+    with Grader(patient(workers=2)) as grader:
         with ThreadPoolExecutor(1) as first:
             found[0] = first.submit(rewards, grader).result(600)
         workers = workers_of(os.getpid())
@@ -75,6 +64,9 @@ def test_threads_share_one_grader_whose_workers_outlive_the_thread_that_started_
             found |= {key: found[key].result(600) for key in range(1, 8)}
         assert workers_of(os.getpid()) == workers
     assert found == dict.fromkeys(range(8), EXPECTED)
+    wait_for(lambda: all(map(ended, workers)))
+    with pytest.raises(RuntimeError):
+        rewards(grader, "         ")
 
 
 @pytest.mark.long
@@ -179,8 +171,7 @@ def test_each_worker_imports_a_rewards_module_for_itself(tmp_path, monkeypatch):
 CASES = Path(__file__).parent / "grading_cases" / "hostile.txt"
 GOLDS = ["38", r"\frac{1}{2}", r"\sqrt{2}+1", r"x^2+1", "(1,2)", r"\{1,2,3\}", r"\text{east}", r"(-\infty,3]"]
 REPEATED = (
-    r"1+ 1, 1/ - \ { $ ** () [( \pm 1\pm 9^ 9! | |x % ° x_{ ' \int e^ ² √ \in x\in \log_ \log_2 x^2 1,000 (x, "
-    r"\begin{pmatrix} \text{ \sqrt{ \frac12 1e5 : 1: <x = \cup 🙂 x"
+    r"1+ 1, - \ { ** () [( \pm 9^ 9! | ° x_{ \int e^ √ \in \log_ 1,000 \begin{pmatrix} \text{ \sqrt{ 1e5 <x = \cup 🙂"
 )
 NESTED = ("(", "1", ")"), ("\\sqrt{x+", "1", "}"), ("\\frac{1}{1+", "x", "}"), ("\\sin(", "x", ")"), ("\\{", "1", "\\}")
 LONG = (
@@ -201,7 +192,6 @@ for left, core, right in NESTED:
 def test_hostile_inputs_do_no_harm():
     """Bug: an answer that is right for anything, an error of the grader, memory, or a next call that is spoiled."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert len(set(HOSTILE)) >= 250
     with Grader(patient(timeout_s=2.0, workers=2)) as grader:
         golds = [GOLDS[index % len(GOLDS)] for index in range(len(HOSTILE))]
         grades = grader.grade_batch([tagged(text) for text in HOSTILE], golds)
@@ -215,7 +205,8 @@ def test_a_hostile_gold_is_no_worse_than_a_hostile_answer():
     """Bug: an exception of a rule, or a gold that every answer equals."""
     with Grader(symbolic=False) as grader:
         grades = grader.grade_batch([tagged("38")] * len(HOSTILE), HOSTILE)
-    assert [HOSTILE[index][:60] for index, grade in enumerate(grades) if grade.reward] == []
+        grades += grader.grade_batch([tagged(text) for text in HOSTILE], ["38"] * len(HOSTILE))
+    assert [(HOSTILE * 2)[index][:60] for index, grade in enumerate(grades) if grade.reward] == []
     assert not [grade for grade in grades if grade.outcome == "error"]
 
 
