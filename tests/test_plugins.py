@@ -38,14 +38,10 @@ from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import mistakes_of
 from rlreason.types import Problem
+from tests.starts import SMALL
 from tests.waiting import patient
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-TINY = [
-    "model.width=32", "model.warm_start.steps=4", "n_steps=1", "rollout_batch_size=8", "group_size=4",
-    "eval_problems=2", "eval_every=0", "sampling.max_tokens=8", "data.n_train=256", "data.n_validation=32",
-    "logger=none",
-]  # fmt: skip
 MINE = '''
 import torch
 
@@ -274,7 +270,7 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     """Bug: a run whose records do not have the sources of its functions."""
     folder = tmp_path / "run"
     words = ["loss=own_loss:tapered", "loss.cap=0.5", "epochs_per_rollout=2", f"hydra.run.dir={folder}"]
-    run = train(*TINY, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
+    run = train(*SMALL, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
     assert any("train/clip_fraction" in row for row in run.metrics)
     assert {row["reward"] for row in run.responses} <= {0.0, 1.0}
     sources = (folder / "own_functions.txt").read_text()
