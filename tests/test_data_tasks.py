@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_the_verifier_agrees_with_exact_arithmetic():
         numbers, target = [rng.randint(0, 6) for _ in range(rng.randint(1, 4))], rng.randint(0, 8)
         gold, text = f"{' '.join(map(str, numbers))} -> {target}", tree(rng.sample(numbers, len(numbers)))
         try:
-            value = eval(re.sub(r"(\d+)", r"Fraction(\1)", text))
+            value = eval(re.sub(r"(\d+)", r"Fraction(\1)", text), {"Fraction": Fraction})
         except ZeroDivisionError:
             value = None
         assert verifier.solves(text, gold) == (value == target), (text, gold)
