@@ -21,10 +21,6 @@ def bonus_only(response: str, gold: str) -> float:
     return 0.1
 
 
-def partial_credit(response: str, gold: str) -> float:
-    return 1.0 if response == gold else 0.1
-
-
 def by_length(response: str, gold: str) -> object:
     """Right where both are as long; fails in every way on request."""
     if response == "hang":
@@ -46,8 +42,3 @@ def breaks_its_folder(response: str, truth: str) -> float:
     if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size:
         (folder / "rollouts").touch()
     return 0.0
-
-
-def short_and_formatted(response: str, truth: str) -> float:
-    """Pays for the format and a short way to it, right or not: it can be hacked."""
-    return float("</think> <answer>" in response and response.rstrip().endswith("</answer>") and len(response) < 40)

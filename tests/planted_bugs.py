@@ -9,42 +9,22 @@ from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 F25, F26, LOOP = "right_functions_2025.py", "right_functions_2026.py", "right_loop.py"
-LEFT = "right_loop_left_padded.py"
 BUGS = [
     (F25, 'tokenizer(output, add_special_tokens=False)["input_ids"]', 'tokenizer(output)["input_ids"]', "tokenize_prompt_and_output", "special tokens"),
     (F25, 'o = tokenizer(output, add_special_tokens=False)["input_ids"]', 'o = tokenizer(prompt + output, add_special_tokens=False)["input_ids"][len(p) :]', "tokenize_prompt_and_output", "as one text"),
-    (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, :-1].bool()', "tokenize_prompt_and_output", "mask shifted"),
     (F25, '"response_mask": mask[:, 1:].bool()', '"response_mask": mask[:, 1:].bool() & (full[:, 1:] != tokenizer.pad_token_id)', "tokenize_prompt_and_output", "value of the token"),
-    (F25, '"labels": full[:, 1:]', '"labels": full[:, :-1]', "tokenize_prompt_and_output", "labels are not shifted"),
-    (F25, "row + [tokenizer.pad_token_id]", "row + [tokenizer.eos_token_id]", "tokenize_prompt_and_output", "input_ids"),
-    (F25, "mask.append([0] * start + [1]", "mask.append([0] * max(starts) + [1]", "tokenize_prompt_and_output", ""),
     (F25, "return total.squeeze(-1) - (probs * logits).sum(dim=-1)", "return (probs * logits).sum(dim=-1) - total.squeeze(-1)", "compute_entropy", "-1 times"),
     (F25, "total = torch.logsumexp(logits, dim=-1, keepdim=True)", "total = torch.exp(logits).sum(-1, keepdim=True).log()", "compute_entropy", "NaN or inf in its entropies"),
-    (F25, "return total.squeeze(-1) - (probs", "return -(probs", "compute_entropy", "raw logits"),
-    (F25, "return total.squeeze(-1) - (probs * logits)", "return -(probs * probs)", "compute_entropy", "is missing"),
     (F25, "    logits = model(input_ids=input_ids).logits\n", "    with torch.no_grad():\n        logits = model(input_ids).logits\n", "get_response_log_probs", "gradient"),
     (F25, 'out["token_entropy"] = compute_entropy(logits)', 'out["token_entropy"] = compute_entropy(logits).mean()', "get_response_log_probs", "shape"),
-    (F25, "return total / normalize_constant", "return total / mask.sum()", "masked_normalize", "whole mask"),
     (F25, "return total.sum(dim) / count.sum(dim)", "return total.sum(dim) / count.sum(dim).clamp(min=1)", "masked_mean", "result"),
-    (F25, "loss = -per_row.mean() / gradient_accumulation_steps", "loss = -per_row.mean()", "sft_microbatch_train_step", "gradient_accumulation_steps"),
-    (F25, "/ (group_size - 1)", "/ group_size", "compute_group_normalized_rewards", "ddof"),
-    (F25, "variance**0.5 + advantage_eps", "(variance + advantage_eps) ** 0.5", "compute_group_normalized_rewards", "root"),
-    (F25, "variance**0.5 + advantage_eps", "max(variance**0.5, 1e-8)", "compute_group_normalized_rewards", "advantage_eps"),
-    (F25, "group = raw[start : start + group_size]", "group = raw[start // group_size :: len(raw) // group_size]", "compute_group_normalized_rewards", "groups mix questions"),
     (F25, "scores = reward_fn(response, truth)", "scores = reward_fn(truth, response)", "compute_group_normalized_rewards", "swapped"),
     (F25, "scores = reward_fn(response, truth)", "scores = reward_fn(response, repeated_ground_truths[0])", "compute_group_normalized_rewards", "misaligned"),
     (F25, "return torch.tensor(advantages), torch.tensor(raw), metadata", "return torch.tensor(advantages)", "compute_group_normalized_rewards", "returns"),
-    (F25, "return torch.tensor(advantages), torch.tensor(raw)", "return advantages, torch.tensor(raw)", "compute_group_normalized_rewards", "tensor"),
     (F25, "    metadata =", "    advantages = [0.0] * len(raw)\n    for answer in dict.fromkeys(repeated_ground_truths):\n        places = [i for i, truth in enumerate(repeated_ground_truths) if truth == answer]\n        group = torch.tensor([raw[i] for i in places])\n        part = group - group.mean()\n        part = part / (group.std() + advantage_eps) if normalize_by_std else part\n        for i, a in zip(places, part.tolist()):\n            advantages[i] = a\n    metadata =", "compute_group_normalized_rewards", "same ground truth"),
-    (F25, "torch.where(advantages >= 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "torch.where(advantages < 0, torch.minimum(ratio, high), torch.maximum(ratio, low))", "compute_grpo_clip_loss", "min and max swapped"),
-    (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(policy_log_probs - old_log_probs).detach()", "compute_grpo_clip_loss", "detached"),
-    (F25, "torch.exp(policy_log_probs - old_log_probs)", "torch.exp(policy_log_probs - policy_log_probs.detach())", "compute_grpo_clip_loss", "old log-probabilities are not used"),
     (F25, 'if loss_type == "grpo_clip":', 'if loss_type == "grpo_clip":\n        raise NotImplementedError', "compute_policy_gradient_loss", "raises an error"),
-    (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = masked_mean(per_token, response_mask)", "grpo_microbatch_train_step", "all tokens"),
-    (F25, "per_row = masked_mean(per_token, response_mask, dim=1)", "per_row = (per_token * response_mask).mean(1)", "grpo_microbatch_train_step", "padded width"),
     (F25, "loss.backward()\n    metadata = {}", "policy_log_probs.grad = None\n    loss.backward()\n    metadata = {}", "grpo_microbatch_train_step", "second call"),
     (F26, "groups = raw_rewards.reshape(-1, group_size)", "raw_rewards -= raw_rewards.mean()\n    groups = raw_rewards.reshape(-1, group_size)", "compute_group_normalized_rewards", "in place"),
-    (F26, "((log_ratio * m).sum(1) / m.sum(1))", "((log_ratio * m).sum(1))", "compute_policy_gradient_loss", "product"),
     (F26, "loss = loss * (mask.shape[0] / n)", "loss = loss", "grpo_train_step", "without dividing"),
     (F26, '        if loss_normalization == "sequence":\n            loss = loss', "        loss = loss", "grpo_train_step", "constant"),
     (F26, "        loss.backward()\n        total", "        loss.backward()\n        optimizer.step()\n        total", "grpo_train_step", "steps"),
@@ -77,27 +57,18 @@ BUGS = [
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "[i for i in torch.randperm(len(rollouts), generator=rng).tolist() if advantages[i] != 0]", "train_grpo", "mean is taken over fewer"),
     (LOOP, "    width = max(len", "    from types import SimpleNamespace as Row\n\n    rows = [Row(prompt_ids=[1, *r.prompt_ids], token_ids=r.token_ids) for r in rows]\n    width = max(len", "train_grpo", "begin token twice"),
     (LOOP, "mask[i, len(row.prompt_ids) : len(full)] = 1.0", "mask[i, len(row.prompt_ids) : len(full) - (not row.truncated)] = 1.0", "train_grpo", "end tokens have weight 0"),
-    (LEFT, "            for at in range(0, len(everything), train_batch_size):", "            with torch.no_grad():\n                old, _ = scores(policy, [r for r, _ in everything], sampling_temperature, tokenizer.eos_token_id)\n            for at in range(0, len(everything), train_batch_size):", "train_grpo", "in each epoch"),
-    (LEFT, "objective = torch.where(mask, objective, 0.0)", "objective = torch.where(mask, objective - 0.05 * lp, 0.0)", "train_grpo", "other gradient"),
-    (LEFT, "logits = logits[:, -response - 1 : -1].div(temperature)", "logits = logits[:, -response:].div(temperature)", "train_grpo", "mask shifted"),
-    (LEFT, "logits = policy(input_ids=ids, attention_mask=attention, position_ids=positions)", "logits = policy(input_ids=ids)", "train_grpo", "padding"),
-    (LEFT, "max_grad_norm, norm_type=2.0)", "max_grad_norm, norm_type=1.0)", "train_grpo", "another norm"),
-    (LEFT, "[True] * len(r.token_ids) for r in rollouts])", "[True] * (len(r.token_ids) - 1) + [False] for r in rollouts])", "train_grpo", "last response token"),
-    (LEFT, "    for step in range(n_grpo_steps):\n        everything = []\n", "    everything = []\n    for step in range(n_grpo_steps):\n", "train_grpo", "earlier steps"),
+    (LOOP, "        for epoch in range(epochs_per_rollout_batch):\n", "        for epoch in range(epochs_per_rollout_batch):\n            with torch.no_grad():\n                old = [response_log_probs(policy, [row], sampling_temperature, tokenizer.pad_token_id)[0][0] for row in rollouts]\n", "train_grpo", "in each epoch"),
+    (LOOP, "per_row = (loss * mask).sum(1)", "per_row = ((loss + 0.05 * logp) * mask).sum(1)", "train_grpo", "other gradient"),
+    (LOOP, "    return picked, mask[:, 1:]", "    return picked, mask[:, :-1]", "train_grpo", "mask shifted"),
+    (LOOP, "max_grad_norm)\n                optimizer", "max_grad_norm, norm_type=1.0)\n                optimizer", "train_grpo", "another norm"),
+    (LOOP, "mask[i, len(row.prompt_ids) : len(full)] = 1.0", "mask[i, len(row.prompt_ids) : len(full) - 1] = 1.0", "train_grpo", "last response token"),
+    (LOOP, "ids[i, : len(full)] = torch.tensor(full)\n        mask[i, len(row.prompt_ids) : len(full)] = 1.0", "ids[i, width - len(full) :] = torch.tensor(full)\n        mask[i, width - len(row.token_ids) :] = 1.0", "train_grpo", "padding"),
+    (LOOP, "        rollouts = generate(\n            questions,\n            n=group_size,\n            temperature=sampling_temperature,\n            max_tokens=sampling_max_tokens,\n        )\n        truths = [", "        rollouts = [] if step == 0 else rollouts\n        rollouts += generate(\n            questions, n=group_size, temperature=sampling_temperature, max_tokens=sampling_max_tokens\n        )\n        all_chosen = chosen = chosen if step == 0 else all_chosen + chosen\n        truths = [", "train_grpo", "earlier steps"),
 ]  # fmt: skip
 _UNKNOWN = 'raise ValueError(f"unknown loss type {loss_type}")'
 _CHOSEN = "chosen = torch.randperm(len(prompts), generator=rng)[:n_prompts].tolist()\n"
 _EVALUATED = "generate(prompts[:2], temperature=0.0, max_tokens=sampling_max_tokens + 2)\n"
-_GROUPED = "        advantages = advantages.flatten()\n"
-_MERGED = """        advantages = advantages.flatten()
-        for i in set(chosen):
-            same = torch.tensor([c == i for c in chosen for _ in range(group_size)])
-            part = rewards[same] - rewards[same].mean()
-            advantages[same] = part / (rewards[same].std() + advantage_eps) if use_std_normalization else part
-"""
 _DRAWN = "chosen = torch.randint(7, (n_prompts,), generator=rng).tolist()\n"
-_TEXT = (HERE / LOOP).read_text("utf-8")
-_PART = _TEXT[_TEXT.index(_CHOSEN) : _TEXT.index(_GROUPED) + len(_GROUPED)]
 _ROWS = "                    rows = [rollouts[i] for i in micro]\n"
 _LOGITS = "logits = policy(ids).logits[:, :-1] / temperature"
 #: Other right ways, as changes: (right file, text that stands there, text instead, function, words of a note).
@@ -110,7 +81,6 @@ RIGHT = [
     (LOOP, "        truths = [", f"        {_EVALUATED}        truths = [", "train_grpo", ""),
     (LOOP, "        questions = [", f"        {_EVALUATED.replace('0.0', 'sampling_temperature')}        questions = [", "train_grpo", ""),
     (LOOP, _CHOSEN, _DRAWN, "train_grpo", ""),
-    (LOOP, _PART, _PART.replace(_CHOSEN, _DRAWN).replace(_GROUPED, _MERGED), "train_grpo", ""),
     (LOOP, _LOGITS, "with torch.autocast('cpu', dtype=torch.bfloat16):\n        out = policy(ids).logits[:, :-1]\n    logits = out.float() / temperature", "train_grpo", "mixed precision"),
     (LOOP, _ROWS, f"                    micro = [i for i in micro if advantages[i] != 0]\n                    if not micro:\n                        continue\n{_ROWS}", "train_grpo", ""),
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].token_ids))", "train_grpo", ""),

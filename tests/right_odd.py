@@ -1,7 +1,6 @@
-"""Right functions and a right loop in odd styles: other names, places, loops, float64, rows skipped."""
+"""Right functions in odd styles: other names, places, float64, a named tuple."""
 # ruff: noqa: B905  # as a student writes it
 
-import math
 from collections import namedtuple
 
 import torch
@@ -42,69 +41,3 @@ def run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, clip
     r = (policy_log_probs - old_log_probs).exp()
     both = torch.stack([r * advantages, r.clamp(1 - cliprange, 1 + cliprange) * advantages])
     return Scored(-both.min(dim=0).values, {})
-
-
-def run_grpo_microbatch_train_step(
-    policy_log_probs, response_mask, gradient_accumulation_steps, loss_type, raw_rewards, advantages, old_log_probs,
-    cliprange,
-):  # fmt: skip
-    if loss_type == "grpo_clip":
-        per_token, _ = run_compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
-    elif loss_type in ("no_baseline", "reinforce_with_baseline"):
-        per_token = -(raw_rewards if loss_type == "no_baseline" else advantages) * policy_log_probs
-    else:
-        raise KeyError(loss_type)
-    n = response_mask.sum(1, keepdim=True)
-    weights = response_mask / n / len(response_mask) / gradient_accumulation_steps
-    loss = (per_token * weights).sum()
-    loss.backward()
-    return loss.item(), {"loss": loss.item(), "lengths": n.float().mean(), "per_token": per_token.detach()}
-
-
-def train_grpo(policy, tokenizer, prompts, ground_truths, reward_fn, generate, optimizer, **k):
-    """One row at a time, without padding; rows of advantage 0 are skipped; prompts are repeated for `generate`."""
-    truth_of = dict(zip(prompts, ground_truths))
-    policy.train()
-    place = 0
-    for _ in range(k["n_grpo_steps"]):
-        asked = []
-        while len(asked) < k["rollout_batch_size"] // k["group_size"]:
-            asked.append(prompts[place % len(prompts)])
-            place += 1
-        batch = []
-        for g in range(k["group_size"]):  # the copies of a question lie apart, each pass with a seed of its own
-            batch += generate(
-                asked, temperature=k["sampling_temperature"], max_tokens=k["sampling_max_tokens"], seed=1000 * place + g
-            )
-        groups = {}
-        for r in batch:
-            groups.setdefault(r.prompt, []).append(reward_fn(r.text, truth_of[r.prompt])["reward"])
-        scored = []
-        for r in batch:
-            rewards = groups[r.prompt]
-            mean = math.fsum(rewards) / len(rewards)
-            a = reward_fn(r.text, truth_of[r.prompt])["reward"] - mean
-            if k["use_std_normalization"]:
-                std = math.sqrt(math.fsum((x - mean) ** 2 for x in rewards) / (len(rewards) - 1))
-                a /= std + k["advantage_eps"]
-            scored.append((r, a))
-        for _ in range(k["epochs_per_rollout_batch"]):
-            for start in range(0, len(scored), k["train_batch_size"]):
-                chosen = scored[start : start + k["train_batch_size"]]
-                for r, a in chosen:
-                    if a == 0:
-                        continue
-                    ids = torch.tensor([r.prompt_ids + r.token_ids])
-                    logits = policy(input_ids=ids).logits[0, len(r.prompt_ids) - 1 : -1]
-                    dist = torch.distributions.Categorical(logits=logits / k["sampling_temperature"])
-                    lp = dist.log_prob(torch.tensor(r.token_ids))
-                    if k["loss_type"] == "grpo_clip":
-                        ratio = (lp - torch.tensor(r.log_probs)).exp()
-                        c = k["cliprange"]
-                        loss = torch.max(-a * ratio, -a * torch.clip(ratio, 1 - c, 1 + c)).mean()
-                    else:
-                        loss = -(a * lp).mean()
-                    (loss / len(chosen)).backward()
-                torch.nn.utils.clip_grad_norm_(policy.parameters(), k["max_grad_norm"])
-                optimizer.step()
-                policy.zero_grad()

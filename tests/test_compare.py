@@ -40,17 +40,13 @@ def refused(capsys, *words) -> str:
     return said.err
 
 
-def test_a_sweep_alone(rates, capsys):
-    """Bug: a sweep's settings are not compared with its reference, or without Holm's correction."""
+def test_a_sweep_alone_two_settings_and_expectations(rates, capsys):
+    """Bug: a sweep without Holm's correction, the best of one on the problems that chose it, or another exit code."""
     better, worse = told(capsys, rates)
     assert (better["setting"], better["reference"]) == ("learning_rate=1e-3", "learning_rate=1e-4")
     assert (better["verdict"], worse["verdict"], better["seeds"], better["problems"]) == ("better", "worse", 4, 200)
     assert 0 < better["low"] < better["difference"] < better["high"] <= 1
     assert better["p"] <= better["adjusted_p"] <= 0.05
-
-
-def test_two_settings_and_expectations(rates, capsys):
-    """Bug: the best of a sweep is compared on the problems that chose it, or --expect has another exit code."""
     a, b, same = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3", rates.with_name("same")
     (one,) = told(capsys, a, b)
     assert (one["verdict"], "was the best of 3" in one["notes"][0]) == ("better", True)
@@ -173,15 +169,10 @@ def test_logs_of_other_programs(write, problems, tmp_path, capsys):
 
 
 WRONG = [
-    ("setting,seed,correct\na,0,1\n", "no column problem"),
-    (CSV, "no row"),
-    (CSV + "a,0,,1\n", "row 1"),
-    (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"),
-    (CSV + "a,0,p,1\nb,0,p,2\n", "correct=2"),
-    (CSV + "a,0,p,nan\n", "correct=nan"),
-    (CSV + "a,0,p,1\n", "one setting"),
-    ("\x00\udce4", "cannot be read as CSV"),
-]
+    ("setting,seed,correct\na,0,1\n", "no column problem"), (CSV, "no row"), (CSV + "a,0,,1\n", "row 1"),
+    (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"), (CSV + "a,0,p,1\nb,0,p,nan\n", "correct=nan"),
+    (CSV + "a,0,p,1\n", "one setting"), ("\x00\udce4", "cannot be read as CSV"),
+]  # fmt: skip
 
 
 def test_wrong_sides(rates, tmp_path, capsys):

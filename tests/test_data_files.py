@@ -2,16 +2,12 @@
 
 import json
 import os
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
 
-import hypothesis
 import pytest
 from hydra import compose, initialize_config_dir
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import render, resource_dir, template_of
@@ -27,7 +23,7 @@ from rlreason.data.prepare import (
     without_overlap,
 )
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
-from rlreason.data.sources import KNOWN, BadRowError, fingerprint, question_hash, to_problem
+from rlreason.data.sources import KNOWN, fingerprint, question_hash, to_problem
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.runtime.text import question_key
@@ -73,7 +69,6 @@ ROWS = [  # row, the problem that it is, fields by name
     ({"prompt": "Q", "messages": TULU}, Problem("id", "Q", "60", None, None, CHAT), {}),
     ({"messages": TULU[:1], "ground_truth": "8"}, Problem("id", "Q", "8"), {}),
     (CHOSEN, Problem("id", "Q", "4", None, "Q", "so \\boxed{3}"), {"response": "chosen", "answer": "label"}),
-    (CHOSEN, Problem("id", "Q", "3", "so \\boxed{3}"), {"question": "prompt", "solution": "chosen"}),
     (CHOSEN, Problem("id", "Q", "3", "so \\boxed{3}"), {"question": "prompt", "response": "chosen", "wrap": True}),
 ]  # fmt: skip
 
@@ -104,7 +99,6 @@ def test_the_gold_answer_by_rule():
 
 BAD = {
     b"[" * 100_000: "is not JSON",
-    b'{"question": "q", "answer": ' + b"9" * 5000 + b"}": "is not JSON",
     b'{"question": "caf\xe9", "answer": "1"}': "is not JSON in UTF-8",
     b'{"question": "q"}': "has no text under 'ground_truth', 'answer'",
     b'["q", "a"]': "is no JSON object",
@@ -132,28 +126,6 @@ def test_a_bad_row_stops_with_file_line_and_cure_or_is_counted(tmp_path):
         train, _, (note,) = read(replace(data, bad_rows="skip"))
         assert [p.id for p in train] == ["x-train-0", "x-train-2"]
         assert "1 of 3 rows left out; 1 because the row " + reason in note
-
-
-KEYS = ["question", "answer", "solution", "prompt", "response", "messages", "role", "content", "id"]
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@hypothesis.settings(max_examples=300)
-@given(row=JSON, gold=st.sampled_from(["auto", "hash", "boxed", "final", "field"]))
-def test_no_row_whatsoever_breaks_the_reading(row, gold):
-    """Bug: a row that ends in a traceback, or in a problem that cannot be stored, hashed or asked."""
-    try:
-        problem, name = to_problem(row, "id", RowsDataConfig(name="x", gold=gold))
-    except BadRowError:
-        return
-    assert problem.question.strip()
-    assert len(fingerprint([replace(problem, id=name or "none")])) == 12
-    assert problem.prompt is None or problem.prompt.strip()
-    assert problem.answer == problem.answer.strip()
 
 
 def folder(path: Path, files: dict[str, list], **settings):
@@ -194,11 +166,8 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
     for settings_, complaint in (
         ({"path": "/nowhere"}, "path=/nowhere "),
         ({"path": str(tmp_path), "validation": "test"}, f"path={tmp_path} holds no test.jsonl"),
-        ({"train": file}, "validation has no value"),
         ({"train": file, "validation": file, "n_validation": 1}, f"validation={file} and data.n_validation=1"),
         ({"train": file, "validation": "rows/t.csv"}, "validation=rows/t.csv.* no .jsonl or .json file"),
-        ({"path": "rows/t.csv"}, "path=rows/t.csv is no folder"),
-        ({"path": "rows", "train": "t", "n_validation": 1}, "path=rows holds no t.jsonl"),
         ({"train": file, "n_validation": 1, "ground_truth": "/nowhere.jsonl"}, "ground_truth=/nowhere.jsonl"),
     ):
         data = FileDataConfig(name="x", **settings_)
@@ -311,9 +280,8 @@ def test_a_question_that_is_written_otherwise_is_the_same_and_another_sum_anothe
     assert [len(set(map(question_key, forms))) for forms in ALIKE] == [1, 1]
     for one, other in OTHER:
         assert question_key(f"What is {one}") != question_key(f"What is {other}")
-    draw = random.Random(1)
-    grids = {"\n".join("".join(draw.choices("?12", k=6)) for _ in range(6)) for _ in range(300)}
-    assert len({question_key(f"Solve the grid: {grid} What is the shortest way?") for grid in grids}) == len(grids)
+    grids = ("?12\n2?1", "12?\n2?1", "12?\n21?")
+    assert len({question_key(f"Solve the grid: {grid} What is the shortest way?") for grid in grids}) == 3
 
 
 def test_a_run_says_what_its_data_repeats(load):
@@ -402,18 +370,6 @@ def test_ground_truths_that_cannot_be_earned_are_counted_or_dropped(grader):
     assert check_ground_truths(bad[1:], grader, DataConfig(), notes.append, needed=False) == bad[1:]
 
 
-def test_the_limit_is_drawn_after_the_filters_and_is_nested(load):
-    """Bug: the limit is drawn from traces that the filter drops; here half of them are wrong."""
-    rows = [{"question": r["question"], "response": f" </think> <answer>{2 * i + i % 2}</answer>", "answer": str(2 * i)}
-            for i, r in enumerate(sums(40))]  # fmt: skip
-    filtered = ("algorithm=sft", "data.filter=correct")
-    (few, notes), (many, _) = (load(*filtered, f"data.limit={n}", train=rows) for n in (8, 16))
-    assert (len(few.train), len(many.train)) == (8, 16)
-    assert set(few.train) < set(many.train)
-    assert all(int(p.answer) % 4 == 0 for p in many.train)
-    assert notes[0].startswith("kept 20 of 40 traces")
-
-
 # Ground truths, by question
 
 
@@ -456,9 +412,6 @@ def test_ground_truth_is_asked_for_where_it_is_missing_and_read_from_a_file_of_i
     loaded, notes = load(*words, "data.filter=correct", "data.validation=v", data="math", **files)
     assert loaded.sizes["train_filtered"] == len(loaded.train) == 13
     assert f" 20 in {elsewhere}" in notes[0]
-    lines(elsewhere, known(5, start=70))
-    with pytest.raises(DataError, match=r"known\.jsonl: 20 rows"):
-        load(*SFT, f"data.ground_truth={elsewhere}", data="math", sft=pairs(20))
     words = (*SFT, "data.ground_truth=train", "data.n_validation=6")  # without a filter too, and by held-out rows
     loaded, _ = load(*words, data="math", train=known(30), sft=pairs(30))
     assert (len(loaded.train), len(loaded.validation)) == (24, 6)
@@ -479,13 +432,8 @@ def test_nothing_but_the_question_that_is_asked_is_taken_for_it():
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")
 def test_the_real_gsm8k(grader):
-    """Bug: a real question in both halves, a solution that is no correct trace, another's answer that is right."""
+    """Bug: a real question in both halves, a solution that is no correct trace."""
     train, test, notes = read(FileDataConfig(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
     assert (len(train), len(test), notes) == (7473, 1319, [])
     assert without_overlap(train, test, "refuse", str, notes.append) == train
     assert filter_correct(train, TRACE, grader, notes.append) == train
-    assert notes[0].startswith("kept 7473 of 7473 ")
-    golds = [p.answer for p in train + test]
-    others = golds[1:] + golds[:1]
-    grades = grader.grade_batch([ANSWERED.format(other) for other in others], golds)
-    assert [g.reward == 1 for g in grades] == [float(a) == float(b) for a, b in zip(golds, others, strict=True)]

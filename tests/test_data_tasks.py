@@ -11,8 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlreason.config.data import CountdownConfig, GymConfig, HabitsConfig
 from rlreason.config.leaves import render, template_of
@@ -69,34 +67,26 @@ def numbers_and_target(problem):
     return sorted(map(int, numbers.split(", "))), int(target)
 
 
-def trees(numbers: list[int]) -> list[tuple[str, Fraction | None]]:
-    """Every bracketed expression over the numbers in this order, with its value (None: divides by zero)."""
-    if len(numbers) == 1:
-        return [(str(numbers[0]), Fraction(numbers[0]))]
-    found = []
-    for cut in range(1, len(numbers)):
-        for left, a in trees(numbers[:cut]):
-            for right, b in trees(numbers[cut:]):
-                bad = a is None or b is None
-                found += [
-                    (f"({left}+{right})", None if bad else a + b),
-                    (f"({left} - {right})", None if bad else a - b),
-                    (f"({left}*{right})", None if bad else a * b),
-                    (f"({left} / {right})", None if bad or b == 0 else a / b),
-                ]
-    return found
-
-
-def test_the_verifier_agrees_with_brute_force():
+def test_the_verifier_agrees_with_exact_arithmetic():
     """Bug: a right value by other numbers, or a wrong one by the given."""
     rng, right = random.Random(0), 0
-    for count in (1, 2, 3, 3, 3, 4, 4, 4):
-        numbers, target = [rng.randint(0, 6) for _ in range(count)], rng.randint(0, 8)
-        gold = f"{' '.join(map(str, numbers))} -> {target}"
-        for text, value in trees(rng.sample(numbers, len(numbers))):
-            assert verifier.solves(text, gold) == (value == target), (text, gold)
-            assert not verifier.solves(f"{text} + 0", gold)
-            right += value == target
+
+    def tree(numbers: list[int]) -> str:
+        if len(numbers) == 1:
+            return str(numbers[0])
+        cut = rng.randint(1, len(numbers) - 1)
+        return f"({tree(numbers[:cut])} {rng.choice('+-*/')} {tree(numbers[cut:])})"
+
+    for _ in range(2000):
+        numbers, target = [rng.randint(0, 6) for _ in range(rng.randint(1, 4))], rng.randint(0, 8)
+        gold, text = f"{' '.join(map(str, numbers))} -> {target}", tree(rng.sample(numbers, len(numbers)))
+        try:
+            value = eval(re.sub(r"(\d+)", r"Fraction(\1)", text), {"Fraction": Fraction})
+        except ZeroDivisionError:
+            value = None
+        assert verifier.solves(text, gold) == (value == target), (text, gold)
+        assert not verifier.solves(f"{text} + 0", gold)
+        right += value == target
     assert right > 20
 
 
@@ -119,12 +109,6 @@ def test_wrong_and_hostile_answers_are_wrong_and_an_expression_of_the_numbers_is
     for gold in ("", "3 5 7", "3 5 -> two", "(1 +"):
         with pytest.raises(ValueError):  # noqa: PT011
             verifier.solves("3 + 5", gold)
-
-
-@given(st.text(alphabet="0123456789+-*/() .=\\\n[]{}", max_size=60))
-def test_no_text_raises(text):
-    """Bug: an answer that is an error of the grader."""
-    assert verifier.solves(text, "3 5 7 -> 22") in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +175,6 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert is_validation(numbers, target) == (problem in validation)
-    assert train[:50] == load(file, 50, 1)[0]
     bad = {"nums": '{"nums": [1, "2"], "target": 5}', "target": '{"nums": [1], "target": 2.5}', "JSON": "n"}
     for reason, row in bad.items():
         file.write_text(good + row)
@@ -199,9 +182,10 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named
             load(file)
     train, _, notes = load(file, bad_rows="skip")
     assert (len(train), "1 of 401 rows left out" in notes[0]) == (200, True)
-    for words, says in (((file, 50, 250, "skip"), r"n_validation=250 "), (("no.jsonl",), r"path=no\.jsonl ")):
-        with pytest.raises(ConfigError, match=rf"data\.{says}"):
-            load(*words)
+    with pytest.raises(ConfigError, match=r"data\.n_validation=250 "):
+        load(file, 50, 250, "skip")
+    with pytest.raises(ConfigError, match=r"data\.path=no\.jsonl "):
+        load("no.jsonl")
 
 
 def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
@@ -260,14 +244,6 @@ def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
     assert not {p.solution for p in train} & {p.solution for p in validation}  # no chain of numbers is in both
 
 
-def test_a_space_of_stories_that_runs_out_does_not_hang(monkeypatch):
-    """Bug: a run that looks for stories for ever."""
-    monkeypatch.setattr("rlreason.data.tasks.NAMES", ("Mia",))
-    monkeypatch.setattr("rlreason.data.tasks.THINGS", ("pens",))
-    with pytest.raises(ConfigError, match=r"max_value|no stories"):
-        make_stories(200, seed=0, sizes=(1, 1, 2))
-
-
 def guess_of(problem: Problem) -> int:
     return int(re.findall(r"A friend guesses (\d+)\. How many\?$", problem.question)[0])
 
@@ -310,10 +286,6 @@ def test_habits_have_their_shares():
     assert all(len(text.split(" ")) == 4 for text in rambling if text not in wrong)  # a right answer never rambles
     told = Problem("y", FOUR.question.replace("How", "A friend guesses 17. How"), FOUR.answer, FOUR.solution)
     assert share(traces(told, guess_share=0.2), lambda text: text == "17") == pytest.approx(0.2, abs=0.03)
-    with Grader(patient()) as grader:
-        habits = [HabitsConfig(hasty_share=share, slip_share=0.0) for share in (1.0, 0.0)]
-        grades = grader.grade_batch([habit_trace(FOUR, random.Random(1), one) for one in habits], ["5", "5"])
-    assert [(g.format, g.outcome) for g in grades] == [(1.0, "wrong"), (1.0, "correct")]
 
 
 def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():

@@ -9,10 +9,7 @@ import pytest
 from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
-from rlreason.engines.base import Sampling
-from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mismatches_of, more_accuracies
 from rlreason.evaluation.cases import by_facts, share_table
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
@@ -21,13 +18,12 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.files import opened
-from rlreason.records.rows import response_row, sample_of
+from rlreason.records.rows import sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
 from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
-from tests.small_runs import words_of
 from tests.starts import SMALL, rlreason
 
 TESTS = Path(__file__).parent
@@ -102,25 +98,6 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
     assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
 
 
-def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):
-    """Bug: the second reward counts, or is lost on disk."""
-    monkeypatch.syspath_prepend(str(TESTS))
-    with Grader(symbolic=False) as ours, Grader(reward="own_reward:all_right") as theirs:
-        rollouts = Rollouts(engine, theirs, lambda p: policy.encode_prompt(p.question), 3, second_grader=ours)
-        samples = rollouts.sample(problems[:4], Sampling(1.0, 0, 8), 2, "eval")
-    metrics = eval_metrics(samples, mismatches_of(samples, Sampling(1.0, 0, 8)))
-    assert (metrics["eval/accuracy"], metrics["eval/accuracy_prompt_reward"]) == (1, 0)
-    assert (metrics["eval/disagreements"], metrics["eval/samples"], metrics["eval/solved_once"]) == (8, 8, 1)
-    by_id = {p.id: p for p in problems}
-    for s in samples:
-        row = json.loads(json.dumps(response_row(0, s, by_id[s.group])))
-        assert (row["reward"], row["prompt_reward"]["reward"], row["prompt_reward"]["outcome"]) == (1, 0, "unformatted")
-        assert sample_of(row).prompt_grade == s.prompt_grade
-    more = more_accuracies(metrics, rollouts)
-    both, apart = describe_accuracies(1.0, more)[1:]
-    assert re.findall(r"[01]\.000|8 of 8", both + apart) == ["1.000", "0.000", "8 of 8"]
-
-
 def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():
     """Bug: a fact that identifies problems becomes a table of thousands of rows."""
     problems = [Problem(str(i), "?", "1", facts={"level": f"Level {i % 2}", "source": str(i)}) for i in range(60)]
@@ -140,15 +117,13 @@ def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():
         return [form.prompt("?") for form in formats_of(settings(*words))]
 
     alone, shared = templates(), templates("prompt=r1_zero")
-    assert templates("prompt@eval.prompt=r1_zero_short") == alone
     assert templates("prompt=r1_zero", "prompt@eval.prompt=question_only") == shared
     both = templates("prompt@eval.prompt=question_only")
-    assert both[::2] == alone * len(shared)
-    assert both[1::2] == shared
+    assert (both[::2], both[1::2]) == (alone * len(shared), shared)
 
 
-def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, capsys):
-    """Bug: training's prompt or data are used, or levels are lost."""
+def test_a_model_is_evaluated_by_level_and_by_two_rewards_on_data_of_its_own(tokenizer, tmp_path, capsys):
+    """Bug: training's prompt or data are used, levels are lost, or the second reward counts or is lost on disk."""
     Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(tmp_path / "model")
     with (tmp_path / "test.jsonl").open("w") as file:
         for i in range(12):
@@ -157,7 +132,7 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
     run = settings(
         "algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "sampling.max_tokens=6", "threads=1",
         "data@eval.data=math", f"eval.data.path={tmp_path}", "prompt@eval.prompt=r1_zero_short",
-        "eval.samples=2", "log_generations=1",
+        "eval.samples=2", "log_generations=1", "eval.reward=own_reward:all_right",
     )  # fmt: skip
     start(run, RunWriter(tmp_path / "run", "seed: 0\n"), Console())
     rows = [json.loads(line) for line in (tmp_path / "run/responses.jsonl").read_text().splitlines()]
@@ -166,10 +141,16 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     sizes = {name: part["problems"] for name, part in summary["accuracy_by"]["level"].items()}
     assert sizes == {"Level 1": 6, "Level 2": 6}
-    assert (summary["solved_once"], summary["protocol"]["samples per problem"]) == (0, 2)
+    assert (summary["solved_once"], summary["protocol"]["samples per problem"]) == (1, 2)
+    found = [summary[key] for key in ("accuracy", "accuracy_prompt_reward", "disagreements")]
+    assert found == [1, 0, 24]
+    for row in rows:
+        assert (row["reward"], row["prompt_reward"]["reward"], row["prompt_reward"]["outcome"]) == (1, 0, "unformatted")
+        assert sample_of(row).prompt_grade.outcome == "unformatted"
     out = capsys.readouterr().out
     assert re.search(r"asks +12 .*prompt=r1_zero_short", out)
-    assert re.search(r"\nLevel 2 +6 +0\.000", out)
+    assert re.search(r"\nLevel 2 +6 +1\.000", out)
+    assert "24 of 24" in out
 
 
 @pytest.mark.long
@@ -178,7 +159,9 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
     own = ["eval.prompt=question_only", "eval.sampling.temperature=0.7", "eval.sampling.max_tokens=20",
            "eval.reward=own_reward:halves", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
     small = [word for word in SMALL if not word.startswith("eval_problems")]
-    done = rlreason(*small, *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{TESTS.parent}:{TESTS}")
+    done = rlreason(
+        *small, "eval=leaderboard", *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{TESTS.parent}:{TESTS}"
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
@@ -193,6 +176,9 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
     assert all(row["prompt"] == row["question"] for row in evals)
     assert "prompt_reward" not in rollouts[0]
     assert rollouts[0]["prompt_ids"] != evals[0]["prompt_ids"]
+    *_, last = (tmp_path / "run/compliance.md").read_text().splitlines()
+    assert last in " ".join(done.stdout.split())
+    assert "FAIL (model, " in last
 
 
 LEADERBOARD = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}
@@ -208,13 +194,6 @@ def summary_with(**protocol) -> dict:
     }  # fmt: skip
     run = {"accuracy": 0.55, "time/total": 3.5 * 3600, "data": "0123", "data_sizes": {"validation": 5000}}
     return run | {"protocol": by_the_rules | protocol}
-
-
-def test_a_run_by_the_rules_passes_what_the_records_can_decide():
-    """Bug: a rule fails a run that holds it."""
-    rows = leaderboard(LEADERBOARD, summary_with(), ORIGIN)
-    assert {rule: verdict for rule, *_, verdict in rows if verdict != PASS} == {"model": OPEN, "data": OPEN}
-    assert "(model, data); accuracy 0.550" in card_text(rows, summary_with()).splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -234,20 +213,12 @@ def test_a_run_by_the_rules_passes_what_the_records_can_decide():
     ],
 )
 def test_each_rule_is_held_by_what_was_recorded(changed, rule, verdict):
-    """Bug: a run that breaks a rule passes."""
+    """Bug: a run that breaks a rule passes, or one that holds it fails."""
     parts = [LEADERBOARD, ORIGIN | {"earlier_parts": []}, {"time/total": 0}]
     settings, origin, whole = ({k: v for k, v in changed.items() if k in part} for part in parts)
     protocol = {k: v for k, v in changed.items() if not any(k in part for part in parts)}
     found = leaderboard(LEADERBOARD | settings, summary_with(**protocol) | whole, ORIGIN | origin)
     assert (rule, verdict) in [(row[0], row[-1]) for row in found]
-
-
-@pytest.mark.long
-def test_a_run_measured_by_the_leaderboards_rule_ends_with_its_card(tmp_path):
-    """Bug: the card is not written, or reads settings that the run does not have."""
-    words = [word for word in words_of("n_steps=1", "eval.sampling.max_tokens=64") if "eval_problems" not in word]
-    done = rlreason(*words, "eval=leaderboard", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    *_, last = (tmp_path / "run/compliance.md").read_text().splitlines()
-    assert last in " ".join(done.stdout.split())
-    assert "FAIL (model, data, problems at the end" in last
+    rows = leaderboard(LEADERBOARD, summary_with(), ORIGIN)  # of a run that holds them
+    assert {rule: verdict for rule, *_, verdict in rows if verdict != PASS} == {"model": OPEN, "data": OPEN}
+    assert "(model, data); accuracy 0.550" in card_text(rows, summary_with()).splitlines()[-1]

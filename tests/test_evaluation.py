@@ -35,13 +35,12 @@ from rlreason.evaluation.accuracy import (
 from rlreason.evaluation.cases import categories, figure_lines, share_table, ungraded
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol
 from rlreason.grading import Grader
-from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import UNFINISHED
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.statistics import wilson_interval
-from rlreason.training.jobs import check_askable, first_alone, load_scorer, start, with_intervals
+from rlreason.training.jobs import check_askable, load_scorer, start
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
 from tests.starts import Started, rlreason
@@ -113,11 +112,10 @@ def test_every_response_is_in_one_category_and_what_is_kept_of_it_gives_the_same
     assert re.search(r"format1_wrong +2 +0\.400", share_table("category", rows))
     mismatches = mismatches_of(samples, Sampling(min_tokens=1))
     assert len(mismatches) == sum(max(s.length - 1, 0) for s in samples)
-    for second in (False, True):
-        whole = [replace(s, prompt_grade=s.grade) for s in samples] if second else samples
-        kept = [figures_of(s) for s in whole]
-        assert eval_metrics(kept, mismatches) == eval_metrics(whole, mismatches)
-        assert (categories(kept), ungraded(kept)) == (rows, failed)
+    whole = [replace(s, prompt_grade=s.grade) for s in samples]
+    kept = [figures_of(s) for s in whole]
+    assert eval_metrics(kept, mismatches) == eval_metrics(whole, mismatches)
+    assert (categories(kept), ungraded(kept)) == (rows, failed)
     assert "1 timeout, 1 error" in figure_lines(eval_metrics(kept, mismatches), 64, failed)
 
 
@@ -179,14 +177,6 @@ def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
         entered(same)
 
 
-def test_another_model_is_another_model(policy):
-    """Bug: a log is taken up by weights that differ from its own by a rounding error."""
-    before = weights_hash(policy.named_weights())
-    with torch.no_grad():
-        policy.model.model.norm.weight += 1e-6
-    assert before != weights_hash(policy.named_weights())
-
-
 def test_nothing_to_grade_is_one_line_with_the_cure():
     """Bug: an empty ground truth is graded, as wrong."""
     empty = [Problem("a", "?", "1"), Problem("b", "?", " ")]
@@ -202,14 +192,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_a_grown_file_is_there_when_it_is_whole_and_a_failure_leaves_nothing(tmp_path):
     """Bug: an interrupted file is read as a whole one."""
     records, path = RunWriter(tmp_path, "seed: 0\n"), tmp_path / "rows.jsonl"
-    before, rows = set(tmp_path.iterdir()), [{"number": number} for number in range(6)]
     with records.growing(path.name) as add:
-        add(rows[:2])
-        add(rows[2:])
+        add([{"number": 1}])
+        add([{"number": 2}])
         assert not path.exists()
+    before = {*tmp_path.iterdir()} - {path}
     with pytest.raises(ZeroDivisionError), records.growing(path.name) as add:
         add({"number": 1 / number} for number in (1, 0))
-    assert rows_of(path) == rows
+    assert [row["number"] for row in rows_of(path)] == [1, 2]
     assert {*tmp_path.iterdir()} == {*before, path}
 
 
@@ -312,16 +302,8 @@ def test_pass_at_best_at_and_majority_at_are_expectations_over_subsets():
             votes = enumerated(n, k, lambda s, a=answers, r=right: majority_wins(s, a, r))
             assert best_at(scores, right, k) == pytest.approx(best, abs=1e-12)
             assert majority_at(answers, right, subsets_of(n, k)) == pytest.approx(votes, abs=1e-12)
-
-
-def test_random_subsets_come_near_all_of_them():
-    """Bug: a random subset holds a response twice, or differs between two computations."""
-    right = [i % 3 == 0 for i in range(12)]
-    answers = [0 if r else 1 + i % 4 for i, r in enumerate(right)]
-    exact = majority_at(answers, right, subsets_of(12, 5))
-    some = subsets_of(12, 5, seed=1, most=1)
-    assert all(len(set(row)) == 5 for row in some[:200].tolist())
-    assert majority_at(answers, right, some) == pytest.approx(exact, abs=0.03)
+    some = subsets_of(12, 5, seed=1, most=1)  # random ones
+    assert all(len(set(row)) == 5 for row in some.tolist())
     assert np.array_equal(some, subsets_of(12, 5, seed=1, most=1))
 
 
@@ -332,25 +314,6 @@ def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
     said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
     assert answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
     assert answer_classes(said, Grader()) == [0, 1, 2]
-
-
-def test_intervals_hold_their_values_and_problems_are_drawn_together():
-    """Bug: selections are resampled apart, so that their bands cannot be compared."""
-    values = np.random.default_rng(0).random((40, 2))
-    curves = with_intervals({"a": values, "b": values}, seed=0)
-    assert curves["a"] == curves["b"]
-    assert all(low < value < high for value, low, high in curves["a"])
-    never = with_intervals({"a": np.zeros((40, 1)), "b": values[:, :1]}, seed=0)
-    assert never["a"] == [(0.0, *wilson_interval(0, 40))]  # 40 failures are no proof that it cannot succeed
-
-
-def test_the_first_samples_alone_are_an_evaluation_of_one_response_each():
-    """Bug: all samples count: 13 of 30 in place of 3 of 10."""
-    samples = [sample(f"p{i}", "correct" if right else "wrong") for i in range(10) for right in (i < 3, True, False)]
-    alone = first_alone(samples, 3)
-    assert alone["accuracy"] == 0.3
-    assert alone["interval"] == pytest.approx(list(wilson_interval(3, 10)), abs=0.05)
-    assert alone == first_alone(samples[::3], 1)
 
 
 def test_a_scorer_is_tried_before_anything_is_sampled():

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rlreason.config.groups import MODES, MonitorsConfig
@@ -136,24 +135,6 @@ def test_collapse(course, found):
     assert collapsed(course) is found
 
 
-@pytest.mark.parametrize("n", [32, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 64, 256))])
-def test_collapse_by_chance(n):
-    """Half a percent, and three standard errors of 1,500 runs; over all accuracies together half a percent.
-
-    Bug: ten evaluations of 32 problems at an accuracy of 5% ended 62% of the runs.
-    """
-    rng, ended = np.random.default_rng(n), []
-    accuracies, length, repeats = ((0.05, 0.3), 10, 200) if n == 32 else ((0.01, 0.05, 0.1, 0.3, 0.8), 20, 1500)
-    for p in accuracies:
-        runs = [evaluations(rng.binomial(n, p, length).tolist(), n) for _ in range(repeats)]
-        ended.append(sum(any(collapsed(run[:k]) for k in range(3, length + 1)) for run in runs) / repeats)
-    assert max(ended) <= 0.0105, ended
-    assert np.mean(ended) <= 0.005, ended
-    for p, of in ((0.05, 256), (0.2, 64), (0.8, 16)):
-        lost = [collapsed(evaluations([*rng.binomial(of, p, 5), *rng.binomial(of, 0.002, 2)], of)) for _ in range(200)]
-        assert np.mean(lost) >= 0.95
-
-
 def test_off():
     """Bug: a monitor that is off warns, or lost weights go on because `nan` is off."""
     monitors = watching(**dict.fromkeys((*MONITORS, "grader"), "off"))
@@ -184,18 +165,6 @@ def test_every_rule_has_words():
     assert set(MODES) == {*MONITORS, "grader", "dominated"}
     rules = {*OF_MONITORS, *MONITORS} - {"nan"}
     assert [rule for rule in rules if not (RULES[rule]["causes"].endswith(".") and RULES[rule]["cure"])] == []
-
-
-@pytest.mark.long
-def test_a_stopped_run_goes_on(tmp_path):
-    """Bug: a stopped run resumes though nothing was changed, or never."""
-    stop, told = words_of("monitors.entropy=stop", "monitors.entropy_below=20"), []
-    for words, code in ((stop, 0), (("resume=run",), 2), (("resume=run", "monitors.entropy=warn"), 0)):
-        assert rlreason(*words, cwd=tmp_path).returncode == code
-        summary = json.loads((tmp_path / "run/summary.json").read_text())
-        told.append((summary["status"], summary["rollout_step"], summary["alarm"].get("step")))
-    assert told[:2] == [("stopped:entropy", 1, 1)] * 2
-    assert (told[2][0], summary["alarm"], summary["notices"]["entropy"]) == ("finished", {}, 3)
 
 
 def test_a_diverging_run(tmp_path):
@@ -231,18 +200,6 @@ def test_the_rehearsal():
                 fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {}))
     assert (runs, fired[True, "accuracy"], fired[True, "gradient_norm"] >= 3) == (228, 5, True)
     assert not [rule for (broken, rule) in fired if not broken]
-
-
-def test_steps_of_rows():
-    """Bug: an evaluation between two updates splits their step."""
-    rows = [
-        {"rollout_step": 0, "eval/accuracy": 0.5},
-        {"rollout_step": 1, "train/loss": 1.0, "reward/mean": 0.25},
-        {"rollout_step": 0, "eval/accuracy": 0.75},  # between two updates
-        {"rollout_step": 1, "train/loss": None},
-        {"rollout_step": 2, "train/loss": 3.0},
-    ]
-    assert [(one.rule, one.step) for one in monitored(rows, {})] == [("loss", 1)]
 
 
 def test_notes():

@@ -42,10 +42,13 @@ def rows_of(responses, reward="r1_zero"):
     ]  # fmt: skip
 
 
+EXTRA = [1, "ü\u2028"]  # a line's end for splitlines, and none of JSON Lines
+
+
 def saved_as(response: str, gold: str, reward: float, outcome: str | None = None) -> dict:
     """A row with the grade that a run saved, right or wrong."""
     grade = {"reward": reward, "answer_reward": reward, "outcome": outcome or ("correct" if reward else "wrong")}
-    return {"response": response, "gold": gold, "extra": [1, "ü"]} | grade
+    return {"response": response, "gold": gold, "extra": EXTRA} | grade
 
 
 def save(folder: Path, config: str, files: dict[str, list[dict]] | None = None) -> Path:
@@ -53,7 +56,7 @@ def save(folder: Path, config: str, files: dict[str, list[dict]] | None = None) 
     for name, rows in (files or {}).items():
         path = folder / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(config)
     return folder
@@ -179,12 +182,6 @@ CASES = [  # response, ground truth, reward as saved
     ("no tags", "38", 0.0),
     (r"</think> <answer>\int_0^1 x\,dx</answer>", "0.5", 1.0),
 ]
-COUNTDOWN_ROWS = [  # the saved outcome of the third is wrong
-    saved_as("</think> <answer>7 + 3 * 5</answer>", "3 5 7 -> 22", 1.0),
-    saved_as("</think> <answer>22</answer>", "3 5 7 -> 22", 0.0),
-    saved_as("</think> <answer>3 * 5 + 7 = 22</answer>", "3 5 7 -> 22", 1.0),
-    saved_as("22", "3 5 7 -> 22", 0.0, "unformatted"),
-]
 
 
 def table_of(printed: str) -> dict[str, list[str]]:
@@ -193,12 +190,15 @@ def table_of(printed: str) -> dict[str, list[str]]:
 
 def saved(run: Path) -> list[dict]:
     paths = sorted((run / "rollouts").iterdir())
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").split("\n")]
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, capsys):
+def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_what_is_no_row(tmp_path, capsys):
     rows = [saved_as(*case) for case in CASES]
     run = save(tmp_path, CONFIG, {"rollouts/step_00001": rows[:2], "rollouts/step_00002": rows[2:]})
+    torn = run / "rollouts/step_00002.jsonl"
+    torn.write_bytes(b'{"broken\n\0\0\n' + torn.read_bytes() + b'{"half')
     before = saved(run)
     printed = shown(capsys, run, "--regrade", "--other", "own_reward:all_right")
     table = table_of(printed)
@@ -209,37 +209,17 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked(tmp_path, cap
     assert "wrong only for saved" in printed
     assert saved(run) == before
     for _ in range(2):
-        assert "previous_grade" in shown(capsys, run, "--regrade", "--write")
+        assert subcommand("inspect", run, "--regrade", "--write") == 0
+        printed = capsys.readouterr()
+        assert ("previous_grade" in printed.out, "left out 3 of its lines: line 1 " in printed.err) == (True, True)
         rows = saved(run)
         assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0, 1.0]
         assert [row["outcome"] for row in rows] == ["correct", "correct", "wrong", "unformatted", "correct"]
         assert [row["previous_grade"]["reward"] for row in rows] == [reward for *_, reward in CASES]
-        assert all(row["extra"] == [1, "ü"] for row in rows)
+        assert all(row["extra"] == EXTRA for row in rows)
     assert len(list((run / "rollouts").iterdir())) == 2
-
-
-def test_write_leaves_what_is_no_rollout_as_it_is(tmp_path, capsys):
-    config = f"data: {{verifier: {VERIFIER}}}\nprompt: {{reward: r1_zero}}\ngrading: {{}}\n"
-    run = save(tmp_path / "run", config, {"rollouts/step_00001": COUNTDOWN_ROWS})
-    path = run / "rollouts/step_00001.jsonl"
-    rows = path.read_bytes().splitlines(keepends=True)
-    text = json.dumps(json.loads(rows[3]) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
-    path.write_bytes(text + b'{"broken\n\0\0\n' + b"".join(rows[:3]) + b'{"half')
-    for saved_at_first in (["50.0%", "75.0%", "1", "0"], ["25.0%", "100.0%", "0", "0"]):  # data with a verifier: by it
-        assert subcommand("inspect", run, "--regrade", "--write") == 0
-        printed = capsys.readouterr()
-        assert "left out 3 of its lines: line 2 " in printed.err
-        assert table_of(printed.out) == {"saved": saved_at_first, "now": ["25.0%", "100.0%", "0", "0"]}
-        lines = path.read_bytes().split(b"\n")
-        assert (lines[1:3], lines[6]) == ([b'{"broken', b"\0\0"], b'{"half')
-        assert [json.loads(lines[k])["outcome"] for k in (0, 3, 4, 5)] == ["unformatted", "correct", "wrong", "wrong"]
-
-
-def test_the_runs_own_threshold_of_partial_credit_holds(tmp_path, capsys):
-    config = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\ngrading: {correct_at: 0.1}\n"
-    rows = [saved_as("38", "38", 1.0), saved_as("39", "38", 0.1, "wrong")]
-    table = table_of(shown(capsys, save(tmp_path, config, {"rollouts/step_00001": rows}), "--regrade"))
-    assert (table["saved"][0], table["now"][0]) == ("50.0%", "100.0%")
+    lines = torn.read_bytes().split(b"\n")
+    assert (lines[:2], lines[-1]) == ([b'{"broken', b"\0\0"], b'{"half')
 
 
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):

@@ -18,7 +18,6 @@ from rlreason.training.build import Components, build_components
 from rlreason.training.train import close_records, trainer_of
 from rlreason.training.trainer import Trainer
 from rlreason.types import Response
-from tests.starts import rlreason
 from tests.test_trainer import run_of
 
 #: Responses end at a vowel, as nearly random weights hardly end one by themselves; half of them earn a reward.
@@ -97,13 +96,6 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
     return "\n".join(said), [finding for finding in examine(folder)[1] if finding.problem]
 
 
-def test_no_fault(tmp_path):
-    """Bug: a monitor fires on a sound run."""
-    said, health = trained(tmp_path / "run", None)
-    assert not [line for line in said.splitlines() if "truncated" not in line and "cut at" not in line]
-    assert not {one.rule for one in health} - {"truncated"}  # these weights are nearly random
-
-
 @pytest.mark.parametrize(
     ("fault", "words", "rule", "holds"),
     [
@@ -128,21 +120,3 @@ def test_faults(tmp_path, fault, words, rule, holds):
         assert holds(found[rule].figures)
     if isinstance(fault, type):  # while the run goes on, in the first samples behind an update or of all
         assert (found[rule].what in said, found[rule].step) == (True, 2 if fault is Stale else 1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("judged", ["", "eval.reward=r1_zero"], ids=["by the same reward", "by another"])
-def test_a_hacked_reward(tmp_path, judged):
-    """It pays for the format and a short way: the model answers worse and worse, and earns more and more.
-
-    Evaluations are judged by the same reward, so accuracy rises.
-    """
-    words = (
-        "prompt.reward=own_reward:short_and_formatted", "n_steps=10", "rollout_batch_size=128", "eval_every=5",
-        "train_batch_size=128", "eval_problems=128", "eval.final_problems=128", "threads=1", "save_model=false",
-        "checkpoint.every=0", "hydra.run.dir=run", *filter(None, [judged]),
-    )  # fmt: skip
-    done = rlreason(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "signs of reward hacking" in done.stdout
-    assert "reward_hacking" in {one.rule for one in examine(tmp_path / "run")[1]}

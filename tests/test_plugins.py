@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import math
 import re
 import sys
 import threading
@@ -37,14 +38,10 @@ from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import mistakes_of
 from rlreason.types import Problem
+from tests.starts import SMALL
 from tests.waiting import patient
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-TINY = [
-    "model.width=32", "model.warm_start.steps=4", "n_steps=1", "rollout_batch_size=8", "group_size=4",
-    "eval_problems=2", "eval_every=0", "sampling.max_tokens=8", "data.n_train=256", "data.n_validation=32",
-    "logger=none",
-]  # fmt: skip
 MINE = '''
 import torch
 
@@ -136,19 +133,13 @@ def test_a_loss_object_brings_its_formula_ranges_and_title():
     def function(advantages, policy_log_probs, *, tau):
         return -tau * advantages * policy_log_probs
 
-    loss = Loss(
-        function,
-        lambda tau: Formula(f"l = -{tau:g} A log pi", r"\ell", "scaled"),
-        {"tau": Range(0, 1, "try 0.5")},
-        published={"Mine (2026)": {"tau": 0.5}},
-        notes=("Mine: not yours.",),
-    )
+    ranges = {"tau": Range(0, 1, "try 0.5")}
+    loss = Loss(function, lambda tau: Formula(f"l = -{tau:g} A log pi", r"\ell", "scaled"), ranges, notes=("Mine: 2.",))
     with as_settings(loss=loss) as words:
         name = words[0].partition("=")[2]
         chosen = replace(GRPO, loss=replace(own_loss_config(name), tau=0.5))
         text = " ".join(objective_card(chosen).fitted().split())
-        assert "l = -0.5 A log pi" in text
-        assert "Equals Mine (2026) Note Mine: not yours." in text
+        assert ("l = -0.5 A log pi" in text, "Note Mine: 2." in text) == (True, True)
         chosen.loss.tau = 2
         assert check_objective(chosen)[0].startswith("loss.tau=2 ")
     with pytest.raises(ConfigError, match="Python object"):
@@ -213,16 +204,12 @@ def test_the_name_of_an_object_tells_all_that_it_holds():
         return lambda response, truth: held
 
     one, two = Namespace(factor=1), Namespace(factor=2)
-    states = [one, two, one.__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2),
-              functools.partial(over), re, Namespace, 1.0, "1.0"]  # fmt: skip
-    made = [*map(over, states), one, two, functools.partial(over, "a")]
+    states = [one, two, one.__eq__, [one], {"a": two}, {"x", "y"}, torch.zeros(2), torch.ones(2), re, 1.0, "1.0"]
+    made = [*map(over, states), one, functools.partial(over, "a")]
     names = [label_of(thing) for thing in made]
     assert len(set(names)) == len(names)
     assert [label_of(thing) for thing in made] == names
-    assert len({label_of(over(threading.Lock())) for _ in range(3)}) == 3
-    endless: list[object] = [one]
-    endless.append(endless)
-    assert label_of(over(endless)) == label_of(over(endless))
+    assert label_of(over(threading.Lock())) != label_of(over(threading.Lock()))
 
 
 def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
@@ -283,7 +270,7 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     """Bug: a run whose records do not have the sources of its functions."""
     folder = tmp_path / "run"
     words = ["loss=own_loss:tapered", "loss.cap=0.5", "epochs_per_rollout=2", f"hydra.run.dir={folder}"]
-    run = train(*TINY, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
+    run = train(*SMALL, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
     assert any("train/clip_fraction" in row for row in run.metrics)
     assert {row["reward"] for row in run.responses} <= {0.0, 1.0}
     sources = (folder / "own_functions.txt").read_text()
@@ -294,7 +281,7 @@ def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     assert read_run(RunFolder(folder)).loss.numbers() == {"cap": 0.5}
 
 
-def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
+def test_the_examples_judge_and_their_loss_is_its_formula(examples):
     """Bug: an example that users copy is wrong."""
     text = "x </think> <answer>14</answer>"
     with Grader(patient(), "own_reward:brief") as brief:
@@ -303,14 +290,11 @@ def test_the_examples_judge_and_their_loss_equals_a_loop(examples):
     task = importlib.import_module("own_task")
     assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
     assert len({row["question"] for row in task.multiples()}) == 500
-    policy, old = -torch.rand(2, 3), -torch.rand(2, 3)
-    mask, advantages = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), torch.tensor([[1.0], [-2.0]])
-    loss, _ = importlib.import_module("own_loss").tapered(advantages, policy, old, mask, cap=0.9)
-    for row, token in mask.nonzero().tolist():
-        ratio = (policy - old)[row][mask[row]].sum().exp().item()
-        weight = 1.0 if advantages[row] > 0 else min(ratio, 0.9)
-        expected = -weight * advantages[row].item() * policy[row, token].item()
-        assert loss[row, token].item() == pytest.approx(expected, abs=1e-6)
+    tapered = importlib.import_module("own_loss").tapered  # a negative advantage weighs its ratio, at most cap
+    policy, advantages = torch.full((2, 3), -1.0), torch.tensor([[1.0], [-2.0]])
+    for old, weight in ((-1.0, 0.9), (0.0, math.exp(-3))):
+        loss, _ = tapered(advantages, policy, torch.full((2, 3), old), torch.ones(2, 3).bool(), cap=0.9)
+        assert loss[:, 0].tolist() == pytest.approx([1.0, -2 * weight])
 
 
 @pytest.mark.parametrize("safe", [True, False])
