@@ -140,18 +140,6 @@ def are_bounds(*several):
         assert (bounds.dtype, bounds.dim(), bounds.device.type) == (torch.int32, 1, "cuda"), bounds
 
 
-def check_packing(mode: FakeCuda) -> None:
-    """Lists go to pinned memory once, and from there without waiting; everything lies on the GPU."""
-    batch = pack(PAIRS, torch.device("cuda"))
-    assert tuple(batch.input_ids.shape) == (1, TOKENS)
-    for tensor in (batch.input_ids, batch.position_ids, batch.score_at, batch.labels, batch.response_mask):
-        assert tensor.device.type == "cuda"
-    are_bounds(batch.layout.parts.query_bounds)
-    copies = [kwargs for _, kwargs, _ in mode.of("aten._to_copy.default") if "device" in kwargs]
-    assert len(copies) == len(mode.of("aten._pin_memory.default")) == 1
-    assert copies[0]["non_blocking"] is True
-
-
 def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False) -> None:
     policy = policy_of(family, kernel)
     policy.shares_prompts = shares

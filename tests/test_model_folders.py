@@ -74,7 +74,10 @@ def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
     reweighed(change)(saved)
     loaded = dict(load_policy(str(saved)).named_weights())
     assert all(w.equal(loaded[name]) for name, w in policy.named_weights())
-    reweighed(lambda w: w | {"lm_head.weight": 2 * policy.head})(saved)  # stays one, whatever the config says
+
+
+def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(saved, policy):
+    reweighed(lambda w: w | {"lm_head.weight": 2 * policy.head})(saved)
     assert load_model(str(saved)).lm_head.weight.equal(2 * policy.head)
 
 

@@ -46,9 +46,8 @@ def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
         for s in with_advantages(chosen, Objective())[0]:
             assert s.advantage == pytest.approx(expected[id(s.response)], abs=1e-12)
     assert with_advantages([], Objective()) == ([], set())
-    m = rollout_metrics(
-        [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
-    )
+    samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
+    m = rollout_metrics(samples)
     assert (m["reward/mean"], m["rollout/distinct"], m["rollout/length"]) == (0.25, 0.75, 1.25)  # within groups
 
 
