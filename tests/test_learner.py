@@ -237,5 +237,5 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
         split = Learner(policy, objective, optimization, micro_batch_tokens=tokens).gradient(samples)
         assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
         assert split.clipped == whole.clipped
-        close(flat(split.parameters), flat(whole.parameters))
+        torch.testing.assert_close(flat(split.parameters), flat(whole.parameters), atol=2e-5, rtol=1e-4)
         close(flat(split.tokens), flat(whole.tokens))

@@ -44,6 +44,7 @@ FAMILIES = {
     "olmo2": Olmo2Config(**SIZES, pad_token_id=1),
 }
 LARGE = ("model=qwen3_0_6b", "data.path=a/b")
+KL = ("kl_placement=loss", "kl_coef=0.1")
 VLLM = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
 SHAPE = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
 SIDES = {32, 64, 96, 192, 256}  # rows of the small models' matrices, by which autocast's copies are known
@@ -199,7 +200,7 @@ def test_what_is_held_at_the_same_time(plan_for):
     usual = plan()
     assert "gradients" not in usual.sampling
     assert not {"KV cache", "reference model"} & usual.training.keys()
-    with_kl = plan("kl_placement=loss", "kl_coef=0.1")
+    with_kl = plan(*KL)
     assert with_kl.training["reference model"] == usual.training["weights"] == with_kl.sampling["reference model"]
     again = plan("algorithm=ei", "restart=true")
     assert again.training["first weights"] == again.training["weights"]
@@ -230,7 +231,7 @@ def test_an_engine_of_its_own_is_counted_where_it_is(plan_for):
 
 def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
     config = policy.model.config.get_text_config()
-    for words in ((), ("kl_placement=loss", "kl_coef=0.1"), ("optimizer=adamw_8bit",)):
+    for words in ((), KL, ("optimizer=adamw_8bit",)):
         run = typed(composed("rollout=vllm", *words))
         longest = 160 + max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
         work = workload_of(run, shape_from(config.to_dict()), CPU, 160)
@@ -253,7 +254,7 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
         (("model=smollm2_135m", "data.path=a/b", "micro_batch_tokens=16384"), "cpu", 8, "micro_batch_tokens="),
         ((*LARGE, "rollout=vllm", "rollout.kv_cache_gb=20"), "cuda", 23.5, "rollout.kv_cache_gb="),
         ((*LARGE, "sampling.max_tokens=30000", "micro_batch_tokens=40000"), "cuda", 23.5, "sampling.max_tokens="),
-        ((*LARGE, "kl_placement=loss", "kl_coef=0.1", "model.weights=bfloat16"), "cuda", 7, "kl_coef=0"),
+        ((*LARGE, *KL, "model.freeze=[*mlp*]", "model.weights=bfloat16"), "cuda", 7, "kl_placement=none kl_coef=0"),
     ],
     ids=lambda x: str(x)[:40],
 )
@@ -302,7 +303,7 @@ def test_a_control_groups_limit_bounds_the_memory():
 
 
 def test_ranks_divide_what_is_held_or_add_a_bucket_and_never_what_is_computed(plan_for):
-    plan = partial(plan_for, CARD_80, *VLLM, "kl_placement=loss", "kl_coef=0.1")
+    plan = partial(plan_for, CARD_80, *VLLM, *KL)
     alone, whole = plan(), plan("gpus=2", "parallel=replicate")
     assert whole.training.pop("sum over ranks") >= 4 * SHAPE.vocab * SHAPE.width  # the embedding, in one piece
     assert (whole.training, whole.sampling, whole.main_memory) == (alone.training, alone.sampling, 0)
