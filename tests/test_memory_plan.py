@@ -273,14 +273,14 @@ def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, kind, g
     assert again.plan.peak == told.cure.peak < told.plan.peak
 
 
-def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(tmp_path, composed):
+@pytest.mark.parametrize("text", ['{"model_type": "mamba"}', "{", '{"model_type": "llama", "vocab_size": -5}'])
+def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(text, tmp_path, composed):
+    (tmp_path / "config.json").write_text(text)
     run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
-    for text in ('{"model_type": "mamba"}', "{", '{"model_type": "llama", "vocab_size": -5}'):
-        (tmp_path / "config.json").write_text(text)
-        told = p.planned(run, CPU)
-        assert (told.plan, told.verdict, p.figures(told)["verdict"]) == (None, "unknown", "unknown")
-        assert str(tmp_path) in p.conclusion(told)
-        assert p.table(told) == [told.source]
+    told = p.planned(run, CPU)
+    assert (told.plan, told.verdict, p.figures(told)["verdict"]) == (None, "unknown", "unknown")
+    assert str(tmp_path) in p.conclusion(told)
+    assert p.table(told) == [told.source]
     run.model.path = "nobody/has-this"
     assert "hf download nobody/has-this config.json" in p.conclusion(p.planned(run, CPU))
     told = p.planned(typed(composed(*LARGE)), Device("cpu", "here", 1 << 30, 1 << 30))  # where nothing helps

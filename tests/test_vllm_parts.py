@@ -118,16 +118,16 @@ def test_every_weight_is_sent_in_the_order_that_is_announced_in_parts_that_hold_
     pytest.importorskip(package)
     sent, told = [], {}
 
-    def share(weights, post_iter_func, buffer_size_bytes, **_):
-        assert buffer_size_bytes >= max(weight.nbytes for _, weight in policy.engine_weights())
-        sent.extend(weights)
+    def share(iterator, buffer_size_bytes, **_):
+        assert transfer == "nccl" or buffer_size_bytes >= max(weight.nbytes for _, weight in policy.engine_weights())
+        sent.extend(iterator)
         return []
 
     expected = [(name, tuple(weight.shape)) for name, weight in policy.engine_weights()]
     with (
         mock.patch.object(DirectTransfer, "_tell", lambda self, name, **given: told.update({name: given})),
         mock.patch(f"{package}.nccl_engine.open_trainer_endpoint"),
-        mock.patch(f"{package}.nccl_engine.packed_nccl_broadcast_producer", lambda weights, **_: sent.extend(weights)),
+        mock.patch(f"{package}.nccl_engine.packed_nccl_broadcast_producer", share),
         mock.patch(f"{package}.ipc_engine.packed_ipc_producer", share),
         mock.patch("torch.accelerator.current_device_index", return_value=0),
         mock.patch("torch.cuda.get_device_properties"),
