@@ -40,11 +40,6 @@ QWEN3 = """{%- if messages[0].role == 'system' %}
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
 {%- endif %}"""  # its parts that a single turn meets
 
-DATED = CHATML + """{{ 'Today Date: ' + strftime_now("%d %b %Y") }}"""  # as Llama 3's says it
-
-GEMMA = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{%- for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"""
-
 ONE = Problem("one", "What is 1 + 1?", "2", solution="1+1=2")
 
 
@@ -84,22 +79,19 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(asking, templa
     policy = asking(template)
     conversation = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": USER}]
     expected = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-    assert encoder(policy, prompt(system=system))(ONE) == expected
+    encode = encoder(policy, prompt(system=system))
+    assert encode(ONE) == expected
+    encode.check([ONE, replace(ONE, question="What does <s> mean?")])
+    with pytest.raises(ConfigError, match=re.escape("<|im_end|>")):  # it would end its own turn
+        encode.check([ONE, replace(ONE, question="What does <|im_end|> mean?")])
 
 
 def test_a_prompt_is_the_same_on_every_day_with_one_token_at_its_begin(asking):
-    policy = asking("{{ bos_token }}" + DATED, bos=True)
+    dated = CHATML + """{{ 'Today Date: ' + strftime_now("%d %b %Y") }}"""  # as Llama 3's says it
+    policy = asking("{{ bos_token }}" + dated, bos=True)
     ids = encoder(policy, prompt())(ONE)
     assert policy.tokenizer.decode(ids).endswith("Today Date: 26 Jul 2024")
     assert ids.count(policy.tokenizer.bos_token_id) == 1
-
-
-def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(asking):
-    encode = encoder(asking(CHATML), prompt())
-    encode.check([ONE, replace(ONE, question="What does <s> mean?")])
-    for token in ("<|im_end|>", "<|endoftext|>"):
-        with pytest.raises(ConfigError, match=re.escape(token)):
-            encode.check([ONE, replace(ONE, question=f"What does {token} mean?")])
 
 
 def test_thinking_is_switched_where_the_template_has_the_switch(asking):
@@ -116,7 +108,7 @@ def test_thinking_is_switched_where_the_template_has_the_switch(asking):
     ("template", "system"),
     [
         (None, None),
-        (GEMMA, "Be brief."),  # refuses a system message
+        ("{{ raise_exception('System role not supported') }}", "Be brief."),  # as Gemma's
         ("{{ messages[-1]['content'] }}", "Be brief."),  # leaves it out
         (CHATML.replace("['content']", "['content'][:4000]"), None),
     ],
@@ -149,15 +141,13 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(asking):
     assert make_sampling(run, policy).end_ids == {end}  # and a sampled response ends there
     assert make_sampling(settings("model=smollm2_135m"), policy).end_ids == set()  # of another prompt's, training's own
     assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
-    turnless = asking("{% for m in messages %}{{ m['content'] }}\n{% endfor %}").tokenizer
-    assert end_of_turn(prompt(), turnless) is None  # left to the end of text
+    assert end_of_turn(prompt(), asking("{{ messages }}\n").tokenizer) is None  # left to the end of text
 
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(asking):
     policy = asking(QWEN3)
     bare = encoder(policy, prompt(file="question_only.prompt"))
-    asked = f"<|im_start|>user\n{ONE.question}<|im_end|>\n<|im_start|>assistant\n"
-    assert policy.tokenizer.decode(bare(ONE)) == asked
+    assert policy.tokenizer.decode(bare(ONE)).startswith(f"<|im_start|>user\n{ONE.question}<|im_end|>")
     own = Problem("own", "1+1?", "2", prompt="Say: ")
     assert policy.tokenizer.decode(bare(own)) == "Say: "
     assert [len(remarks(prompt(), problems)) for problems in ([ONE, own], [ONE])] == [1, 0]
@@ -168,7 +158,6 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(asking):
     run = settings("model=smollm2_135m", "prompt=chat")
     qwen, chatml = asking(QWEN3).tokenizer, asking(CHATML).tokenizer
     first = protocol_of(run.evaluation, [ONE], qwen)
-    assert first["chat.prompt"] == "<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
     other = protocol_of(run.evaluation, [ONE], chatml)
     assert [line.split(":")[0] for line in differences(first, other)] == ["chat.prompt", "chat.template"]
     run.prompt.system = "Be brief."

@@ -4,7 +4,7 @@ torch's FakeTensorMode runs a program on tensors of "cuda" that have no memory. 
 guard as well, and a torch for processors has none for CUDA: one that does nothing is compiled here, in about two
 seconds. It stays in the process that loads it, so all checks run in one of their own, which this file is too.
 Autograd's engine asks for the GPU's streams, which cannot be had, so backward passes are called as functions
-(`Context`).
+(`context`).
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -89,17 +88,11 @@ class FakeCuda(FakeTensorMode):
         return [(args, kwargs, result) for called, args, kwargs, result in self.calls if called == name]
 
 
-class Context:
+def context(*needs_input_grad: bool) -> Any:
     """What autograd hands to the two parts of a function of ours."""
-
-    def __init__(self, *needs_input_grad: bool) -> None:
-        self.needs_input_grad = needs_input_grad
-
-    def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        self.saved_tensors = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
+    ctx = mock.Mock(needs_input_grad=needs_input_grad)
+    ctx.save_for_backward = lambda *tensors: setattr(ctx, "saved_tensors", tensors)
+    return ctx
 
 
 class FakePolicy(Policy):
@@ -147,19 +140,7 @@ def are_bounds(*several):
         assert (bounds.dtype, bounds.dim(), bounds.device.type) == (torch.int32, 1, "cuda"), bounds
 
 
-def check_packing(mode: FakeCuda) -> None:
-    """Lists go to pinned memory once, and from there without waiting; everything lies on the GPU."""
-    batch = pack(PAIRS, torch.device("cuda"))
-    assert tuple(batch.input_ids.shape) == (1, TOKENS)
-    for tensor in (batch.input_ids, batch.position_ids, batch.score_at, batch.labels, batch.response_mask):
-        assert tensor.device.type == "cuda"
-    are_bounds(batch.layout.parts.query_bounds)
-    copies = [kwargs for _, kwargs, _ in mode.of("aten._to_copy.default") if "device" in kwargs]
-    assert len(copies) == len(mode.of("aten._pin_memory.default")) == 1
-    assert copies[0]["non_blocking"] is True
-
-
-def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False):
+def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False) -> None:
     policy = policy_of(family, kernel)
     policy.shares_prompts = shares
     batch = policy.pack(PAIRS)
@@ -171,32 +152,24 @@ def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False):
     halves = [args for name in ("aten.mm.default", "aten.addmm.default") for args, _, _ in mode.of(name)]
     assert len(halves) == 7 * LAYERS, len(halves)  # the linear layers, each computed by autocast in half precision
     assert {x.dtype for args in halves for x in args} == {HALF}
-    return policy, batch
-
-
-def attended(mode: FakeCuda, calls: list[tuple[int, int, int, int, bool]]) -> None:
-    """The flash kernel got contiguous bfloat16, int32 bounds and heads that are not repeated.
-
-    `calls`: of each the tokens of queries and keys, the longest stretches of these, and whether it is causal.
-    """
-    given = mode.of("aten._flash_attention_forward.default")
-    for (args, kwargs, _), (queries, keys, *longest, causal) in zip(given, calls, strict=True):
-        q, k, v, of_queries, of_keys, *rest = args
-        is_laid_out((q, k, v), HALF, (queries, HEADS, HEAD_DIM), *[(keys, KV_HEADS, HEAD_DIM)] * 2)
-        are_bounds(of_queries, of_keys)
-        assert rest == [*longest, 0.0, causal, False]
-        assert kwargs == {"scale": HEAD_DIM**-0.5}
 
 
 def check_varlen_forward(mode: FakeCuda) -> None:
-    """One call a layer, every part by itself; of a shared prompt also its responses to the prompt, not causally."""
-    for family in FAMILIES:
-        _, batch = forward(mode, family, "varlen")
-        assert batch.layout.parts.query_bounds.shape == (len(PARTS),)
-        attended(mode, [(TOKENS, TOKENS, LONGEST, LONGEST, True)] * LAYERS)
-    _, batch = forward(mode, "Qwen3", "varlen", shares=True)
-    assert batch.layout.parts.queries == (3, 2, 3, 5)  # the prompt, its two responses but for their ends, the third
-    attended(mode, [(13, 13, 5, 5, True), (5, 3, 5, 3, False)] * LAYERS)
+    """One call a layer, every part by itself; of a shared prompt also its responses to the prompt, not causally.
+
+    The flash kernel gets contiguous bfloat16, int32 bounds and heads that are not repeated.
+    """
+    alone = [(TOKENS, TOKENS, LONGEST, LONGEST, True)]  # tokens of queries and keys, their longest stretches, causal
+    shared = [(13, 13, 5, 5, True), (5, 3, 5, 3, False)]
+    for family, shares, calls in (("Qwen2", False, alone), ("Olmo2", False, alone), ("Qwen3", True, shared)):
+        forward(mode, family, "varlen", shares)
+        given = mode.of("aten._flash_attention_forward.default")
+        for (args, kwargs, _), (queries, keys, *longest, causal) in zip(given, calls * LAYERS, strict=True):
+            q, k, v, of_queries, of_keys, *rest = args
+            is_laid_out((q, k, v), HALF, (queries, HEADS, HEAD_DIM), *[(keys, KV_HEADS, HEAD_DIM)] * 2)
+            are_bounds(of_queries, of_keys)
+            assert rest == [*longest, 0.0, causal, False]
+            assert kwargs == {"scale": HEAD_DIM**-0.5}
 
 
 def check_shared_prompts_backward(mode: FakeCuda) -> None:
@@ -205,7 +178,7 @@ def check_shared_prompts_backward(mode: FakeCuda) -> None:
     tokens = sum(layout.parts.queries)
     q = torch.zeros(tokens, HEADS, HEAD_DIM, dtype=HALF, device="cuda")
     k, v = torch.zeros(2, tokens, KV_HEADS, HEAD_DIM, dtype=HALF, device="cuda")
-    ctx = Context()
+    ctx = context()
     out = _SharedPromptAttention.forward(ctx, q, k, v, layout, 0.25)
     is_laid_out([out], HALF, (tokens, HEADS, HEAD_DIM))
     # What comes in is a view, as transformers' reshape leaves it.
@@ -232,19 +205,15 @@ def check_flash_attn_forward(mode: FakeCuda) -> None:
     calls = []
 
     def flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
-        causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
-        return_attn_probs=False, block_table=None,
-    ):  # fmt: skip
-        assert (tuple(window_size), softcap, alibi_slopes, return_attn_probs) == ((-1, -1), 0.0, None, False)
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False
+    ):
         is_laid_out((q, k, v), HALF, (TOKENS, HEADS, HEAD_DIM), *[(TOKENS, KV_HEADS, HEAD_DIM)] * 2)
         are_bounds(cu_seqlens_q, cu_seqlens_k)
         calls.append((max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal))
         return torch.empty_like(q)
 
-    sys.modules["flash_attn"] = types.ModuleType("flash_attn")
-    sys.modules["flash_attn"].flash_attn_varlen_func = flash_attn_varlen_func
-    forward(mode, "Qwen2", "flash_attention_2")
+    with mock.patch.dict(sys.modules, flash_attn=mock.Mock(flash_attn_varlen_func=flash_attn_varlen_func)):
+        forward(mode, "Qwen2", "flash_attention_2")
     assert calls == [(LONGEST, LONGEST, 0.0, HEAD_DIM**-0.5, True)] * LAYERS
 
 
@@ -262,53 +231,33 @@ def check_attention_in_float32(mode: FakeCuda) -> None:
 
 
 def check_head(mode: FakeCuda) -> None:
-    """The output head: bfloat16 operands into float32, the weight cast once a call, gradients summed in float32."""
-    scored = 40
-    hidden = torch.zeros(scored, WIDTH, device="cuda")
-    weight = torch.zeros(VOCAB, WIDTH, device="cuda")
-    labels = torch.zeros(scored, dtype=torch.int64, device="cuda")
-    ctx = Context(True, True)
-    found = _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 0.7, (HALF, HALF), None)
-    assert [(tuple(x.shape), x.dtype) for x in found] == [((scored,), FULL)] * 2
-    products = mode.of("aten.mm.dtype")
-    assert [tuple(r.shape) for *_, r in products] == [(16, VOCAB), (16, VOCAB), (8, VOCAB)]
-    for args, kwargs, result in products:
-        assert [x.dtype for x in (*args[:2], result)] == [HALF, HALF, FULL]
-        assert FULL in (*args, *kwargs.values())
-    assert casts_of(mode, weight) == 1
-    mode.calls.clear()
-    grads = _ChunkedLogProbs.backward(ctx, torch.ones(scored, device="cuda"), torch.ones(scored, device="cuda"))
-    assert [(tuple(g.shape), g.dtype) for g in grads[:2]] == [((scored, WIDTH), FULL), ((VOCAB, WIDTH), FULL)]
-    assert casts_of(mode, weight) == 1
-    assert len(mode.of("aten.mm.dtype")) == 2 * 3  # logits again, and the gradient of the hidden states
-    sums = mode.of("aten.addmm.dtype_out")
-    assert len(sums) == 3
-    for args, kwargs, _ in sums:
-        into, a, b = args[:3]
-        assert kwargs["out"] is into
-        is_laid_out([into], FULL, (VOCAB, WIDTH))
-        assert (a.dtype, b.dtype) == (HALF, HALF)
-    wide = [name for name, args, *_ in mode.calls if name in ("aten.mm.default", "aten.addmm.default")]
-    assert wide == [], wide  # nothing is multiplied in float32, or rounded when it comes out
+    """The output head: bfloat16 operands into float32, the weight cast once a call, gradients summed in float32.
 
-
-def casts_of(mode: FakeCuda, weight: torch.Tensor) -> int:
-    return sum(tuple(r.shape) == tuple(weight.shape) and r.dtype == HALF for *_, r in mode.of("aten._to_copy.default"))
-
-
-def check_head_in_float32(mode: FakeCuda) -> None:
-    """model.head=float32 beside bfloat16 products: logits in float32, the two backward products of rounded numbers."""
+    With model.head=float32 beside bfloat16 products, logits are in float32.
+    """
     hidden, weight = torch.zeros(40, WIDTH, device="cuda"), torch.zeros(VOCAB, WIDTH, device="cuda")
-    labels, ctx = torch.zeros(40, dtype=torch.int64, device="cuda"), Context(True, True)
-    _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 1.0, (FULL, HALF), None)
-    assert {x.dtype for args, _, _ in mode.of("aten.mm.default") for x in args} == {FULL}
-    assert not mode.of("aten.mm.dtype")
-    grads = _ChunkedLogProbs.backward(ctx, torch.ones(40, device="cuda"), None)
-    assert {g.dtype for g in grads[:2]} == {FULL}
-    back, sums = mode.of("aten.mm.dtype"), mode.of("aten.addmm.dtype_out")
-    assert len(back) == len(sums) == 3
-    operands = [args[:2] for args, *_ in back] + [args[1:3] for args, *_ in sums]
-    assert {x.dtype for pair in operands for x in pair} == {HALF}
+    labels, ones = torch.zeros(40, dtype=torch.int64, device="cuda"), torch.ones(40, device="cuda")
+    for head in (HALF, FULL):
+        mode.calls.clear()
+        ctx = context(True, True)
+        found = _ChunkedLogProbs.forward(ctx, hidden, weight, labels, 0.7, (head, HALF), None)
+        assert [(tuple(x.shape), x.dtype) for x in found] == [((40,), FULL)] * 2
+        products = mode.of("aten.mm.dtype" if head is HALF else "aten.mm.default")
+        assert [(tuple(r.shape), r.dtype) for *_, r in products] == [((n, VOCAB), FULL) for n in (16, 16, 8)]
+        assert {x.dtype for args, *_ in products for x in args[:2]} == {head}
+        grads = _ChunkedLogProbs.backward(ctx, ones, ones if head is HALF else None)
+        assert [(tuple(g.shape), g.dtype) for g in grads[:2]] == [((40, WIDTH), FULL), ((VOCAB, WIDTH), FULL)]
+        back, sums = mode.of("aten.mm.dtype"), mode.of("aten.addmm.dtype_out")
+        assert (len(back), len(sums)) == (3 * 3 if head is HALF else 3, 3)  # of half precision logits twice
+        operands = [args[:2] for args, *_ in back] + [args[1:3] for args, *_ in sums]
+        assert {x.dtype for pair in operands for x in pair} == {HALF}
+        for args, kwargs, _ in sums:
+            assert kwargs["out"] is args[0]
+            is_laid_out([args[0]], FULL, (VOCAB, WIDTH))
+        if head is HALF:
+            cast = [tuple(r.shape) == (VOCAB, WIDTH) and r.dtype == HALF for *_, r in mode.of("aten._to_copy.default")]
+            assert sum(cast) == 2  # once forward, once backward
+            assert not mode.of("aten.mm.default")  # nothing is multiplied in float32
 
 
 def check_decoding(mode: FakeCuda) -> None:

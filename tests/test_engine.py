@@ -9,13 +9,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 from conftest import PROMPT
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason.engines.base import Prompt, Sampling, Stops, closing_tokens, seed_for, special_tokens
-from rlreason.engines.decoding import BLOCK, HEADROOM, PROMPT_TOKENS, PreallocatedCache, draw
+from rlreason.engines.base import Prompt, Sampling, Stops, closing_tokens, seed_for
+from rlreason.engines.decoding import BLOCK, HEADROOM, PreallocatedCache, draw
 from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import PAD
-from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.policy import LogProbScorer
 
 LETTERS, STOPS = tuple("aeiou"), ("a", "=")
 
@@ -85,8 +84,9 @@ def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab)
         (1, Sampling(0.6, 0, 150, ("</answer>", "</think>"))),
     ],
 )
-def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling):
-    """Bug: a compaction shifts a row's cache, mask, position or random numbers."""
+def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling, monkeypatch):
+    """Bug: a compaction shifts a row's cache, mask, position or random numbers; a prompt meets another of its row."""
+    monkeypatch.setattr("rlreason.engines.decoding.PROMPT_TOKENS", 200)  # prompts are read in several rows
     prompts, order = ragged_prompts(policy), list[tuple[int, object]]()
     small = HFEngine(policy, max_rows=4).generate(prompts, sampling, n, finished=lambda *ended: order.append(ended))
     large = HFEngine(policy, max_rows=256).generate(prompts, sampling, n)
@@ -94,8 +94,6 @@ def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling
     assert [r.problem_id for r in small] == [p.problem_id for p in prompts for _ in range(n)]
     assert sorted(place for place, _ in order) == list(range(len(small)))
     assert all(small[place] is response for place, response in order)  # each is handed out with its place
-    long = [tuple(r.token_ids) for r in small if len(r.token_ids) > 9]
-    assert len(set(long)) == len(long)
     alone = HFEngine(policy).generate(prompts[-1:], sampling, n)
     assert [r.token_ids for r in alone] == [r.token_ids for r in small[-n:]]
     scores = LogProbScorer(policy, 1024, sampling.temperature).log_probs([(r.prompt_ids, r.token_ids) for r in small])
@@ -140,26 +138,19 @@ def check_stopped_texts(responses, tokenizer, sampling, special=False) -> bool:
     return held
 
 
-def likely(policy, token: int, logit: float) -> None:
+@contextmanager
+def made_likely(engine, token: int, logit: float):
     """Add to a token's logit wherever it is drawn: its head grows along the mean direction of the hidden states."""
+    policy, head = engine.policy, engine.policy.head.detach().clone()
     ids = torch.randint(2, len(policy.tokenizer), (8, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         mean = policy.backbone(input_ids=ids).last_hidden_state.mean((0, 1))
         policy.head[token] += mean * logit / (mean @ mean)
-
-
-@contextmanager
-def made_likely(engine, token: int, logit: float):
-    """Make a token likely in this block."""
-    head = engine.policy.head.detach().clone()
-    likely(engine.policy, token, logit)
-    engine.load_weights(engine.policy)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            engine.policy.head.copy_(head)
-        engine.load_weights(engine.policy)
+    engine.load_weights(policy)
+    yield
+    with torch.no_grad():
+        policy.head.copy_(head)
+    engine.load_weights(policy)
 
 
 def check_greedy(engine, prompts, sampling) -> None:
@@ -182,29 +173,20 @@ def test_min_tokens_bans_the_end_and_max_tokens_cuts(engine):
         assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
 
 
-@pytest.mark.parametrize("kind", ["text", "e"])
-def test_a_stop_string_ends_the_response_and_stays_in_it(engine, kind):
-    """Bug: one that spans several tokens, found in text that the tokens really spell, is missed."""
-    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
-    free = engine.generate(prompts, Sampling(1.0, 0, 24), n=4)
-    stop = max(free, key=lambda r: len(r.text)).text[4:7] if kind == "text" else kind
-    stopped = engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), n=4)
-    assert any(r.text.endswith(stop) for r in stopped)
-    for before, after in zip(free, stopped, strict=True):
-        assert after.token_ids == before.token_ids[: len(after.token_ids)]  # the same random numbers, cut earlier
-        if stop in before.text:
-            assert after.finish_reason == "stop"
-            assert after.text == before.text[: before.text.index(stop) + len(stop)]
-
-
 @pytest.mark.parametrize("min_tokens", [0, 4, 59])
 def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine, problems, min_tokens):
-    """Bug: the text is cut at an earlier stop string than the one that ended it."""
-    prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, min_tokens, 60, LETTERS)
+    """Bug: the text is cut at an earlier stop string than the one that ended it; one of several tokens is missed."""
+    prompts = prompts_for(engine.policy, problems)
+    free = engine.generate(prompts, Sampling(1.0, 0, 60), n=4)
+    spelt = max(free, key=lambda r: len(r.text)).text[4:7]
+    sampling = Sampling(1.0, min_tokens, 60, LETTERS if min_tokens else (spelt,))
     responses = engine.generate(prompts, sampling, n=4)
     held = check_stopped_texts(responses, engine.policy.tokenizer, sampling)
     assert held == bool(min_tokens)  # the case was there
-    assert min_tokens < min(len(r.token_ids) for r in responses) <= min_tokens + 4
+    if min_tokens:
+        assert min_tokens < min(len(r.token_ids) for r in responses) <= min_tokens + 4
+    else:
+        assert any(r.text.endswith(spelt) for r in responses)
     check_greedy(engine, prompts, Sampling(0.0, min_tokens, 60, LETTERS))
 
 
@@ -225,8 +207,8 @@ def test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problem
 def test_the_boundary_is_what_vllm_checks(tokenizer):
     """Bug: a stop string is sought before there are more tokens than min_tokens, or in what the first have written."""
     ids = tokenizer.encode("so </answer> 4 </answer>", add_special_tokens=False)
-    (first, last) = (i for i, token in enumerate(ids, 1) if tokenizer.decode([token]) == "</answer>")
-    for min_tokens, end in ((0, first), (first - 1, first), (first, last), (last - 1, last), (last, None)):
+    first, last = (i for i, token in enumerate(ids, 1) if tokenizer.decode([token]) == "</answer>")
+    for min_tokens, end in ((first - 1, first), (first, last), (last, None)):
         stops = Stops(tokenizer, ("</answer>",), min_tokens)
         ends = [n for n in range(1, len(ids) + 1) if stops.overhang(ids[:n]) is not None]
         assert ends[:1] == ([end] if end else [])
@@ -234,73 +216,26 @@ def test_the_boundary_is_what_vllm_checks(tokenizer):
     assert len(ids) == 2  # a character whose bytes are missing has not been written
     assert Stops(tokenizer, ("é",), 1).overhang(ids) == 0
     assert Stops(tokenizer, ("é",), 0).overhang(ids[:1]) is None
-    assert Stops(tokenizer, ("é",), 2).overhang(ids) is None
-
-
-def test_tokens_that_may_close_a_stop_string_are_known_and_special_ones_without_a_role_too(tokenizer):
-    """Bug: a stop string is missed, because no token that can complete it is looked at."""
-    vocabulary = tokenizer.get_vocab()
-    closing = closing_tokens(vocabulary, ("</answer>",))
-    assert all(">" in tokenizer.convert_ids_to_tokens(i) for i in closing)
+    vocabulary = tokenizer.get_vocab()  # all of it may close what is no plain text
     assert closing_tokens(vocabulary, ("。",)) == closing_tokens(vocabulary, ("\n",)) == set(vocabulary.values())
-    assert special_tokens(tokenizer) == {0: tokenizer.eos_token, 1: PAD}
-    assert not Stops(tokenizer, ("</answer>",), 0).sees_special
-    assert Stops(tokenizer, ("</answer>", f"x{PAD}y"), 0).sees_special
+    assert all(">" in tokenizer.convert_ids_to_tokens(i) for i in closing_tokens(vocabulary, ("</answer>",)))
 
 
 # What it costs, in counts rather than seconds
-
-aten = torch.ops.aten
-SHAPED_BY_VALUES = {aten.nonzero.default, aten.masked_select.default, aten.masked_scatter_backward.default}
-WAITS = {aten._local_scalar_dense.default, aten.equal.default, *SHAPED_BY_VALUES}
-
-
-class Calls(TorchDispatchMode):
-    """Counts operations that are chosen by their function and first argument."""
-
-    def __init__(self, chosen) -> None:
-        super().__init__()
-        self.chosen, self.count = chosen, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += bool(self.chosen(func, args))
-        return func(*args, **(kwargs or {}))
-
-
-def waits() -> Calls:
-    """Operations whose result a processor waits for, on a device of its own."""
-    return Calls(lambda func, args: func in WAITS)
 
 
 def test_a_step_is_one_forward_pass_and_one_small_read(policy, monkeypatch):
     """Bug: a step waits for the device once more, or reads a prompt again."""
     prompts, shapes, engine, steps, reads = ragged_prompts(policy, 6), [], HFEngine(policy), 100, []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda values: reads.append(values) or values)
-    with waits() as few:
-        engine.generate(prompts, Sampling(1.0, 8, 9), n=8)
-    with waits() as many:
-        watched(
-            policy,
-            lambda given: shapes.append(tuple(given["input_ids"].shape)),
-            lambda: engine.generate(prompts, Sampling(1.0, steps, steps), n=8),
-        )
+    watched(
+        policy,
+        lambda given: shapes.append(tuple(given["input_ids"].shape)),
+        lambda: engine.generate(prompts, Sampling(1.0, steps, steps), n=8),
+    )
     assert shapes[0] == (1, sum(len(p.token_ids) for p in prompts))  # each group's prompt once, in one pass
     assert shapes[1:] == [(48, 1)] * (steps - 1)  # the last token is not read
-    assert len(reads) == (9 + 1) + (steps + 1)  # which rows may have ended, each step; what they have drawn, once
-    assert many.count == few.count  # none of them in a step
-
-
-def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
-    """Bug: a prompt's first token comes from another prompt of its row."""
-    prompts, rows = ragged_prompts(policy, 60, longest=400), []
-    together, apart = HFEngine(policy), HFEngine(policy, max_rows=4)
-    several, few = watched(
-        policy,
-        lambda given: rows.append(given["input_ids"].shape[1]),
-        lambda: [engine.generate(prompts, Sampling(1.0, 0, 8), 2) for engine in (together, apart)],
-    )
-    assert [r.token_ids for r in several] == [r.token_ids for r in few]
-    assert max(rows) <= PROMPT_TOKENS < sum(len(p.token_ids) for p in prompts) == sum(rows[:2])
+    assert len(reads) == steps + 1  # which rows may have ended, each step; what they have drawn, once
 
 
 def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(policy):
@@ -319,22 +254,6 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
     assert max(shape[0] for shape in shapes) <= 11
     assert max(shape[2] for shape in shapes) <= longest + HEADROOM
     assert max(positions) < longest
-
-
-def test_in_half_precision_weights_are_cast_once_a_call_and_a_cache_never(policy, tokenizer):
-    """Bug: the cache keeps float32, which rotary embeddings make of keys, and is cast as a whole at each step."""
-    half, seen = Policy(policy.model, tokenizer, torch.bfloat16), set()
-    shape = next(w.shape for name, w in half.backbone.named_parameters() if name.endswith("down_proj.weight"))
-
-    def look(given) -> None:
-        if given["input_ids"].shape[0] > 1:  # a step, not the prompts
-            seen.update(x.dtype for x in (*given["past_key_values"].keys, *given["past_key_values"].values))
-
-    prompts = ragged_prompts(half, 6)
-    with Calls(lambda func, args: func is aten._to_copy.default and args[0].shape == shape) as casts:
-        watched(half, look, lambda: HFEngine(half, max_rows=4).generate(prompts, Sampling(1.0, 8, 12), 2))
-    assert casts.count == sum(w.shape == shape for w in half.backbone.parameters())
-    assert seen == {torch.bfloat16}
 
 
 @pytest.mark.long

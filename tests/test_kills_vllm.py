@@ -32,12 +32,6 @@ def asked_in(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def schedule_of(folder: Path) -> list[tuple[float | None, ...]]:
-    """What stands in every row whatever was sampled."""
-    names = ("rollout_step", "train_step", "eval_step", "train/learning_rate", "rollout/staleness")
-    return [tuple(row.get(name) for name in names) for row in rows_of(folder)]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("more", "by", "staleness"), [((), "SIGTERM", [0, 0, 0]), (AHEAD, "SIGKILL", [0, 1, 1])])
 def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, by, staleness):
@@ -52,7 +46,9 @@ def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, 
     runs.goes_on("grpo", folder, *words)
     assert parts_of(folder) == 2
     assert asked_in(folder) == asked_in(whole)
-    assert schedule_of(folder) == schedule_of(whole)
+    schedule = ("rollout_step", "train_step", "eval_step", "train/learning_rate", "rollout/staleness")
+    one, other = ([[row.get(name) for name in schedule] for row in rows_of(run)] for run in (folder, whole))
+    assert one == other
     assert min(norms_of(folder)) > 0
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers as t
-from test_learner import RIGHT, gradient_of, make_samples
+from test_learner import RIGHT
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
@@ -29,14 +29,11 @@ LINEAR = {
 }  # fmt: skip
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
 PLAIN = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-UNTIED = PLAIN | {"tie_word_embeddings": False}
-LFM2 = {**SHAPE, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 #: Name -> class, without its ending, and the sizes of its config.
 FAMILIES = {
-    "llama": ("Llama", {**UNTIED, "eos_token_id": [0, 7]}),
+    "llama": ("Llama", {**PLAIN, "tie_word_embeddings": False, "eos_token_id": [0, 7]}),
     "qwen3": ("Qwen3", {**PLAIN, "head_dim": 16}),
-    "olmo2": ("Olmo2", UNTIED),
-    "lfm2": ("Lfm2", LFM2),
+    "lfm2": ("Lfm2", {**SHAPE, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     "falcon_h1": (
         "FalconH1", {**SHAPE, **MAMBA, "mamba_d_ssm": 64, "num_hidden_layers": 2, "lm_head_multiplier": 0.5}
     ),
@@ -53,11 +50,6 @@ FAMILIES = {
     "minimax": (
         "MiniMax", {**SHAPE, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 2, "layer_types": MIXED[:2]}
     ),
-    "nemotron_h": (  # its state drifts from the eighth token on
-        "NemotronH",
-        {**SHAPE, "hybrid_override_pattern": "M*M-", "num_hidden_layers": 4, "n_groups": 1, "mamba_num_heads": 8,
-         "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "head_dim": 16},
-    ),
     "mistral": ("Mistral", {**PLAIN, "sliding_window": 24}),
 }  # fmt: skip
 
@@ -69,7 +61,7 @@ def made(family: str, tokenizer, **options) -> Policy:
     return Policy(getattr(t, f"{name}ForCausalLM")(config), tokenizer, **options)
 
 
-PACKED, HYBRID = ["llama", "qwen3", "olmo2"], ["lfm2", "falcon_h1", "granite", "qwen3_next"]
+PACKED, HYBRID = ["llama", "qwen3"], ["lfm2", "falcon_h1", "granite", "qwen3_next"]
 
 
 @pytest.mark.parametrize("family", [*PACKED, *HYBRID])
@@ -107,26 +99,13 @@ def test_a_hybrid_trains_one_sequence_at_a_time_from_what_it_samples(tokenizer, 
         made("lfm2", tokenizer, in_main_memory=True)
     engine, learner = HFEngine(policy), Learner(policy, Objective(), OptimizationConfig(1e-3))
     for step in range(2):
-        before = [p.detach().clone() for p in learner.parameters]
         prompts = [Prompt(str(i), [3 + i, 4, 5][: 1 + i], step) for i in range(3)]
         responses = engine.generate(prompts, Sampling(max_tokens=16), n=4)
         samples = [Sample(r, RIGHT, advantage=(-1.0) ** i) for i, r in enumerate(responses)]
         assert 0 < learner.update(samples)["rollout/mismatch_max"] < 1e-4
-        assert all((p != old).any() for p, old in zip(learner.parameters, before, strict=True))
 
 
-def test_one_sequence_at_a_time_has_the_gradient_of_packed_ones(policy):
-    samples = make_samples(policy)
-    alone = copy.copy(policy)
-    alone.packs = alone.shares_prompts = False
-    packed, single = (Learner(p, Objective(), OptimizationConfig(1e-3)) for p in (policy, alone))
-    assert len(packed.micro_batches(samples)) < len(single.micro_batches(samples)) == len(samples)
-    expected, found = (gradient_of(learner, samples) for learner in (packed, single))
-    assert expected.norm() > 0
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["mamba2", "minimax", "nemotron_h"])
+@pytest.mark.parametrize("family", ["mamba2", "minimax"])
 def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(family, tokenizer):
     with pytest.raises(ConfigError, match="linear_attention" if family == "minimax" else "Mamba2Mixer"):
         made(family, tokenizer)

@@ -11,7 +11,6 @@ from conftest import PROMPT
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops
 from rlreason.engines.hf import HFEngine
@@ -45,17 +44,13 @@ def reweighed(change, **config):
     return apply
 
 
-def adapter(folder: Path) -> None:
-    edited(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path="some/base", r=2)
-
-
 LACKING = "model.layers.1.mlp.down_proj.weight"
 FAULTS = {
     "a tensor is missing": (reweighed(lambda w: {k: v for k, v in w.items() if k != LACKING}), re.escape(LACKING)),
     "one is not the model's": (reweighed(lambda w: w | {"v_head.weight": w[LACKING]}), "v_head.weight"),
     "more layers": (reweighed(dict, num_hidden_layers=3, layer_types=None), "layers.2"),
     "quantised": (reweighed(dict, quantization_config={"quant_method": "bitsandbytes"}), "quantization_config"),
-    "an adapter": (adapter, "adapter_config.json"),
+    "an adapter": (lambda folder: edited(folder / "adapter_config.json", peft_type="LORA"), "adapter_config.json"),
 }
 
 
@@ -71,7 +66,6 @@ def test_weights_that_were_not_loaded_are_refused(saved, fault):
     "change",
     [
         lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"]},
-        lambda w: {("lm_head.weight" if "embed" in name else name): value for name, value in w.items()},
         lambda w: {name.removeprefix("model."): value for name, value in w.items()},
         lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w["model.norm.weight"]},  # old buffers
     ],
@@ -82,11 +76,9 @@ def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
     assert all(w.equal(loaded[name]) for name, w in policy.named_weights())
 
 
-def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(saved):
-    reweighed(lambda w: w | {"lm_head.weight": 2 * w["model.embed_tokens.weight"]})(saved)
-    model = load_model(str(saved))
-    assert model.lm_head.weight.equal(2 * model.model.embed_tokens.weight)
-    assert model.config.tie_word_embeddings is False
+def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(saved, policy):
+    reweighed(lambda w: w | {"lm_head.weight": 2 * policy.head})(saved)
+    assert load_model(str(saved)).lm_head.weight.equal(2 * policy.head)
 
 
 def test_an_end_that_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy):
@@ -105,7 +97,7 @@ def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokeniz
     tagged = copy.deepcopy(tokenizer)
     tagged.add_tokens([*TAGS, "<final>", "</final>", "<|im_end|>"], special_tokens=True)
     policy = Policy(build_model(len(tagged), width=16, layers=1), tagged)
-    (tmp_path / "own.prompt").write_text("Answer {question} in <final>.<|im_end|>")
+    (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfAnswer {question} in <final>.<|im_end|>")  # a byte order mark
     words = f"prompt.file={tmp_path}/own.prompt", "prompt.stop=['</final>','<|im_end|>']"
     sampling = make_sampling(typed(composed("algorithm=evaluate", *words)).asking, policy)
     assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
@@ -134,13 +126,10 @@ def test_rows_that_no_token_has_are_never_sampled_or_sent_and_change_no_probabil
     plain, cut = (HFEngine(p).generate(prompts, Sampling(1.0, 0, 12), n=2) for p in (policy, padded))
     assert [r.token_ids for r in plain] == [r.token_ids for r in cut]
     batch = pack([(r.prompt_ids, r.token_ids) for r in plain])
-    results = []
-    for each in (policy, padded):
-        log_probs, entropy = each.log_probs(batch, 0.7)
-        (log_probs.sum() + 3 * entropy.sum()).backward()
-        results.append((log_probs, entropy, each.head.grad[:rows]))
-    for ours, theirs in zip(*results, strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(policy.log_probs(batch, 0.7), padded.log_probs(batch, 0.7), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        (ours.sum() + theirs.sum()).backward(retain_graph=True)
+    torch.testing.assert_close(policy.head.grad, padded.head.grad[:rows], rtol=1e-3, atol=1e-4)
     assert not padded.head.grad[rows:].any()
     sent = dict(padded.engine_weights())
     assert all(w.equal(sent[name]) for name, w in policy.engine_weights())
@@ -149,12 +138,5 @@ def test_rows_that_no_token_has_are_never_sampled_or_sent_and_change_no_probabil
 
 def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path):
     edited(saved / "generation_config.json", eos_token_id=[0, 5], do_sample=False, temperature=0.6)
-    policy = load_policy(str(saved))
-    policy.save(tmp_path / "again")
-    again = load_policy(str(tmp_path / "again"))
-    assert again.end_ids == policy.end_ids == {0, 5}
-
-
-def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfQ: {question}\r\nA:")
-    assert template_of(str(tmp_path / "own.prompt")) == "Q: {question}\nA:"
+    load_policy(str(saved)).save(tmp_path / "again")
+    assert load_policy(str(tmp_path / "again")).end_ids == {0, 5}

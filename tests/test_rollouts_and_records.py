@@ -1,10 +1,8 @@
 """Groups by id, the same problems for the same step, notices as text, records that are whole or not there."""
 
 import json
-import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +12,10 @@ from rlreason.engines.rollouts import Rollouts, rollout_metrics
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import Objective
 from rlreason.records import files
-from rlreason.records.files import opened, step_name
+from rlreason.records.files import opened
 from rlreason.records.reader import RunFolder, compared, without_clock
 from rlreason.records.resume import drop_later, refuse_occupied
-from rlreason.records.rows import TO_LEARN, sample_of, write_rows
+from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
@@ -47,10 +45,10 @@ def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
     for chosen in (samples, [s for s in samples if s.group != "p2"]):
         for s in with_advantages(chosen, Objective())[0]:
             assert s.advantage == pytest.approx(expected[id(s.response)], abs=1e-12)
-    rule = Objective(baseline="none", std_norm="none")
-    raw, signalling = with_advantages([graded("p", r) for r in (1.0, 0.0, 1.0)], rule)
-    assert ([s.advantage for s in raw], signalling) == ([1.0, 0.0, 1.0], {"p"})
-    assert with_advantages([], rule) == ([], set())
+    assert with_advantages([], Objective()) == ([], set())
+    samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
+    m = rollout_metrics(samples)
+    assert (m["reward/mean"], m["rollout/distinct"], m["rollout/length"]) == (0.25, 0.75, 1.25)  # within groups
 
 
 def test_rollouts_are_graded_in_order_and_the_engine_is_never_behind_the_trainer(policy, engine, problems):
@@ -69,13 +67,6 @@ def test_rollouts_are_graded_in_order_and_the_engine_is_never_behind_the_trainer
         assert engine.load_weights(policy) == {}
     assert samples[0].response.weight_version == 2
     assert len(drawn) == 3
-
-
-def test_metrics_count_what_can_go_wrong_quietly():
-    """Bug: copies within a group are counted over groups, or lengths of cut responses are left out."""
-    samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
-    m = rollout_metrics(samples)
-    assert (m["reward/mean"], m["rollout/distinct"], m["rollout/length"]) == (0.25, 0.75, 1.25)
 
 
 def test_records_are_whole_and_a_finished_run_or_another_folder_is_refused(tmp_path):
@@ -104,54 +95,26 @@ def test_records_are_whole_and_a_finished_run_or_another_folder_is_refused(tmp_p
     assert (tmp_path / "model/weights").read_text() == "precious"
 
 
-# Files of responses are compressed
-
-TEXT = "so </think> <answer>7</answer>"
-LOG_PROBS, RIGHT = [-0.5, -0.25, -1.0], Grade(1.0, 1.0, 1.0, "correct")
-ANSWERS = [Response("p", [5, 6], [1, number, 3], LOG_PROBS, TEXT, "stop") for number in range(40)]
-SAMPLES = [Sample(response, RIGHT, log_probs=LOG_PROBS) for response in ANSWERS]
-
-
-def run_in(folder: Path) -> Path:
-    records = RunWriter(folder, "prompt: {reward: r1_zero}\nalgorithm: grpo\nseed: 0\n")
-    for kind, step in ((files.ROLLOUTS, 1), (files.ROLLOUTS, 2), (files.EVALS, 2)):
-        records.responses(kind, step, SAMPLES, [Problem("p", "3+4?", "7")])
-    return folder
-
-
-def test_the_same_responses_give_the_same_bytes_whenever_they_are_written(tmp_path):
-    """Bug: a compressed file holds the time of its writing."""
-    a, b = run_in(tmp_path / "a"), run_in(tmp_path / "b")
-    for path in a.glob("*/step_*"):
-        assert path.read_bytes() == (b / path.relative_to(a)).read_bytes()
-        assert path.stat().st_size < len(opened(path).read()) / 5
-
-
-def test_responses_are_read_as_written_and_graded_again_in_place(tmp_path):
-    """Bug: a field is lost or rounded between writing and learning from it."""
-    folder, other = RunFolder(run_in(tmp_path / "a")), RunFolder(run_in(tmp_path / "b"))
-    rows = folder.rows(folder.rollouts()[0], TO_LEARN)
-    assert [sample_of(row) for row in rows.values()] == SAMPLES
+def test_responses_are_read_as_written_always_in_the_same_bytes_and_a_file_that_was_cut_is_refused(tmp_path):
+    """Bug: a field is lost between writing and learning from it; a file holds its time; a torn one seems shorter."""
+    log_probs, right = [-0.5, -0.25, -1.0], Grade(1.0, 1.0, 1.0, "correct")
+    told = [Response("p", [5, 6], [1, n, 3], log_probs, "so </think> <answer>7</answer>", "stop") for n in range(40)]
+    samples = [Sample(response, right, log_probs=log_probs) for response in told]
+    for name in "ab":
+        records = RunWriter(tmp_path / name, "prompt: {reward: r1_zero}\nalgorithm: grpo\nseed: 0\n")
+        for kind, step in ((files.ROLLOUTS, 1), (files.ROLLOUTS, 2), (files.EVALS, 2)):
+            records.responses(kind, step, samples, [Problem("p", "3+4?", "7")])
+    folder, other = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
+    first, second = folder.rollouts()
+    assert [sample_of(row) for row in folder.rows(first, TO_LEARN).values()] == samples
+    assert first.path.read_bytes() == other.rollouts()[0].path.read_bytes()
+    assert first.path.stat().st_size < len(opened(first.path).read()) / 5  # compressed
     assert compared(folder, other)[0]["responses"]
     assert subcommand("inspect", folder.path, "--regrade", "--write") == 0
-    assert all("previous_grade" in row for row in folder.rows(folder.rollouts()[0], ()).values())
     assert not compared(folder, other)[0]["responses"]
-
-
-def test_a_packed_file_that_was_cut_is_refused_and_resuming_cuts_later_ones_away(tmp_path):
-    """Bug: a torn file is read as one with fewer responses."""
-    folder = run_in(tmp_path)
-    file = RunFolder(folder).rollouts()[1]
-    file.path.write_bytes(file.path.read_bytes()[:-20])
-    with pytest.raises(ConfigError, match=f"^{file.path} cannot be read"):
-        RunFolder(folder).rows(file, ())
-    drop_later(folder, {"step": 1, "lines": {}, "parts": {"validation": []}})
-    assert [file.step for file in RunFolder(folder).rollouts()] == [1]
-    assert not list((folder / "evals").iterdir())
-
-
-def test_numbers_that_are_not_finite_are_null_in_either_kind(tmp_path):
-    """Bug: NaN is written, which no JSON reader takes."""
-    for name in ("a.jsonl", step_name(1)):
-        write_rows(tmp_path / name, [{"a": [1.0, math.nan]}, {"b": 2}])
-        assert opened(tmp_path / name).read() == b'{"a": [1.0, null]}\n{"b": 2}\n'
+    second.path.write_bytes(second.path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=f"^{second.path} cannot be read"):
+        folder.rows(second, ())
+    drop_later(folder.path, {"step": 1, "lines": {}, "parts": {"validation": []}})
+    assert [file.step for file in folder.rollouts()] == [1]
+    assert not list((folder.path / "evals").iterdir())

@@ -19,69 +19,47 @@ from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.training import warm_start as starts
 from rlreason.training.build import make_policy
-from rlreason.training.warm_start import (
-    SHARED,
-    SHIPPED,
-    StartWeights,
-    cache_folder,
-    checksum,
-    find_shipped,
-    format_of,
-    formats_of,
-    hashed,
-    lessons_of,
-    maker_of,
-    recipe_of,
-    shipped,
-    teach_habits,
-)
 from tests.run_settings import settings
 from tests.waiting import patient
 from tools.start_model import make, settings_from, ship
 
-FOUR = tuple(dict.fromkeys(SHARED))
+FOUR = tuple(dict.fromkeys(starts.SHARED))
 QUICK = ["model.width=32", "model.warm_start.steps=2", "model.warm_start.batch_size=8", "data.n_train=64"]
-WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16)}
 
 
-def begun(*words: str) -> tuple[Policy, StartWeights, str]:
+def begun(*words: str) -> tuple[Policy, starts.StartWeights, str]:
     """(policy with its habits, where they came from, what was said)."""
     run, out = settings(*QUICK, *words), io.StringIO()
     lessons = read_splits(run.data, print)[0]
     policy = make_policy(run, lessons)
-    start = teach_habits(run, policy, lessons, Console(out=out))
+    start = starts.teach_habits(run, policy, lessons, Console(out=out))
     return policy, start, out.getvalue()
 
 
-def weights(policy: Policy) -> list[torch.Tensor]:
-    return [weight for _, weight in policy.named_weights()]
-
-
 def equal(one: Policy, other: Policy) -> bool:
-    pairs = zip(weights(one), weights(other), strict=True)
-    return one.tokenizer.get_vocab() == other.tokenizer.get_vocab() and all(torch.equal(a, b) for a, b in pairs)
+    pairs = zip(one.named_weights(), other.named_weights(), strict=True)
+    alike = all(a.dtype == b.dtype and torch.equal(a, b) for (_, a), (_, b) in pairs)
+    return alike and one.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 
 
 # What is taught
 
 
 def test_the_prompts_of_an_ablation_start_from_bit_equal_weights():
-    assert set(FOUR) == {"r1_zero", "r1_zero_three_shot", "question_only", "question_boxed"}
     first, *_ = begun("prompt=r1_zero", "model.cache=null")
-    ablations = [("prompt=question_only",), ("prompt=r1_zero", "prompt.reward=operator:eq", "prompt.stop=[]", "seed=1")]
-    for words in ablations:
-        assert equal(first, begun(*words, "model.cache=null")[0])
-    taught_alike = {tuple((f.prompt("?"), f.trace) for f in formats_of(settings(f"prompt={name}"))) for name in FOUR}
-    assert len(taught_alike) == 1
+    words = "prompt=r1_zero", "prompt.reward=operator:eq", "prompt.stop=[]", "seed=1", "model.cache=null"
+    assert equal(first, begun(*words)[0])
+    taught = [starts.formats_of(settings(f"prompt={name}")) for name in FOUR]
+    assert len({tuple((form.prompt("?"), form.trace) for form in one) for one in taught}) == 1
     assert not equal(first, begun("prompt=r1_zero", "model.seed=1", "model.cache=null")[0])
 
 
 @pytest.mark.parametrize("name", [*FOUR, "r1_zero_short"])
 def test_both_habits_are_written_as_the_prompts_reward_reads_them_and_fit(name):
-    prompt, rng, run = shipped(name), random.Random(0), settings(f"prompt={name}", "data.n_train=128")
+    prompt, rng, run = starts.shipped(name), random.Random(0), settings(f"prompt={name}", "data.n_train=128")
     problems = read_splits(run.data, print)[0]
     problem = max(problems, key=lambda p: len(p.solution))
-    form = format_of(prompt)
+    form = starts.format_of(prompt)
     habits = [HabitsConfig(hasty_share=share, slip_share=0.0) for share in (1.0, 0.0)]
     hasty, careful = (habit_trace(problem, rng, one, form.trace) for one in habits)
     assert (hasty.count("="), careful.count("=")) == (1, problem.solution.count("="))
@@ -99,29 +77,15 @@ def test_a_prompt_of_ones_own_has_a_warm_start_to_itself(tmp_path):
     mine, copy = tmp_path / "mine.prompt", tmp_path / "copy.prompt"
     mine.write_text("Q: {question}\nA:")
     copy.write_text((resource_dir("prompts") / "r1_zero.prompt").read_text())
-    (boxed,) = formats_of(settings("prompt=question_only", f"prompt.file={mine}"))
-    assert (boxed.prompt("1+1?"), boxed.trace) == ("Q: 1+1?\nA:", shipped("question_only").trace)
-    assert len(formats_of(settings(f"prompt.file={copy}"))) == len(SHARED)  # the same text is the same prompt
+    (boxed,) = starts.formats_of(settings("prompt=question_only", f"prompt.file={mine}"))
+    assert (boxed.prompt("1+1?"), boxed.trace) == ("Q: 1+1?\nA:", starts.shipped("question_only").trace)
+    same = starts.formats_of(settings(f"prompt.file={copy}"))  # the same text is the same prompt
+    assert len(same) == len(starts.SHARED)
     with pytest.raises(ConfigError, match=r"prompt.reward=question_only .*choose"):  # which never reads these tags
-        formats_of(settings("prompt=r1_zero", "prompt.reward=question_only"))
+        starts.formats_of(settings("prompt=r1_zero", "prompt.reward=question_only"))
 
 
 # Where it is found again
-
-
-def test_the_checksum_sees_one_bit_the_sign_of_zero_and_a_name(tmp_path):
-    changed = [WEIGHTS | {"a": WEIGHTS["a"].nextafter(torch.tensor(9.0))}, WEIGHTS | {"b": WEIGHTS["b"].abs()}]
-    changed += [{"c": WEIGHTS["a"], "b": WEIGHTS["b"]}, WEIGHTS | {"a": WEIGHTS["a"].T.contiguous()}]
-    assert len({checksum(one) for one in (WEIGHTS, *changed)}) == 5
-    starts.write_weights(tmp_path / "w.safetensors", WEIGHTS)
-    assert checksum(starts.load_file(tmp_path / "w.safetensors")) == checksum(WEIGHTS)
-
-
-def test_the_folder_is_the_users_cache_or_the_one_given(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder("auto") == tmp_path / ".cache" / "rlreason"
-    assert cache_folder("~/mine") == tmp_path / "mine"
 
 
 @pytest.mark.parametrize("types", [(), ("model.weights=bfloat16",)])
@@ -138,11 +102,9 @@ def test_what_is_found_is_what_would_be_made_also_without_a_cache_and_with_other
     first, second, other = (begun(*one) for one in words[1:])
     assert "! model.cache=/dev/null/cache" in alone[2]
     assert [one[1].source for one in (alone, first, second, other)] == ["made", "made", "cache", "made"]
-    assert equal(alone[0], first[0])
-    assert equal(alone[0], second[0])
-    assert alone[1].weights == first[1].weights == second[1].weights
-    assert alone[1].key == first[1].key == second[1].key
-    assert [w.dtype for w in weights(first[0])] == [w.dtype for w in weights(second[0])]
+    for one in (first, second):
+        assert equal(alone[0], one[0])
+        assert (alone[1].weights, alone[1].key) == (one[1].weights, one[1].key)
     assert not equal(alone[0], other[0])
 
 
@@ -150,7 +112,7 @@ def recipe_for(run) -> tuple[dict, Policy]:
     """(the recipe of a run's start model, its policy without habits)."""
     lessons = read_splits(run.data, print)[0]
     policy = make_policy(run, lessons)
-    return recipe_of(run.model, policy, lessons_of(run, run.model, lessons)), policy
+    return starts.recipe_of(run.model, policy, starts.lessons_of(run, run.model, lessons)), policy
 
 
 @pytest.mark.parametrize(
@@ -164,40 +126,35 @@ def test_the_key_changes_with_whatever_changes_the_model_and_nothing_else(key, v
     monkeypatch.setattr(starts, "check_readable", lambda prompt, trace: None)
     run = settings(*QUICK)
     recipe, policy = recipe_for(run)
-    before = hashed(recipe), hashed(maker_of(run.model, policy))
+    before = starts.hashed(recipe), starts.hashed(starts.maker_of(run.model, policy))
     *groups, name = key.split(".")
     setattr(reduce(getattr, groups, run), name, value)
     recipe, policy = recipe_for(run)
-    assert ((hashed(recipe), hashed(maker_of(run.model, policy))) != before) == another
+    assert ((starts.hashed(recipe), starts.hashed(starts.maker_of(run.model, policy))) != before) == another
     assert {f.name for f in fields(run.model)} <= {*recipe, *starts.ROUNDING, *starts.AFTERWARDS}
 
 
 # The model that comes with the package
 
 
-def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed():
+def test_the_default_run_starts_from_what_was_shipped_with_its_recipe(tmp_path):
     recipe, _ = recipe_for(settings())
-    found = find_shipped(recipe)
+    found = starts.find_shipped(recipe)
     assert found is not None, "the default start model is another now: python tools/start_model.py"
-    assert checksum(found) == json.loads((SHIPPED / "r1_zero_short.json").read_text())["weights"]
-    assert find_shipped(recipe | {"seed": 1}) is None
-
-
-def test_a_model_is_shipped_with_its_recipe(tmp_path, capsys):
-    path = ship(QUICK, tmp_path)
-    recipe = json.loads(path.with_suffix(".json").read_text())["recipe"]
-    assert find_shipped(recipe, tmp_path) is not None
-    assert find_shipped(recipe | {"seed": 1}, tmp_path) is None
+    assert starts.checksum(found) == json.loads((starts.SHIPPED / "r1_zero_short.json").read_text())["weights"]
+    assert starts.find_shipped(recipe | {"seed": 1}) is None
+    recipe = json.loads(ship(QUICK, tmp_path).with_suffix(".json").read_text())["recipe"]
+    assert starts.find_shipped(recipe, tmp_path) is not None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("description", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("description", sorted(starts.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
 def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     """Bit by bit where torch and the processor are those that made it."""
     kept = json.loads(description.read_text())
     run = settings_from(kept["made by"].split()[3:])
     policy, recipe, maker = make(run, Console())
     assert json.loads(json.dumps(recipe)) == kept["recipe"]
-    assert find_shipped(recipe) is not None
+    assert starts.find_shipped(recipe) is not None
     if {name: value for name, value in maker.items() if name != "code"} == kept["maker"]:
-        assert checksum(dict(policy.named_weights())) == kept["weights"]
+        assert starts.checksum(dict(policy.named_weights())) == kept["weights"]

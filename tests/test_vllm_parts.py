@@ -1,6 +1,5 @@
 """What surrounds vLLM and runs without it: where engines run, the memory plan, requests that wait, sent weights."""
 
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -35,17 +34,13 @@ def test_engines_get_gpus_that_are_there_each_its_own(placement, engines, ranks,
     assert all(str(gpu) in describe_placement(placement, found) for gpu in found)
     with mock.patch("torch.cuda.device_count", return_value=gpus):
         _, places = places_of(RolloutConfig("vllm", placement=placement, gpus=engines), "cuda", ranks)
+    _, slow = places_of(RolloutConfig("vllm", gpus=engines), "cpu", 1)  # a processor waits for no IPC and never sleeps
+    assert {(place.gpu, place.transfer, place.sleeps) for place in slow} == {(None, None, False)}
+    assert len({place.name for place in slow}) == engines  # messages name the one that failed
     for gpu, place in zip(found, places, strict=True):
         assert (place.transfer == "nccl") == (gpu > 0)
         assert (place.transfer == "ipc") == (gpu == 0 and ranks == 1)
         assert place.sleeps == (gpu < ranks)
-
-
-def test_engines_on_the_processor_get_weights_by_a_file_and_never_sleep():
-    """Bug: a processor's engine waits for CUDA IPC, or is woken though it never slept."""
-    _, places = places_of(RolloutConfig("vllm", gpus=2), "cpu", 1)
-    assert [(place.gpu, place.transfer, place.sleeps) for place in places] == [(None, None, False)] * 2
-    assert len({place.name for place in places}) == 2  # messages name the one that failed
 
 
 def test_an_engines_process_sees_its_gpu_alone_and_not_the_trainers_ranks():
@@ -62,11 +57,9 @@ def test_an_engines_process_sees_its_gpu_alone_and_not_the_trainers_ranks():
 
 def test_the_trainers_ranks_on_this_machine_are_those_of_torchrun_or_of_the_setting(composed, monkeypatch):
     """Bug: ranks of another machine count, so engines are given GPUs that are not there."""
-    four, auto = typed(composed("gpus=4")), typed(composed())
+    auto = typed(composed())
+    assert (ranks_here(typed(composed("gpus=4"))), ranks_here(auto)) == (4, 1)
     torchrun = {"RANK": "0", "WORLD_SIZE": "16", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
-    for name in (*torchrun, "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert (ranks_here(four), ranks_here(auto)) == (4, 1)
     for name, value in (torchrun | {"LOCAL_WORLD_SIZE": "8"}).items():
         monkeypatch.setenv(name, value)
     assert ranks_here(auto) == 8  # the others are on another machine
@@ -78,17 +71,14 @@ def test_the_trainers_ranks_on_this_machine_are_those_of_torchrun_or_of_the_sett
 def test_stacked_layers_are_compared_part_by_part():
     """Bug: a stale part of a stacked matrix, or padding of the vocabulary, misleads the comparison."""
     stacked, table = torch.randn(8, 4), torch.randn(8, 4)
-    held = {name: digest(weight) for name, weight in {"embed.weight": table, "attn.qkv.weight": stacked}.items()}
-    parts = {"q": stacked[:4], "k": stacked[4:6].clone(), "v": stacked[6:]}
-    weights = {f"attn.{name}.weight": part for name, part in parts.items()}
-    weights |= {"embed.weight": table[:5], "elsewhere.weight": table}
-
-    def differing():
-        return differing_tensors(held, {n: digest(w) for n, w in weights.items()}, {"qkv": ["q", "k", "v"]})
-
-    assert differing() == (4, ())
-    weights["attn.k.weight"][1, 2] += 1e-3
-    assert differing() == (4, ("attn.k.weight",))
+    held = {"embed.weight": digest(table), "attn.qkv.weight": digest(stacked)}
+    parts = {"attn.q": stacked[:4], "attn.k": stacked[4:6].clone(), "attn.v": stacked[6:]}
+    for stale, found in ((0, ()), (1e-3, ("attn.k.weight",))):
+        parts["attn.k"][1, 2] += stale
+        weights = {
+            f"{name}.weight": digest(w) for name, w in (parts | {"embed": table[:5], "elsewhere": table}).items()
+        }
+        assert differing_tensors(held, weights, {"qkv": ["q", "k", "v"]}) == (4, found)
 
 
 def test_memory_is_planned_before_anything_is_loaded(policy):
@@ -102,96 +92,52 @@ def test_memory_is_planned_before_anything_is_loaded(policy):
             llm_arguments(policy, here, max_len=100, max_rows=8, cache_gb=gigabytes)
 
 
-class Scripted:
-    """In place of vLLM and of the pipe to the trainer: each step ends the oldest request."""
-
-    def __init__(self) -> None:
-        self.llm_engine, self.waiting, self.messages, self.most = self, list[str](), list[tuple](), 0
-        self.send = self.messages.append
-
-    def add_request(self, name, prompt, params) -> None:
-        self.waiting.append(name)
-        self.most = max(self.most, len(self.waiting))
-
-    def step(self) -> list[SimpleNamespace]:
-        log_probs = SimpleNamespace(logprobs=[0.0])
-        ended = SimpleNamespace(token_ids=[1], logprobs=log_probs, finish_reason="stop", stop_reason=1)
-        return [SimpleNamespace(request_id=self.waiting.pop(0), outputs=[ended])]
-
-
 def test_samples_that_wait_do_not_wait_in_the_engine():
     """Bug: all requests are given to vLLM at once: 10 kB each, 3 GB for 5,000 problems with 64 samples each."""
     pytest.importorskip("vllm")
-    scripted = Scripted()
-    server = Server(scripted)
-    server.llm = scripted
+    waiting, most, connection, engine = [], [], mock.Mock(), mock.Mock()  # each step ends the oldest request
+    engine.add_request = lambda name, prompt, params: waiting.append(name)
+
+    def step():
+        most.append(len(waiting))
+        return [mock.Mock(request_id=waiting.pop(0), outputs=[mock.MagicMock(token_ids=[1])])]
+
+    engine.step = step
+    server = Server(connection)
+    server.llm = mock.Mock(llm_engine=engine)
     server.sample([(i, [5, 6], 7) for i in range(50)], 40, 32, {})
-    assert 32 <= scripted.most <= 64
-    assert [ended[0] for _, _, ended_now in scripted.messages for ended in ended_now] == list(range(2000))
-
-
-# The sending side of the weight transfer, as far as a processor shows it
-
-
-class Told:
-    """In place of vLLM's process: keeps what it is told."""
-
-    def __init__(self, transfer: str) -> None:
-        self.place, self.calls = Place("GPU", 0, transfer=transfer), list[tuple[str, dict]]()
-
-    def send(self, *asked) -> None:
-        *how, name, _, _, arguments = asked
-        assert how == ["ask", "collective_rpc"]
-        self.calls.append((name, arguments))
-
-    def message(self) -> tuple[str, None]:
-        return "done", None
-
-
-def names_and_shapes(weights) -> list[tuple[str, list[int]]]:
-    return [(name, list(weight.shape)) for name, weight in weights]
+    assert 32 <= max(most) <= 64
+    assert [ended[0] for call in connection.send.call_args_list for ended in call.args[0][2]] == list(range(2000))
 
 
 @pytest.mark.long
-def test_nccl_sends_every_weight_in_the_order_that_it_announces(policy, monkeypatch):
-    """Bug: what is sent and what is announced differ in order, so that weights get into each other's places."""
-    nccl_engine = pytest.importorskip("vllm.distributed.weight_transfer.nccl_engine")
-    sent, process = [], Told("nccl")
-    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: info)
-    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **_: sent.extend(iterator))
-    DirectTransfer(process, policy).sender.send_weights()
-    assert names_and_shapes(sent) == names_and_shapes(policy.engine_weights())
-    assert {weight.dtype for _, weight in sent} == {policy.compute_dtype}
-    names = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
-    assert [name for name, _ in process.calls] == names
-    begun = process.calls[0][1]["init_info"]
-    assert (begun["rank_offset"], begun["world_size"]) == (1, 2)  # the trainer is rank 0 of two
-    info = process.calls[2][1]["update_info"]
-    assert list(zip(info["names"], info["shapes"], strict=True)) == names_and_shapes(sent)
+@pytest.mark.parametrize("transfer", ["nccl", "ipc"])
+def test_every_weight_is_sent_in_the_order_that_is_announced_in_parts_that_hold_the_largest(policy, transfer):
+    """Bug: weights get into each other's places, or one that is larger than the buffer cannot be sent."""
+    package = "vllm.distributed.weight_transfer"
+    pytest.importorskip(package)
+    sent, told = [], {}
 
+    def share(iterator, buffer_size_bytes, **_):
+        assert transfer == "nccl" or buffer_size_bytes >= max(weight.nbytes for _, weight in policy.engine_weights())
+        sent.extend(iterator)
+        return []
 
-@pytest.mark.long
-def test_ipc_shares_every_weight_in_parts_that_hold_the_largest(policy, monkeypatch):
-    """Bug: a weight larger than the buffer cannot be sent."""
-    ipc_engine = pytest.importorskip("vllm.distributed.weight_transfer.ipc_engine")
-    from vllm.distributed.weight_transfer.packed_tensor import PackedIpcChunk
-
-    sizes, process = [], Told("ipc")
-
-    def part(iterator, gpu_uuid, post_iter_func, buffer_size_bytes):
-        sizes.append(buffer_size_bytes)
-        for name, weight in iterator:
-            size = post_iter_func((name, weight)).nbytes
-            shape = list(weight.shape)
-            yield PackedIpcChunk([name], [shape], ["float32"], [size], {gpu_uuid: ()})
-
-    monkeypatch.setattr(ipc_engine, "packed_ipc_producer", part)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="a card"))
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    DirectTransfer(process, policy).sender.send_weights()
-    told = [arguments["update_info"] for name, arguments in process.calls if name == "update_weights"]
-    sent = [(info["names"][0], info["shapes"][0]) for info in told]
-    assert sent == names_and_shapes(policy.engine_weights())
-    assert process.calls[0] == ("init_weight_transfer_engine", {"init_info": {"packed": True}})
-    assert sizes[0] >= max(weight.nbytes for _, weight in policy.engine_weights())
+    expected = [(name, tuple(weight.shape)) for name, weight in policy.engine_weights()]
+    with (
+        mock.patch.object(DirectTransfer, "_tell", lambda self, name, **given: told.update({name: given})),
+        mock.patch(f"{package}.nccl_engine.open_trainer_endpoint"),
+        mock.patch(f"{package}.nccl_engine.packed_nccl_broadcast_producer", share),
+        mock.patch(f"{package}.ipc_engine.packed_ipc_producer", share),
+        mock.patch("torch.accelerator.current_device_index", return_value=0),
+        mock.patch("torch.cuda.get_device_properties"),
+        mock.patch("torch.cuda.ipc_collect"),
+    ):
+        DirectTransfer(mock.Mock(place=Place("GPU", 0, transfer=transfer)), policy).sender.send_weights()
+    assert [(name, tuple(weight.shape)) for name, weight in sent] == expected
+    begun = told["init_weight_transfer_engine"]["init_info"]
+    if transfer == "nccl":
+        assert (begun["rank_offset"], begun["world_size"]) == (1, 2)  # the trainer is rank 0 of two
+        info = told["update_weights"]["update_info"]
+        assert [(n, tuple(shape)) for n, shape in zip(info["names"], info["shapes"], strict=True)] == expected
+    assert "finish_weight_update" in told
