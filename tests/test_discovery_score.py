@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rlreason.discovery.inside import Refused
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
-from rlreason.discovery.sandbox import Limits, sandbox_here
+from rlreason.discovery.sandbox import Limits
 from rlreason.discovery.score import problem_named, read_set, score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
@@ -159,19 +159,6 @@ def test_every_program_of_the_ladder_gives_what_it_says(program):
 # `rlreason score`
 
 
-@pytest.fixture(params=["", "unshare", "limits", "limits without Landlock"])
-def limits(request, monkeypatch) -> Limits:
-    """Limits with each of the sandboxes that work here."""
-    sandbox, _, without = request.param.partition(" ")
-    if without:
-        monkeypatch.setattr("rlreason.discovery.sandbox.landlock_version", lambda: 0)
-    try:
-        sandbox_here(sandbox)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    return Limits(memory_mb=400, sandbox=sandbox)
-
-
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     done = rlreason("score", str(EXAMPLES / "roots_220.py"), "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -187,20 +174,6 @@ def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     told = json.loads((tmp_path / "out.json").read_text())
     assert (told["num_points"], told["raw_points"], told["validity"], told["error_kind"]) == (0, 2, 0.0, "too_close")
     assert told["worst_pair"] == {"first": 0, "second": 1, "vectors": [[2, 6] + [0] * 9, [2, 0] + [0] * 9]}
-
-
-def test_a_wrong_word_is_one_line_with_the_cure(tmp_path):
-    (tmp_path / "mine.py").write_bytes(AXES)
-    for names, words in (
-        ("PROGRAM=nowhere.py", ["nowhere.py"]),
-        ("--memory 2X", ["mine.py", "--memory", "2X"]),
-        ("argument --timeout: nan", ["mine.py", "--timeout", "nan"]),
-        ("--problem=kissing", ["mine.py", "--problem", "kissing"]),
-    ):
-        done = rlreason("score", *words, cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"rlreason: {names} ")
-        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.long
@@ -237,26 +210,6 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden
         assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 
 
-def test_a_program_sees_neither_variables_nor_files_of_the_scoring_process(monkeypatch, limits, request, tmp_path):
-    """Without Landlock and a namespace it reads what its user may; the variables are out of reach in every sandbox."""
-    monkeypatch.setenv("OPENAI_API_KEY", "canary-0123456789")
-    key = tmp_path / "key"
-    key.write_text("canary-0123456789" if "without" not in request.node.name else "")
-    thief = (
-        "import glob, os, tempfile, time\nfound, held = b'', bytes(1) * (100 << 20)\n"
-        "assert os.getcwd() == os.environ['HOME'] == tempfile.gettempdir() == os.path.dirname(__file__)\n"
-        "open('own', 'w').write('own')\n"
-        f"for path in [{str(key)!r}, *glob.glob('/proc/*/environ')]:\n"
-        "    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
-        "time.sleep(2)\nraise ValueError(found)\n"  # long enough for many looks at its memory
-    )
-    score = score_program(thief.encode(), KISSING, limits)
-    assert str(score["error"]).startswith('File "program.py", line 11')
-    assert "ValueError" in score["error"]
-    assert "canary" not in str(score)
-    assert 90 < score["peak_memory_mb"] < 200
-
-
 # Problems
 
 
@@ -276,8 +229,10 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(own):
         with pytest.raises(DataError, match=says):
             score_program(AXES, problem_named(str(own)))
     (own / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
-    score = score_program(AXES, problem_named(str(own)), Limits(check_timeout_s=0.5))
+    holds = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES
+    score = score_program(holds, problem_named(str(own)), Limits(check_timeout_s=0.5))
     assert (score["error_kind"], score["validity"]) == ("timeout", 0.0)
+    assert 90 < score["peak_memory_mb"] < 200
 
 
 def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
@@ -296,14 +251,6 @@ def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
 # The channel
 
 
-@given(st.lists(st.lists(st.integers(-(10**19), 10**19), min_size=1, max_size=4), max_size=5), st.binary(max_size=60))
-def test_rows_come_through_the_channel_as_they_were_and_anything_else_is_no_set(rows, data):
-    """Bug: a large integer is rounded, or a program that writes to the channel ends the whole run."""
-    assert read_set(json.dumps({"rows": rows}).encode(), 10, 20) == rows
-    with suppress(Refused):
-        assert isinstance(read_set(data, 10, 20), list)
-
-
 NEARLY = r"""
     [[1]] {"rows":[[1_0]]} {"rows":[[+1]]} {"rows":[[01]]} {"rows":[[1.0]]} {"rows":[[1e3]]} {"rows":[["1"]]}
     {"rows":[[true]]} {"rows":[[NaN]]} {"rows":[[null]]} {"rows":[1]} {"rows":[[\u0661]]} {"rows":[[1]]}{"rows":[[1]]}
@@ -311,9 +258,12 @@ NEARLY = r"""
 """
 
 
-@pytest.mark.parametrize("data", NEARLY.split())
-def test_nearly_rows_are_none(data):
-    """Bug: what only int() takes for integers, or a verdict of the program's own, counts."""
-    with pytest.raises(Refused) as refused:
-        read_set(data.encode(), 10, 20)
-    assert refused.value.args[0] == "channel"
+@given(st.lists(st.lists(st.integers(-(10**19), 10**19), min_size=1, max_size=4), max_size=5), st.binary(max_size=60))
+def test_rows_come_through_the_channel_as_they_were_and_anything_else_is_no_set(rows, data):
+    """Bug: a large integer is rounded, what int() alone takes for one counts, or garbage ends the whole run."""
+    assert read_set(json.dumps({"rows": rows}).encode(), 10, 20) == rows
+    with suppress(Refused):
+        assert isinstance(read_set(data, 10, 20), list)
+    for nearly in NEARLY.split():
+        with pytest.raises(Refused, match="channel"):
+            read_set(nearly.encode(), 10, 20)

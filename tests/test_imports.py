@@ -21,29 +21,22 @@ class Rule(NamedTuple):
 
 #: The layers from the bottom up: a package imports only packages above it in this list.
 RULES = {
-    "errors": Rule(),
-    "types": Rule(),
-    "settings": Rule(),
-    "runtime": Rule(),
+    **dict.fromkeys(("errors", "types", "settings", "runtime"), Rule()),
     "objectives": Rule("torch", "objective rules losses card published"),
     "config": Rule("hydra"),
-    "records": Rule(),
-    "grading": Rule(),
-    "health": Rule(),
+    **dict.fromkeys(("records", "grading", "health"), Rule()),
     "data": Rule("hydra"),
     "model": Rule("torch transformers", "memory plan"),
     "engines": Rule("torch transformers"),
     "evaluation": Rule("torch transformers"),
     "training": Rule("torch transformers hydra", "preflight"),
     "sweeps": Rule("hydra"),
-    "report": Rule(),
-    "discovery": Rule(),
+    **dict.fromkeys(("report", "discovery"), Rule()),
     "courses": Rule("torch transformers"),
     "main": Rule(),
     "cli": Rule("hydra"),
     "api": Rule("hydra"),
-    "__main__": Rule(),
-    "rlreason": Rule(),  # __init__ imports grading and api when they are asked for
+    **dict.fromkeys(("__main__", "rlreason"), Rule()),  # __init__ imports grading and api when they are asked for
 }
 PATHS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -52,7 +45,6 @@ PATHS = {
 
 
 def package_of(module: str) -> str:
-    """Return the line of RULES that holds for a module of rlreason."""
     return module.split(".")[1] if "." in module else module
 
 
@@ -94,13 +86,10 @@ for module in sys.argv[2:]:
 @pytest.mark.parametrize("library", ["torch", "transformers", "hydra"])
 def test_light_modules_load_nothing_heavy(library):
     """Bug: an answer of the command line waits seconds for a library that it does not need."""
-    light = [
-        module
-        for module in PATHS
-        if library not in (rule := RULES[package_of(module)]).loads
-        or (library != "hydra" and module.rpartition(".")[2] in rule.light.split())
-    ]
-    layers = sorted(light, key=lambda module: list(RULES).index(package_of(module)))
-    command = [sys.executable, "-c", WITHOUT, library, *layers]
+    light = []
+    for module in sorted(PATHS, key=lambda module: list(RULES).index(package_of(module))):
+        rule, name = RULES[package_of(module)], module.rpartition(".")[2]
+        light += [module] if library not in rule.loads or (library != "hydra" and name in rule.light.split()) else []
+    command = [sys.executable, "-c", WITHOUT, library, *light]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import venv
 from pathlib import Path
@@ -57,24 +56,11 @@ def files_under(folder: Path) -> set[str]:
 def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(dist) -> None:
     """Bug: a pattern of .gitignore takes a file out of the wheel."""
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert {"conf", "prompts", "multirun_sweeps"} <= set(included)
     for source, target in {"rlreason": "rlreason", "hydra_plugins": "hydra_plugins", **included}.items():
         of_tree, of_wheel = files_under(ROOT / source), files_under(dist / "content" / target)
         assert of_tree, f"{source}/ is empty"
         assert not of_tree - of_wheel, "does a pattern of .gitignore match them? Begin it with a slash"
     assert list((dist / "content/rlreason").rglob("shipped/*.safetensors")), "the shipped start model is missing"
-
-
-def test_the_sdist_holds_what_git_holds(dist) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("no checkout of git")
-    (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
-    assert not tracked - packed, "add them to only-include in pyproject.toml"
-    assert not [name for name in packed if "__pycache__" in name or name.startswith(("runs/", ".venv"))]
 
 
 def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -98,7 +84,6 @@ def test_the_installed_program_runs_from_an_empty_folder_and_every_module_can_be
     assert not {name: why for name, (missing, why) in failed.items() if missing.partition(".")[0] not in OPTIONAL}
     assert run(rlreason_, "--version", cwd=tmp_path).stdout == f"rlreason {rlreason.__version__}\n"
     shown = run(rlreason_, "--help", cwd=tmp_path).stdout
-    assert re.search(r"^loss: .*grpo_clip, ", shown, re.MULTILINE)
     assert re.search(r"^sweep: .*grpo_learning_rate", shown, re.MULTILINE)
     small = ["n_steps=2", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "sampling.max_tokens=16"]
     done = run(rlreason_, *small, "hydra.run.dir=demo", cwd=tmp_path)  # the demo's own model and prompt, both shipped

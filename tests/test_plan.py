@@ -23,11 +23,7 @@ VALUES = ["1e-4", "1e-3", "1e-2"]
 
 
 def design(seeds: int = 4) -> SweepState:
-    runs = [
-        RunState(f"learning_rate={v},seed={s}", [f"learning_rate={v}", f"seed={s}"], {"learning_rate": v}, s)
-        for v in VALUES
-        for s in range(seeds)
-    ]
+    runs = [RunState(f"learning_rate={v},seed={s}", [], {"learning_rate": v}, s) for v in VALUES for s in range(seeds)]
     return SweepState("lr", "", ["learning_rate"], {"learning_rate": "1e-4"}, "waiting", 1, "", runs)
 
 
@@ -58,16 +54,14 @@ def test_a_plan_tells_what_nobody_has_run_yet(lines):
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
 
 
+ONE_FORMULA = "loss=reinforce_with_baseline and loss=grpo_clip and loss=grpo_no_clip are one formula"
+
+
 @pytest.mark.parametrize(
     ("key", "values", "says", "cure"),
     [
         ("prompt.reward", ["r1_zero", "question_only"], "eval.reward=r1_zero", "eval.reward=r1_zero"),
-        (
-            "loss",
-            ["reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline"],
-            "loss=reinforce_with_baseline and loss=grpo_clip and loss=grpo_no_clip are one formula",
-            "off_policy=e1_quarter",
-        ),
+        ("loss", [*ONE_ON_POLICY, "no_baseline"], ONE_FORMULA, "off_policy=e1_quarter"),
     ],
 )
 def test_settings_whose_runs_cannot_be_told_apart_are_said_before_they_run(tmp_path, composed, key, values, says, cure):
@@ -107,8 +101,7 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, lines):
 
 def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
     """Neither model, data nor disk; a start with the same words is refused."""
-    words = ["sweep=grpo_learning_rate", "model=local", "model.path=/nowhere/m", "data=math"]
-    words.append("data.path=/nowhere/d")
+    words = ["sweep=grpo_learning_rate", "model=local", "model.path=/nowhere/m", "data=math", "data.path=/nowhere/d"]
     done = rlreason("-m", *words, "dry=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):

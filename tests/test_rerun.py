@@ -47,7 +47,6 @@ def one_run(*words: str, note=str) -> OneRun:
         (["loss=gspo", "seed=1"], ["n_grpo_steps=40"], {"loss.loss_type": "gspo", "seed": 1, "n_steps": 40}),
         (["logger=wandb"], ["logger=tensorboard"], {"logger.wandb": False, "logger.tensorboard": True}),
         (["eval.data=countdown"], ["eval.data=null"], {"data.name": "stories", "eval.data": None}),
-        (["rollout_batch_size=16"], ["train_batch_size=${rollout_batch_size}"], {"train_batch_size": 16}),
         (["algorithm=sft", "epochs=2", "n_steps=null"], ["epochs=3"], {"epochs": 3, "algorithm": "sft"}),
         (["algorithm=discover"], ["budget.calls=9", "model=mine"], {"budget.calls": 9, "client.model": "mine"}),
     ],

@@ -20,11 +20,10 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.starts import ENV, SMALL, rlreason
+from tests.starts import ENV, SMALL
 from tests.test_output import left_after
 
 CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss: {loss_type: gspo}\nseed: 3\n"
-SLOW = {"torch", "transformers", "hydra", "vllm", "wandb"}
 
 
 def subcommand(*words: object) -> int:
@@ -78,10 +77,10 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
     for words, says in (
         (["inspect", run, "--json", tmp_path], f"--json '{tmp_path}'"),
         (["inspect", run, "--markdown", "/nonexist/a.md"], "--markdown '/nonexist/a.md'"),
-        (["curves", run, "--stp", "3"], "--stp 3"),
         (["doctor", "lr=3"], "did you mean learning_rate?"),
         (["doctor", "algorithm=discover"], "algorithm=discover"),
-        (["doctor", "--patience=none"], "--patience: none must be a number"),
+        (["score", "nowhere.py"], "PROGRAM=nowhere.py"),
+        (["score", __file__, "--memory", "2X"], "--memory 2X"),
         (["plan", "--seeds", "none"], "--seeds: none must be"),
         (["plan", "--minutes", "3"], "add --seeds 4"),
     ):
@@ -120,10 +119,8 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subc
         refuse_wrong_subcommand([word])  # which the settings' own messages are for
 
 
-def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+def test_a_reader_who_leaves_has_an_exit_code_and_loses_no_figures(run, tmp_path):
     """Bug: a broken pipe is a traceback, or loses the figures that were to be written."""
-    done = rlreason("inspct", str(run), "--json", cwd=tmp_path)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     for target in ("-", str(tmp_path / "figures.json")):
         assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json", target) == (141, "")
     assert (tmp_path / "figures.json").exists(), "what was to be written was lost with the reader"
@@ -131,9 +128,8 @@ def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, t
 
 #: What a run by default has no use for, but a few settings do.
 UNUSED = {
-    "IPython", "bitsandbytes", "datasets", "joblib", "latex2sympy2_extended", "math_verify", "matplotlib.pyplot",
-    "pandas", "peft", "pyarrow", "reasoning_gym", "sklearn", "submitit", "tensorboard", "torchvision", "trackio",
-    "vllm", "wandb",
+    "bitsandbytes", "datasets", "joblib", "math_verify", "matplotlib.pyplot", "pandas", "peft", "reasoning_gym",
+    "sklearn", "submitit", "tensorboard", "torchvision", "trackio", "vllm", "wandb",
 }  # fmt: skip
 #: What only a run has a use for, and no question about settings, check of a sweep or sweep itself.
 OF_RUNS = {"accelerate", "matplotlib", "safetensors", "scipy", "sympy", "torch", "transformers"}
@@ -156,10 +152,9 @@ def loaded(place: Path, *words: str, code: int = 0) -> set[str]:
 
 def test_a_run_loads_nothing_that_it_has_no_use_for_and_a_question_or_mistake_no_library_of_runs(run, tmp_path):
     """Bug: an import at the top of a module makes every `--help` and every subcommand wait for torch."""
-    assert not loaded(tmp_path, "inspect", str(run)) & {*SLOW, "matplotlib"}
-    for words in (["--cfg", "job"], ["--version"], ["--help"]):
-        assert not loaded(tmp_path, *words) & (OF_RUNS | UNUSED), words
-    assert not loaded(tmp_path, "std_norm=true", code=2) & (OF_RUNS | UNUSED)
+    assert not loaded(tmp_path, "inspect", str(run)) & {*OF_RUNS, *UNUSED, "hydra"}
+    assert not loaded(tmp_path, "--help") & (OF_RUNS | UNUSED)
+    assert not loaded(tmp_path, "inspct", code=2) & (OF_RUNS | UNUSED)
     modules = loaded(tmp_path, *SMALL, "n_steps=1", "hydra.run.dir=run")
     assert "torch" in modules
     assert not modules & UNUSED

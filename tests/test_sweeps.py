@@ -17,15 +17,7 @@ from rlreason.records.reader import write_status
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
-from rlreason.sweeps.state import (
-    FILE,
-    RunState,
-    SweepState,
-    begun,
-    read_state,
-    refuse_changed,
-    write_state,
-)
+from rlreason.sweeps.state import FILE, RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, settings_table
 from tests.starts import SMALL, rlreason
 from tests.test_signals import Process
