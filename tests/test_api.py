@@ -122,10 +122,8 @@ def test_a_second_run_is_refused_while_one_is_under_way_whose_rows_are_flat(tmp_
         (["seed=0,1"], compose("seed=2"), "several values"),
         (["-m", "seed=0"], None, "-m is a flag of the command line"),
         (["hydra.mode=MULTIRUN"], None, "would change the whole process"),
-        ([3], None, "3 is no override"),
         (["hydra.run.dir=p/../q"], compose("group_size=3"), "group_size"),
         ([], DictConfig({"a": 1}), "no settings"),
-        ([], {"seed": 1}, "type dict"),
     ],
 )
 def test_what_is_no_run_here_is_refused_and_leaves_nothing(words, config, said, tmp_path, monkeypatch):

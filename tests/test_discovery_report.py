@@ -88,14 +88,12 @@ def refine(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
 
 
 def saved(folder: Path, told: Log) -> Path:
-    """A run's folder with such a log."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / NAME).write_text(told.text())
     return folder
 
 
 def report_of(folder: Path, told: Log) -> str:
-    """The text of the report of a run with such a log, written into its folder."""
     return write_report([saved(folder, told)], folder)[0].read_text()
 
 
@@ -129,16 +127,6 @@ def test_the_rank_test_counts_every_split(a, b):
 
 
 # The report of one run
-
-
-def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
-    told = refine(3, [0, 44, None, 438])
-    told.turns[1].calls.insert(0, Call("2.0.0", "http_429"))
-    found = read_log(saved(tmp_path, told))
-    told.folder = tmp_path
-    assert found == told
-    assert found.curve() == ([0, 1, 3, 4, 5], [22, 22, 44, 44, 438])
-    assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
 
 
 def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
@@ -237,15 +225,12 @@ def test_texts_of_others_stay_texts(tmp_path):
 # Seeds
 
 
-def test_a_draw_is_one_call_of_the_bare_first_prompt():
+def test_a_draw_is_one_call_of_the_bare_first_prompt_and_only_those_of_one_kind_are_put_together():
     assert draws_of(log("refine", 0, [turn(1, 44, failed=["http_429", "empty"]), turn(2, 438, "extend")])) == [0, 0, 44]
     many = simple(0, [0, None, 44, 300])
     many.turns[2].sees = ["1.0"]
     many.turns[3].calls.append(Call("x", "interrupted"))
     assert draws_of(many) == [0, 0, 0, 300]
-
-
-def test_only_draws_of_one_kind_are_put_together_and_settings_are_told_apart_by_what_differs():
     logs = [simple(0, [44, 0]), simple(1, [22]), refine(0, [100, 438]), simple(0, [300], model="other")]
     logs.append(simple(2, [200], first_prompt="Another."))
     logs.append(simple(2, [210], settings={**SETTINGS, "temperature": 1.0}))

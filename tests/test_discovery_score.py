@@ -3,13 +3,11 @@
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from itertools import combinations
-from operator import mul
 
 import psutil
 import pytest
@@ -85,9 +83,6 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
         ([[2.0] + [0] * 10], "type", "Row 0"),
         ([*STARTER, [True] * 11], "type", "Row 22"),
         ([*STARTER, STARTER[3], STARTER[0]], "too_close", "0 < maximum squared norm 4"),
-        # What other evaluators credit: squares that are 0 in 64 bits, and one float64.
-        (padded(*([2**32 * k] for k in range(1, 1001))), "too_close", f"distance {2**64}"),
-        (padded([2**53], [2**53 + 1]), "too_close", f"distance 1 < maximum squared norm {(2**53 + 1) ** 2}"),
     ],
 )
 def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
@@ -97,25 +92,6 @@ def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
     assert (result["raw_points"], result["alarm"]) == (len(rows), None)
     assert (result["worst_pair"] is None) == (kind != "too_close")
     assert kind in ("empty", "type", "size") or result["duplicates"] == len(rows) - len({*map(tuple, rows)})
-
-
-def test_the_closest_pair_is_that_of_all_pairs():
-    rng = random.Random(0)
-    verdicts = []
-    for _ in range(300):
-        dimension, reach = rng.randint(1, 4), rng.choice([1, 3, 10, 10**9, 10**30])
-        rows = [[rng.randint(-reach, reach) for _ in range(dimension)] for _ in range(rng.randint(2, 9))]
-        rows = [row for row in rows if any(row)]
-        if len(rows) < 2:
-            continue
-        result = verify(rows, dimension=dimension)
-        distance, first, second = closest_of(rows)
-        assert result["min_squared_distance"] == distance, rows
-        assert result["worst_pair"] == {"first": first, "second": second, "vectors": [rows[first], rows[second]]}
-        largest = max(sum(map(mul, row, row)) for row in rows)
-        assert (result["max_squared_norm"], result["valid"]) == (largest, distance >= largest)
-        verdicts.append(result["valid"])
-    assert 20 < sum(verdicts) < len(verdicts) - 20  # both kinds were among them
 
 
 def test_a_large_set_is_compared_to_its_end_unless_its_first_part_is_too_close():
@@ -177,20 +153,14 @@ def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hidden", [[], ["bwrap"], ["bwrap", "unshare"]], ids=["best", "unshare", "limits"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden):
+def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
     (tmp_path / "mine.py").write_text(
         "import subprocess, time\n"
         f"subprocess.Popen(['{tmp_path}', '600'], executable='/bin/sleep', start_new_session=True)\n"
         "time.sleep(600)\n"
     )
-    for name in ("temporary", "bin"):
-        (tmp_path / name).mkdir()
-    for name in {"bwrap", "unshare", "sh", "mount", "umount", "mkdir", "ln", "cp", "rm"} - {*hidden}:
-        if tool := shutil.which(name):
-            (tmp_path / "bin" / name).symlink_to(tool)
-    env = {"TMPDIR": str(tmp_path / "temporary"), "PATH": str(tmp_path / "bin")}
+    (tmp_path / "temporary").mkdir()
 
     def running() -> list[psutil.Process]:
         found = []
@@ -199,7 +169,7 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden
                 found += [process] if " ".join(process.cmdline()).startswith(f"{tmp_path} ") else []
         return found
 
-    started = Started("score", "mine.py", cwd=tmp_path, **env)
+    started = Started("score", "mine.py", cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
     wait_for(running)
     of_it = running()
     os.kill(int(started.process.pid or 0), number)

@@ -1,13 +1,16 @@
-"""The documents: commands and blocks of the README run, pages are what the code says, every link leads on."""
+"""The documents: commands of the README and the notebook run, pages are what the code says, every link leads on."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from examples.scripted_server import serving
 from rlreason.cli.compose import composed
@@ -117,6 +120,20 @@ def test_the_blocks_of_python_of_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in blocks(README, "python"):
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.long
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLREASON_FIRST_HOUR", "small")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    notebook = nbformat.read(ROOT / "docs/first_hour.ipynb", 4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    folders = {path.parent.name for path in (tmp_path / "first_hour").glob("*/summary.json")}
+    arms = {f"{name}_{seed}" for name in ("reinforce_with_baseline", "no_baseline") for seed in (0, 1)}
+    assert folders == {"demo", "shows_work"} | arms
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
 
 
 def test_the_settings_page_and_the_groups_of_entry_points_are_what_the_code_says_now():

@@ -172,11 +172,10 @@ def names_below(folder: Path) -> set[str]:
 
 def marks() -> list[str]:
     """Files that hostile programs left where others would find them; they are removed, so that each is told once."""
-    folders = {"/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/run/lock", "/etc", "/usr/lib", "/usr/bin"}
-    folders |= {"/usr/local/bin", "/usr/local/lib", "/lib", "/opt", "/srv", "/sys/fs/cgroup", "/etc/cron.d", str(ROOT)}
+    folders = {"/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/run/lock", "/etc", "/usr/bin", str(ROOT)}
+    folders |= {"/usr/local/lib", "/opt", "/sys/fs/cgroup", "/etc/cron.d", os.path.expanduser("~"), os.getcwd()}
     folders |= {*filter(None, sys.path), *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
     folders |= {os.path.dirname(os.__file__) + tail for tail in ("", "/__pycache__", "/json/__pycache__")}
-    folders |= {os.path.expanduser("~"), os.path.expanduser("~/.config"), os.getcwd()}
     found = []
     for folder in sorted(folders):
         with contextlib.suppress(OSError):

