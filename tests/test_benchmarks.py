@@ -1,7 +1,4 @@
-"""The benchmarks' own parts: what makes two sides comparable, how growth is fitted, and that rlreason's side runs.
-
-The comparison with TRL itself, and the minutes of growth's measuring, are for whoever runs the scripts.
-"""
+"""The benchmarks' own parts: what makes two sides comparable; rlreason's side and the checks for a card run."""
 
 import json
 import math

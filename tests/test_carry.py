@@ -158,9 +158,7 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     write_status(stopped, DOMINATED, "it cannot win")
     assert why_dominated(tmp_path / "learning_rate=1e-2,seed=4") == "it cannot win"  # as the seed before it
     assert read_state(tmp_path).stopped_settings == [{"setting": {"learning_rate": "1e-2"}, "reason": "it cannot win"}]
-
-
-def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
+    # two seeds stop nothing, and neither do the last ones
     setting = [(("lr", str(k)),) for k in range(3)]
     right = {key: {seed: np.full(64, 1.0 - 0.5 * k) for seed in range(3)} for k, key in enumerate(setting)}
     assert losers({key: {0: of[0], 1: of[1]} for key, of in right.items()}, setting[0], 3, 4) == {}

@@ -152,10 +152,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
     for text, says in (("a: [b\n", "loss/mine.yaml, line 2"), ("cliprang: 1\n", "cliprang")):  # a broken file is named
         (tmp_path / "loss/mine.yaml").write_text(text)
         assert says in answered_by([*flags, "loss=mine"])
-
-
-def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
-    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep").mkdir()  # whose files may use a handout's names and spellings
     file = tmp_path / "sweep/mine.yaml"
     head = "# @package _global_\nhydra: {sweeper: {params: {"
     file.write_text(f"{head}n_grpo_steps: '1,2', std_norm: 'false', seed: 0}}}}}}\n")

@@ -152,9 +152,6 @@ def test_an_address_a_key_or_a_proxy_that_cannot_be_used_is_one_line_without_the
         assert len(str(told.value).splitlines()) == 1
 
 
-# The program of a reply
-
-
 def fenced(code, info="python", fence="```"):
     """A block of Markdown."""
     return f"{fence}{info}\n{code}{fence}\n"

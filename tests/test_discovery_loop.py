@@ -91,16 +91,6 @@ def calls_in(folder: Path) -> list[dict[str, Any]]:
     return [call for turn in log_in(folder)["turns"] for call in turn["calls"]]
 
 
-def problem_of_even_numbers(folder: Path, prompt: str) -> Path:
-    """A problem of one's own: few even numbers."""
-    folder.mkdir()
-    (folder / "problem.yaml").write_text("title: Even numbers\nunit: numbers\nprompt: ask.txt\noptions: {most: 3}\n")
-    (folder / "ask.txt").write_text(prompt)
-    (folder / "starter.py").write_text("points = [[2]]\n")
-    (folder / "verify.py").write_text(EVEN)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def text_alone(monkeypatch) -> None:
     monkeypatch.setattr("rlreason.discovery.report.draw", lambda *_: None)
@@ -164,7 +154,10 @@ def test_independent_samples_see_the_first_prompt_alone_each_with_a_seed_of_its_
 
 
 def test_a_problem_of_ones_own_is_a_folder_and_is_not_gone_on_with_once_it_has_changed(tmp_path):
-    folder = problem_of_even_numbers(tmp_path / "even", "Give even numbers.\n{starter}")
+    (folder := tmp_path / "even").mkdir()
+    for name, text in {"ask.txt": "Give even numbers.\n{starter}", "starter.py": "", "verify.py": EVEN}.items():
+        (folder / name).write_text(text)
+    (folder / "problem.yaml").write_text("title: Even numbers\nunit: numbers\nprompt: ask.txt\noptions: {most: 3}\n")
     words = (f"problem={folder}", "strategy=refine")
     with serving([program("points = [[2], [4]]"), program("points = [[1]]")]) as server:
         log = run_here(server, tmp_path / "run", *words, "budget.calls=2")
@@ -186,9 +179,6 @@ def test_seeds_and_strategies_are_a_sweep_with_one_report(tmp_path):
     assert rlreason("report", "runs/sweeps/kissing", cwd=tmp_path).returncode == 0
     report = (tmp_path / "runs/sweeps/kissing/report.md").read_text("utf-8")
     assert all(f"| {strategy} | 2 |" in report for strategy in ("simple", "refine"))
-
-
-# Budgets
 
 
 @given(
@@ -266,21 +256,14 @@ def test_settings_that_do_not_go_together_are_refused():
         assert any(says in line for line in DiscoverConfig(strategy="refine", **changed).problems())
 
 
-# What a model is shown
-
-
-def replied(turn, score: int):
-    turn.reply, turn.program = Reply(f"reply worth {score}"), "x"
-    turn.result = {"score": score, "validity": float(score > 0), "raw_points": score}
-    return turn
-
-
 def test_what_a_conversation_shows_is_bounded_and_holds_the_best_and_the_newest():
     for history, scores in itertools.product((0, 1, 3), ([0, 0], [5, 1, 2, 3], [1, 2, 9, 4, 4, 4])):
         talk = Conversation(1, "system", "first")
         for number, score in enumerate(scores, 1):
             _, (turn,) = talk.ask(number, 1, history)
-            talk.exchanges.append((replied(turn, score), "extend", f"after {number}"))
+            turn.reply, turn.program = Reply(f"reply worth {score}"), "x"
+            turn.result = {"score": score, "validity": float(score > 0), "raw_points": score}
+            talk.exchanges.append((turn, "extend", f"after {number}"))
         messages, (turn,) = talk.ask(len(scores) + 1, 1, history)
         assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * len(turn.sees)]
         assert len(turn.sees) <= history + 1
@@ -305,15 +288,12 @@ def test_a_programs_words_cannot_end_the_frame_that_marks_them(tmp_path):
         assert word not in before + after
 
 
-# Kills and resumes
-
 JOURNAL, LOOP, CLIENT = "rlreason.discovery.log", "rlreason.discovery.loop", "rlreason.discovery.client"
 DOCUMENTS = f"{LOOP}:Discovery.write_documents:return:3"
 #: Before and after what is written down, while requests are under way, and while programs run.
 PLACES = (
-    f"{JOURNAL}:Journal.write:call:1", f"{JOURNAL}:Journal.write:return:1", f"{JOURNAL}:Journal.write:return:4",
-    f"{JOURNAL}:Journal.write:call:8", f"{LOOP}:Discovery._answered:call:5", f"{LOOP}:Discovery._answered:return:6",
-    f"{LOOP}:Discovery.write_documents:call:2", DOCUMENTS,
+    f"{JOURNAL}:Journal.write:call:1", f"{JOURNAL}:Journal.write:return:4", f"{LOOP}:Discovery._answered:call:5",
+    f"{LOOP}:Discovery._answered:return:6", f"{LOOP}:Discovery.write_documents:call:2", DOCUMENTS,
     f"{LOOP}:Discovery.conclude:call:1", f"{CLIENT}:read_answer:return:4", f"{CLIENT}:Client.ask:call:3",
     "rlreason.discovery.score:score_program:call:3", "rlreason.records.writer:RunWriter.summary:call:1",
 )  # fmt: skip

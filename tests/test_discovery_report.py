@@ -97,9 +97,6 @@ def report_of(folder: Path, told: Log) -> str:
     return write_report([saved(folder, told)], folder)[0].read_text()
 
 
-# The best of k draws, and the rank test
-
-
 @given(SCORES.flatmap(lambda x: st.tuples(st.just(x), st.integers(1, len(x)))))
 def test_the_best_of_k_is_the_mean_over_all_subsets_and_of_zeros_and_ones_pass_at_k(case):
     scores, k = case
@@ -124,9 +121,6 @@ def test_the_rank_test_counts_every_split(a, b):
     assert rank_sum_p(a, b) == pytest.approx(min(1.0, 2 * min(tails)))
     assert rank_sum_p(a, b) == pytest.approx(rank_sum_p(b, a))
     assert rank_sum_p(a, b) >= smallest_p(len(a), len(b)) - 1e-12
-
-
-# The report of one run
 
 
 def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
@@ -220,9 +214,6 @@ def test_texts_of_others_stay_texts(tmp_path):
             assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
         assert (out / "score.png").stat().st_size > 5000
         assert len(written) < 20_000
-
-
-# Seeds
 
 
 def test_a_draw_is_one_call_of_the_bare_first_prompt_and_only_those_of_one_kind_are_put_together():

@@ -23,25 +23,15 @@ from tests.starts import ROOT, Started, rlreason
 from tests.waiting import MINUTES, wait_for
 
 Rows = list[list[int]]
-EXAMPLES = ROOT / "examples" / "kissing_11"
+EXAMPLES, PROGRAMS = ROOT / "examples" / "kissing_11", ("roots_220", "lexicographic_438", "constant_weight_582")
 AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
 STARTER = [[sign if k == i else 0 for k in range(11)] for i in range(11) for sign in (2, -2)]
 KISSING = problem_named("kissing_11")
-
-# The verifier
 
 
 def padded(*rows: list[int]) -> Rows:
     """The rows with zeros up to dimension 11."""
     return [row + [0] * (11 - len(row)) for row in rows]
-
-
-def closest_of(rows: Rows) -> tuple[int, int, int]:
-    """The smallest squared distance, with the pair whose second and then first row comes first: by differences."""
-    distances = [(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)), j, i)
-                 for (i, a), (j, b) in combinations(enumerate(rows), 2)]  # fmt: skip
-    distance, second, first = min(distances)
-    return distance, first, second
 
 
 def test_a_valid_set_scores_its_points_and_one_above_the_proved_bound_is_an_alarm():
@@ -110,29 +100,16 @@ def test_a_large_set_is_compared_to_its_end_unless_its_first_part_is_too_close()
     assert (late["error_kind"], late["worst_pair"]["first"], late["worst_pair"]["second"]) == ("too_close", 0, 1104)
 
 
-LADDER = {
-    KISSING.folder / "starter.py": 22,
-    EXAMPLES / "roots_220.py": 220,
-    EXAMPLES / "lexicographic_438.py": 438,
-    EXAMPLES / "constant_weight_582.py": 582,
-    EXAMPLES / "numeric_600.py": 600,
-}
-
-
-@pytest.mark.parametrize(
-    "program", [pytest.param(path, marks=[pytest.mark.long] if "numeric" in path.name else []) for path in LADDER]
-)
-def test_every_program_of_the_ladder_gives_what_it_says(program):
+@pytest.mark.parametrize("name", [*PROGRAMS, pytest.param("numeric_600", marks=pytest.mark.long)])
+def test_every_program_of_the_ladder_gives_what_it_says(name):
     load = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['run_code']()))"
-    command = [sys.executable, "-I", "-B", "-c", load, str(program)]
+    command = [sys.executable, "-I", "-B", "-c", load, str(EXAMPLES / f"{name}.py")]
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert {type(x) for row in rows for x in row} == {int}
     result = verify(rows)
-    assert (result["score"], result["error"], result["duplicates"]) == (LADDER[program], None, 0)
-    assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0  # once more, in another way
-
-
-# `rlreason score`
+    assert (result["score"], result["error"], result["duplicates"]) == (int(name[-3:]), None, 0)
+    closest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for a, b in combinations(rows, 2))
+    assert closest >= max(sum(x * x for x in row) for row in rows) > 0  # once more, in another way
 
 
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
@@ -180,32 +157,20 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
         assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 
 
-# Problems
-
-
-@pytest.fixture
-def own(tmp_path):
-    """A problem of one's own, as far as it needs files."""
-    (tmp_path / "problem.yaml").write_text("title: Broken\nprompt: ask.txt\n")
+def test_a_verifier_that_fails_is_the_problems_fault_and_one_that_is_not_sound_is_named_with_its_file(tmp_path):
+    (own := tmp_path / "problem.yaml").write_text("title: Broken\nprompt: ask.txt\n")
     for name in ("ask.txt", "verify.py"):
         (tmp_path / name).touch()
     (tmp_path / "starter.py").write_bytes(AXES)
-    return tmp_path
-
-
-def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(own):
     for verifier, says in (("def verify(rows): return 1", "gave no score"), ("1 / 0", "ZeroDivisionError")):
-        (own / "verify.py").write_text(verifier)
+        (tmp_path / "verify.py").write_text(verifier)
         with pytest.raises(DataError, match=says):
-            score_program(AXES, problem_named(str(own)))
-    (own / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
+            score_program(AXES, problem_named(str(tmp_path)))
+    (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
     holds = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES
-    score = score_program(holds, problem_named(str(own)), Limits(check_timeout_s=0.5))
+    score = score_program(holds, problem_named(str(tmp_path)), Limits(check_timeout_s=0.5))
     assert (score["error_kind"], score["validity"]) == ("timeout", 0.0)
     assert 90 < score["peak_memory_mb"] < 200
-
-
-def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
     for text, says in (
         ("title: x", "prompt"),
         ("title: x\nprompt: none.txt", "none.txt"),
@@ -213,12 +178,9 @@ def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
         ("title: x\nprompt: ask.txt\nrecord: [{score: many}]", "score"),
         ("title: [", "cannot be used"),
     ):
-        (own / "problem.yaml").write_text(text)
+        own.write_text(text)
         with pytest.raises(ConfigError, match=says):
-            problem_named(str(own))
-
-
-# The channel
+            problem_named(str(tmp_path))
 
 
 NEARLY = r"""

@@ -64,9 +64,6 @@ def named(figures: list[Figure], name: str) -> Figure:
     return next(figure for figure in figures if figure.name == name)
 
 
-# ---- curves and pictures ----
-
-
 def test_bands():
     """Bug: a run that stopped moves the mean behind its end, or values are extrapolated."""
 
@@ -160,9 +157,6 @@ def test_page_data():
         assert (curve["x"]["step"][-1], curve["x"]["time"][-1]) == (3000, 100)  # minutes
         run.series = {"eval/accuracy": series_of(X, X / 10, tokens=0.0)}
     assert axes_of(figures_of(study)) == ["step", "time", "updates"]  # without what does not move
-
-
-# ---- the page ----
 
 
 def test_policy(page: str):

@@ -65,9 +65,6 @@ def test_the_reference(rates: Path, tmp_path: Path):
     assert (len(twice.problems), "seed 0" in twice.problems[0]) == (8, True)
 
 
-# ---- sections ----
-
-
 def study(chances: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Study:
     made = answered(**{name: {seed: answers(seed, chance) for seed in seeds} for name, chance in chances.items()})
     for run in made.runs:

@@ -95,8 +95,8 @@ def test_divergence(lost: int):
     assert f"A itself diverged in {lost} of 4 " in verdict_of(answered(A=right, R=seeds(0.5))).sentence
 
 
-def test_unfinished_runs():
-    """Bug: a run that broke off enters a comparison unsaid."""
+def test_unfinished_runs_and_other_problems():
+    """Bug: a run that broke off enters a comparison unsaid, or answers to other problems with equal ids do."""
     study = answered(R=seeds(0.5), A=seeds(0.7))
     run = study.settings[1].runs[2]
     for status, says in (
@@ -109,10 +109,6 @@ def test_unfinished_runs():
         run.status, run.totals = status, {"step": 17.0}
         run.final = {} if "not enter" in says else run.final
         assert f"Seed 2 of A {says}" in verdict_of(study).sentence
-
-
-def test_not_compared():
-    """Bug: answers to other problems are compared because their ids are equal."""
     study = answered(R=seeds(0.5), A=seeds(0.7))
     for run in study.settings[1].runs:
         run.final = {name: replace(p, question="Why?") for name, p in run.final.items()}
@@ -159,8 +155,6 @@ def test_copies():
     run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, np.nextafter(6.0, 7.0)]))}
     assert "bit for bit" not in verdict_of(study).sentence
 
-
-# ---- calibration ----
 
 CELLS = list(itertools.product((2, 3, 4, 8), ((0.03, 0.03), (0.02, 0.05))))  # seeds, and spreads equal or unequal
 

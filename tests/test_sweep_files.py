@@ -163,9 +163,6 @@ def test_a_file_of_ones_own_works_the_same_and_a_wrong_block_is_answered_in_one_
     assert "n_steps" in mistake(*own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))
 
 
-# What one sweep hands to the next
-
-
 def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():
     given = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
     run = designed("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3", carried=given).runs[0]

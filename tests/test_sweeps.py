@@ -26,10 +26,8 @@ from tests.waiting import wait_for
 
 JOBLIB, SUBMITIT = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
-SUMMARY = {
-    "status": "finished", "reason": "", "accuracy_interval": [0.4, 0.6], "accuracy_before": 0.25, "length": 12.0,
-    "eval_problems": 64, "protocol": {"hash": "ab"}, "seconds": 9.0,
-}  # fmt: skip
+SUMMARY = {"status": "finished", "reason": "", "accuracy_interval": [0.4, 0.6], "accuracy_before": 0.25, "length": 12.0}
+SUMMARY |= {"eval_problems": 64, "protocol": {"hash": "ab"}, "seconds": 9.0}
 
 
 def design(*rates: str, seeds: int = 2) -> SweepState:
@@ -104,9 +102,6 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     with run_lock(place, print), pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG)
     assert holder(place) is None
-
-
-# Launchers and GPUs
 
 
 def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = None, absent=None) -> Jobs:
@@ -195,8 +190,6 @@ def test_a_launcher_that_gives_up_is_a_failure(tmp_path):
     wrong = rlreason(*words, cwd=tmp_path, PATH="/usr/bin:/bin")  # where there is no Slurm
     assert (wrong.returncode, "submitit_slurm gave up" in wrong.stdout, "Traceback" in wrong.stderr) == (1, True, False)
 
-
-# A sweep that is killed or stopped: its command finishes it, with the same figures
 
 #: The shipped start model, so that there are right answers, on batches as small as can be.
 SIX_RUNS = [
