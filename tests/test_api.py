@@ -55,14 +55,9 @@ def state() -> list[object]:
     ]
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory) -> Run:
-    """A run of this process."""
-    return tiny(tmp_path_factory.mktemp("done") / "run", "seed=3", "eval_every=1")
-
-
 @pytest.mark.long
-def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, monkeypatch, capfd):
+def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, monkeypatch, capfd):
+    done = tiny(tmp_path / "done", "seed=3", "eval_every=1")
     monkeypatch.setenv("FOLDER_TO_BREAK", str(tmp_path / "failing"))
     monkeypatch.setattr(BaseContainer, "_resolvers", dict(BaseContainer._resolvers))
     OmegaConf.register_new_resolver("div", lambda a, b: "theirs", replace=True)
@@ -99,7 +94,7 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_run_is_refused_while_one_is_under_way(tmp_path):
+def test_a_second_run_is_refused_while_one_is_under_way_whose_rows_are_flat(tmp_path):
     """It would change threads, gradients and Hydra under the first one."""
     refused = []
 
@@ -109,21 +104,26 @@ def test_a_second_run_is_refused_while_one_is_under_way(tmp_path):
         refused.append(caught)
         return -advantages * policy_log_probs
 
-    assert train(*TINY, f"hydra.run.dir={tmp_path / 'first'}", loss=loss, quiet=True).status == "finished"
-    assert refused
+    run = train(*TINY, "eval_every=1", f"hydra.run.dir={tmp_path / 'first'}", loss=loss, quiet=True)
+    assert (run.status, len(run.metrics), bool(refused)) == ("finished", 5, True)
+    assert [row["step"] for row in run.evaluations] == [0, 1, 2]
+    steps = {("evaluation", 0): 8, ("evaluation", 1): 8, ("evaluation", 2): 8, ("training", 1): 8, ("training", 2): 8}
+    assert Counter((row["kind"], row["step"]) for row in run.responses) == steps
+    assert not any(isinstance(value, dict) for row in run.responses for value in row.values())
+    assert load_run(str(run.folder)).accuracy == run.accuracy == run.evaluations[-1]["final/accuracy"]
+    for nothing in (tmp_path, tmp_path / "nowhere", 3):
+        with pytest.raises(ConfigError, match=r"is no folder|no config\.yaml"):
+            load_run(nothing)
 
 
 @pytest.mark.parametrize(
     ("words", "config", "said"),
     [
-        (["sweep=grpo_learning_rate"], None, "a grid of runs"),
         (["seed=0,1"], compose("seed=2"), "several values"),
         (["-m", "seed=0"], None, "-m is a flag of the command line"),
         (["hydra.mode=MULTIRUN"], None, "would change the whole process"),
-        ([3], None, "3 is no override"),
         (["hydra.run.dir=p/../q"], compose("group_size=3"), "group_size"),
         ([], DictConfig({"a": 1}), "no settings"),
-        ([], {"seed": 1}, "type dict"),
     ],
 )
 def test_what_is_no_run_here_is_refused_and_leaves_nothing(words, config, said, tmp_path, monkeypatch):
@@ -146,19 +146,6 @@ def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
     assert [row["response"] for row in measured.responses] == texts
     with pytest.raises(ConfigError, match="no saved model"):
         evaluate(measured)
-
-
-def test_the_rows_of_a_run_are_flat(tmp_path, done):
-    run = done
-    assert [row["step"] for row in run.evaluations] == [0, 1, 2]
-    assert len(run.metrics) == 5
-    steps = {("evaluation", 0): 8, ("evaluation", 1): 8, ("evaluation", 2): 8, ("training", 1): 8, ("training", 2): 8}
-    assert Counter((row["kind"], row["step"]) for row in run.responses) == steps
-    assert not any(isinstance(value, dict) for row in run.responses for value in row.values())
-    assert load_run(str(run.folder)).accuracy == run.accuracy == run.evaluations[-1]["final/accuracy"]
-    for nothing in (tmp_path, tmp_path / "nowhere", 3):
-        with pytest.raises(ConfigError, match=r"is no folder|no config\.yaml"):
-            load_run(nothing)
 
 
 @pytest.mark.long

@@ -1,7 +1,4 @@
-"""The benchmarks' own parts: what makes two sides comparable, how growth is fitted, and that rlreason's side runs.
-
-The comparison with TRL itself, and the minutes of growth's measuring, are for whoever runs the scripts.
-"""
+"""The benchmarks' own parts: what makes two sides comparable; rlreason's side and the checks for a card run."""
 
 import json
 import math
@@ -14,8 +11,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -24,24 +19,10 @@ import grpo_vs_trl  # noqa: E402
 import sft_vs_trl  # noqa: E402
 from against_trl import Step, digest, gsm8k, save_small, summed_up, table  # noqa: E402
 from gpu_check import CHECKS  # noqa: E402
-from growth import generate, update  # noqa: E402
-from growth_report import Axis, Point, draw, fitted  # noqa: E402
-from growth_report import table as growth_table  # noqa: E402
 
 from rlreason.data.tasks import make_stories  # noqa: E402
 
 STEP = Step(2.0, 100.0, 1000, "ab", -2.0, 1.5, 0.3)
-TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=9)
-
-
-@given(st.lists(st.tuples(TOKENS, TOKENS), min_size=2, max_size=6), st.randoms())
-def test_a_digest_knows_every_token_and_no_order(pairs, random):
-    mixed = list(pairs)
-    random.shuffle(mixed)
-    assert digest(mixed) == digest(pairs)
-    (prompt, response), *rest = pairs
-    assert digest([(prompt, [*response, 1]), *rest]) != digest(pairs)
-    assert digest([([*prompt, *response[:1]], response[1:]), *rest]) != digest(pairs)
 
 
 def test_ratios_are_those_of_pairs_without_the_first():
@@ -54,25 +35,6 @@ def test_ratios_are_those_of_pairs_without_the_first():
         row = summed_up([STEP] * 3, [replace(STEP, **changed)] * 3, same_ids, True)
         assert (row["valid"], bool(row["wrong"])) == (False, True), "other work is no result"
     assert summed_up([STEP] * 3, [replace(STEP, digest="cd")] * 3, False, True)["valid"]
-
-
-@given(st.floats(0, 10), st.floats(0.01, 10), st.floats(0.5, 2.2))
-def test_the_growth_that_made_the_costs_is_found(fixed, slope, exponent):
-    sizes = [1, 4, 16, 64, 256]
-    growth = fitted(sizes, [fixed + slope * n**exponent for n in sizes])
-    assert math.isclose(growth.exponent, exponent, abs_tol=0.02)
-    assert growth.fixed >= 0 <= growth.slope
-    assert math.isclose(fitted([1, 2, 4], [3.0, 3.0, 3.0]).at(2), 3.0, rel_tol=0.01)
-
-
-def test_growth_is_measured_told_and_drawn(tmp_path):
-    axis = Axis("length", "tokens", "sampling", (1, 2, 4, 8), "attention looks back")
-    points = {"length": [Point(n, n**1.5, 10.0 * n) for n in axis.sizes]}
-    assert "| length | 1-8 tokens | sampling | 1-23 |" in growth_table([axis, axis._replace(name="none")], points)
-    draw([axis], points, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 1000
-    update(prompts=1, group=2, length=4, times=2)()
-    assert [len(r.token_ids) for r in generate(3)()] == [3] * 16
 
 
 @pytest.mark.long

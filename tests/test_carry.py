@@ -1,7 +1,6 @@
 """What a finished sweep hands on to the next one, and which settings of a running one are stopped."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ def test_the_winner_of_a_sweep_is_carried_and_stands_in_its_table(tmp_path, caps
     assert (found.means["learning_rate=1e-3"] > 0.7, found.difference.low > 0.2) == (True, True)
     assert found.difference.problems + found.apart.problems == 200  # the halves share no problem
     assert "1e-3 is better than 1e-4 by" in found.sentence
-    assert "model=tiny data=stories_long" in found.sentence
-    assert json.loads(json.dumps(asdict(found)))["difference"]["seeds"] == 4
     assert len(print_table(tmp_path).runs) == 12
     words = {tuple(line.split()[:2]): line.split() for line in capsys.readouterr().out.splitlines() if line}
     mean, low, _, high, word = words["1e-3", "4"][2:7]
@@ -147,7 +144,11 @@ def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_anoth
 
 
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
-    state = rates(tmp_path, seeds=range(5))
+    """Bug: where two problems ask the same, a setting that diverged has another number of questions, and it ends."""
+    state = rates(tmp_path, lambda v, s: None if (v, s) == ("1e-2", 2) else by_chance(v, s), seeds=range(5))
+    one, other = [text for k in range(20) if half_of(text := f"What is {k} + 1?") == CHOOSING][:2]
+    for path in tmp_path.glob("*/evals/*.jsonl"):
+        path.write_text(path.read_text().replace(f'"{other}"', f'"{one}"'))
     for run in state.runs[3:5] + state.runs[8:10] + state.runs[13:15]:  # three seeds of each have ended
         (tmp_path / run.name / "summary.json").unlink()
     why = {value: why_dominated(tmp_path / f"learning_rate={value},seed=3") for value in CHANCE}
@@ -157,19 +158,7 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     write_status(stopped, DOMINATED, "it cannot win")
     assert why_dominated(tmp_path / "learning_rate=1e-2,seed=4") == "it cannot win"  # as the seed before it
     assert read_state(tmp_path).stopped_settings == [{"setting": {"learning_rate": "1e-2"}, "reason": "it cannot win"}]
-
-
-def test_a_setting_that_diverged_is_compared_on_the_same_questions(tmp_path):
-    """Bug: where two problems ask the same, a setting without answers has another number of questions, and it ends."""
-    rates(tmp_path, lambda value, seed: None if value == "1e-2" else by_chance(value, seed))
-    one, other = [text for k in range(20) if half_of(text := f"What is {k} + 1?") == CHOOSING][:2]
-    for path in tmp_path.glob("*/evals/*.jsonl"):
-        path.write_text(path.read_text().replace(f'"{other}"', f'"{one}"'))
-    (tmp_path / "learning_rate=1e-2,seed=3/summary.json").unlink()
-    assert "worse than" in why_dominated(tmp_path / "learning_rate=1e-2,seed=3")
-
-
-def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
+    # two seeds stop nothing, and neither do the last ones
     setting = [(("lr", str(k)),) for k in range(3)]
     right = {key: {seed: np.full(64, 1.0 - 0.5 * k) for seed in range(3)} for k, key in enumerate(setting)}
     assert losers({key: {0: of[0], 1: of[1]} for key, of in right.items()}, setting[0], 3, 4) == {}

@@ -3,13 +3,11 @@
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from itertools import combinations
-from operator import mul
 
 import psutil
 import pytest
@@ -18,32 +16,22 @@ from hypothesis import strategies as st
 
 from rlreason.discovery.inside import Refused
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
-from rlreason.discovery.sandbox import Limits, sandbox_here
+from rlreason.discovery.sandbox import Limits
 from rlreason.discovery.score import problem_named, read_set, score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
 from tests.waiting import MINUTES, wait_for
 
 Rows = list[list[int]]
-EXAMPLES = ROOT / "examples" / "kissing_11"
+EXAMPLES, PROGRAMS = ROOT / "examples" / "kissing_11", ("roots_220", "lexicographic_438", "constant_weight_582")
 AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
 STARTER = [[sign if k == i else 0 for k in range(11)] for i in range(11) for sign in (2, -2)]
 KISSING = problem_named("kissing_11")
-
-# The verifier
 
 
 def padded(*rows: list[int]) -> Rows:
     """The rows with zeros up to dimension 11."""
     return [row + [0] * (11 - len(row)) for row in rows]
-
-
-def closest_of(rows: Rows) -> tuple[int, int, int]:
-    """The smallest squared distance, with the pair whose second and then first row comes first: by differences."""
-    distances = [(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)), j, i)
-                 for (i, a), (j, b) in combinations(enumerate(rows), 2)]  # fmt: skip
-    distance, second, first = min(distances)
-    return distance, first, second
 
 
 def test_a_valid_set_scores_its_points_and_one_above_the_proved_bound_is_an_alarm():
@@ -85,9 +73,6 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
         ([[2.0] + [0] * 10], "type", "Row 0"),
         ([*STARTER, [True] * 11], "type", "Row 22"),
         ([*STARTER, STARTER[3], STARTER[0]], "too_close", "0 < maximum squared norm 4"),
-        # What other evaluators credit: squares that are 0 in 64 bits, and one float64.
-        (padded(*([2**32 * k] for k in range(1, 1001))), "too_close", f"distance {2**64}"),
-        (padded([2**53], [2**53 + 1]), "too_close", f"distance 1 < maximum squared norm {(2**53 + 1) ** 2}"),
     ],
 )
 def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
@@ -97,25 +82,6 @@ def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
     assert (result["raw_points"], result["alarm"]) == (len(rows), None)
     assert (result["worst_pair"] is None) == (kind != "too_close")
     assert kind in ("empty", "type", "size") or result["duplicates"] == len(rows) - len({*map(tuple, rows)})
-
-
-def test_the_closest_pair_is_that_of_all_pairs():
-    rng = random.Random(0)
-    verdicts = []
-    for _ in range(300):
-        dimension, reach = rng.randint(1, 4), rng.choice([1, 3, 10, 10**9, 10**30])
-        rows = [[rng.randint(-reach, reach) for _ in range(dimension)] for _ in range(rng.randint(2, 9))]
-        rows = [row for row in rows if any(row)]
-        if len(rows) < 2:
-            continue
-        result = verify(rows, dimension=dimension)
-        distance, first, second = closest_of(rows)
-        assert result["min_squared_distance"] == distance, rows
-        assert result["worst_pair"] == {"first": first, "second": second, "vectors": [rows[first], rows[second]]}
-        largest = max(sum(map(mul, row, row)) for row in rows)
-        assert (result["max_squared_norm"], result["valid"]) == (largest, distance >= largest)
-        verdicts.append(result["valid"])
-    assert 20 < sum(verdicts) < len(verdicts) - 20  # both kinds were among them
 
 
 def test_a_large_set_is_compared_to_its_end_unless_its_first_part_is_too_close():
@@ -134,42 +100,16 @@ def test_a_large_set_is_compared_to_its_end_unless_its_first_part_is_too_close()
     assert (late["error_kind"], late["worst_pair"]["first"], late["worst_pair"]["second"]) == ("too_close", 0, 1104)
 
 
-LADDER = {
-    KISSING.folder / "starter.py": 22,
-    EXAMPLES / "roots_220.py": 220,
-    EXAMPLES / "lexicographic_438.py": 438,
-    EXAMPLES / "constant_weight_582.py": 582,
-    EXAMPLES / "numeric_600.py": 600,
-}
-
-
-@pytest.mark.parametrize(
-    "program", [pytest.param(path, marks=[pytest.mark.long] if "numeric" in path.name else []) for path in LADDER]
-)
-def test_every_program_of_the_ladder_gives_what_it_says(program):
+@pytest.mark.parametrize("name", [*PROGRAMS, pytest.param("numeric_600", marks=pytest.mark.long)])
+def test_every_program_of_the_ladder_gives_what_it_says(name):
     load = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['run_code']()))"
-    command = [sys.executable, "-I", "-B", "-c", load, str(program)]
+    command = [sys.executable, "-I", "-B", "-c", load, str(EXAMPLES / f"{name}.py")]
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert {type(x) for row in rows for x in row} == {int}
     result = verify(rows)
-    assert (result["score"], result["error"], result["duplicates"]) == (LADDER[program], None, 0)
-    assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0  # once more, in another way
-
-
-# `rlreason score`
-
-
-@pytest.fixture(params=["", "unshare", "limits", "limits without Landlock"])
-def limits(request, monkeypatch) -> Limits:
-    """Limits with each of the sandboxes that work here."""
-    sandbox, _, without = request.param.partition(" ")
-    if without:
-        monkeypatch.setattr("rlreason.discovery.sandbox.landlock_version", lambda: 0)
-    try:
-        sandbox_here(sandbox)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    return Limits(memory_mb=400, sandbox=sandbox)
+    assert (result["score"], result["error"], result["duplicates"]) == (int(name[-3:]), None, 0)
+    closest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for a, b in combinations(rows, 2))
+    assert closest >= max(sum(x * x for x in row) for row in rows) > 0  # once more, in another way
 
 
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
@@ -189,35 +129,15 @@ def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     assert told["worst_pair"] == {"first": 0, "second": 1, "vectors": [[2, 6] + [0] * 9, [2, 0] + [0] * 9]}
 
 
-def test_a_wrong_word_is_one_line_with_the_cure(tmp_path):
-    (tmp_path / "mine.py").write_bytes(AXES)
-    for names, words in (
-        ("PROGRAM=nowhere.py", ["nowhere.py"]),
-        ("--memory 2X", ["mine.py", "--memory", "2X"]),
-        ("argument --timeout: nan", ["mine.py", "--timeout", "nan"]),
-        ("--problem=kissing", ["mine.py", "--problem", "kissing"]),
-    ):
-        done = rlreason("score", *words, cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"rlreason: {names} ")
-        assert len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("hidden", [[], ["bwrap"], ["bwrap", "unshare"]], ids=["best", "unshare", "limits"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden):
+def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
     (tmp_path / "mine.py").write_text(
         "import subprocess, time\n"
         f"subprocess.Popen(['{tmp_path}', '600'], executable='/bin/sleep', start_new_session=True)\n"
         "time.sleep(600)\n"
     )
-    for name in ("temporary", "bin"):
-        (tmp_path / name).mkdir()
-    for name in {"bwrap", "unshare", "sh", "mount", "umount", "mkdir", "ln", "cp", "rm"} - {*hidden}:
-        if tool := shutil.which(name):
-            (tmp_path / "bin" / name).symlink_to(tool)
-    env = {"TMPDIR": str(tmp_path / "temporary"), "PATH": str(tmp_path / "bin")}
+    (tmp_path / "temporary").mkdir()
 
     def running() -> list[psutil.Process]:
         found = []
@@ -226,7 +146,7 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden
                 found += [process] if " ".join(process.cmdline()).startswith(f"{tmp_path} ") else []
         return found
 
-    started = Started("score", "mine.py", cwd=tmp_path, **env)
+    started = Started("score", "mine.py", cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
     wait_for(running)
     of_it = running()
     os.kill(int(started.process.pid or 0), number)
@@ -237,50 +157,20 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden
         assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 
 
-def test_a_program_sees_neither_variables_nor_files_of_the_scoring_process(monkeypatch, limits, request, tmp_path):
-    """Without Landlock and a namespace it reads what its user may; the variables are out of reach in every sandbox."""
-    monkeypatch.setenv("OPENAI_API_KEY", "canary-0123456789")
-    key = tmp_path / "key"
-    key.write_text("canary-0123456789" if "without" not in request.node.name else "")
-    thief = (
-        "import glob, os, tempfile, time\nfound, held = b'', bytes(1) * (100 << 20)\n"
-        "assert os.getcwd() == os.environ['HOME'] == tempfile.gettempdir() == os.path.dirname(__file__)\n"
-        "open('own', 'w').write('own')\n"
-        f"for path in [{str(key)!r}, *glob.glob('/proc/*/environ')]:\n"
-        "    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
-        "time.sleep(2)\nraise ValueError(found)\n"  # long enough for many looks at its memory
-    )
-    score = score_program(thief.encode(), KISSING, limits)
-    assert str(score["error"]).startswith('File "program.py", line 11')
-    assert "ValueError" in score["error"]
-    assert "canary" not in str(score)
-    assert 90 < score["peak_memory_mb"] < 200
-
-
-# Problems
-
-
-@pytest.fixture
-def own(tmp_path):
-    """A problem of one's own, as far as it needs files."""
-    (tmp_path / "problem.yaml").write_text("title: Broken\nprompt: ask.txt\n")
+def test_a_verifier_that_fails_is_the_problems_fault_and_one_that_is_not_sound_is_named_with_its_file(tmp_path):
+    (own := tmp_path / "problem.yaml").write_text("title: Broken\nprompt: ask.txt\n")
     for name in ("ask.txt", "verify.py"):
         (tmp_path / name).touch()
     (tmp_path / "starter.py").write_bytes(AXES)
-    return tmp_path
-
-
-def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(own):
     for verifier, says in (("def verify(rows): return 1", "gave no score"), ("1 / 0", "ZeroDivisionError")):
-        (own / "verify.py").write_text(verifier)
+        (tmp_path / "verify.py").write_text(verifier)
         with pytest.raises(DataError, match=says):
-            score_program(AXES, problem_named(str(own)))
-    (own / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
-    score = score_program(AXES, problem_named(str(own)), Limits(check_timeout_s=0.5))
+            score_program(AXES, problem_named(str(tmp_path)))
+    (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
+    holds = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES
+    score = score_program(holds, problem_named(str(tmp_path)), Limits(check_timeout_s=0.5))
     assert (score["error_kind"], score["validity"]) == ("timeout", 0.0)
-
-
-def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
+    assert 90 < score["peak_memory_mb"] < 200
     for text, says in (
         ("title: x", "prompt"),
         ("title: x\nprompt: none.txt", "none.txt"),
@@ -288,20 +178,9 @@ def test_a_problem_that_is_not_sound_is_named_with_its_file(own):
         ("title: x\nprompt: ask.txt\nrecord: [{score: many}]", "score"),
         ("title: [", "cannot be used"),
     ):
-        (own / "problem.yaml").write_text(text)
+        own.write_text(text)
         with pytest.raises(ConfigError, match=says):
-            problem_named(str(own))
-
-
-# The channel
-
-
-@given(st.lists(st.lists(st.integers(-(10**19), 10**19), min_size=1, max_size=4), max_size=5), st.binary(max_size=60))
-def test_rows_come_through_the_channel_as_they_were_and_anything_else_is_no_set(rows, data):
-    """Bug: a large integer is rounded, or a program that writes to the channel ends the whole run."""
-    assert read_set(json.dumps({"rows": rows}).encode(), 10, 20) == rows
-    with suppress(Refused):
-        assert isinstance(read_set(data, 10, 20), list)
+            problem_named(str(tmp_path))
 
 
 NEARLY = r"""
@@ -311,9 +190,12 @@ NEARLY = r"""
 """
 
 
-@pytest.mark.parametrize("data", NEARLY.split())
-def test_nearly_rows_are_none(data):
-    """Bug: what only int() takes for integers, or a verdict of the program's own, counts."""
-    with pytest.raises(Refused) as refused:
-        read_set(data.encode(), 10, 20)
-    assert refused.value.args[0] == "channel"
+@given(st.lists(st.lists(st.integers(-(10**19), 10**19), min_size=1, max_size=4), max_size=5), st.binary(max_size=60))
+def test_rows_come_through_the_channel_as_they_were_and_anything_else_is_no_set(rows, data):
+    """Bug: a large integer is rounded, what int() alone takes for one counts, or garbage ends the whole run."""
+    assert read_set(json.dumps({"rows": rows}).encode(), 10, 20) == rows
+    with suppress(Refused):
+        assert isinstance(read_set(data, 10, 20), list)
+    for nearly in NEARLY.split():
+        with pytest.raises(Refused, match="channel"):
+            read_set(nearly.encode(), 10, 20)

@@ -1,13 +1,16 @@
-"""The documents: commands and blocks of the README run, pages are what the code says, every link leads on."""
+"""The documents: commands of the README and the notebook run, pages are what the code says, every link leads on."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from examples.scripted_server import serving
 from rlreason.cli.compose import composed
@@ -25,8 +28,6 @@ from tools.settings_page import page
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 NONE_WHOLE = ("architecture.md", "completion.md")  # one names a subcommand, one shows what Tab completes
-SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
-LINKED = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
@@ -59,14 +60,15 @@ PAGES_RUN = (README, PAGES["models.md"], PAGES["evaluate.md"], PAGES["resume.md"
 COMMANDS = [words for page in PAGES_RUN for words in calls(page) if not any(word.startswith("gpus=") for word in words)]
 
 
-def test_every_command_of_the_readme_and_one_of_each_page_composes(tmp_path, monkeypatch):
+def test_every_command_of_the_readme_and_the_assignments_and_one_of_each_page_composes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
     for name in ("RUN", "SWEEP"):
         (tmp_path / name).mkdir()
     assert len(COMMANDS) > 30
     pages = [calls(PAGES[name]) for name in PAGES if name not in NONE_WHOLE]
-    for words in [*COMMANDS, *(max(found[:3], key=len) for found in pages if found)]:
+    course = [words for words in calls(PAGES["assignments.md"]) if len(words) > 1]  # else it is a name
+    for words in [*COMMANDS, *course, *(max(found[:3], key=len) for found in pages if found)]:
         check(words)
 
 
@@ -121,16 +123,24 @@ def test_the_blocks_of_python_of_the_readme_run(tmp_path, monkeypatch):
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-def test_the_settings_page_and_the_groups_of_entry_points_are_what_the_code_says_now():
-    assert page() == SETTINGS, "docs/settings.md is not what the code says now: type `make docs`"
-    (text,) = [block for text in PAGES.values() for block in blocks(text, "toml")]
-    assert set(tomllib.loads(text)["project"]["entry-points"]) == set(GROUPS.values())
+@pytest.mark.long
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLREASON_FIRST_HOUR", "small")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    notebook = nbformat.read(ROOT / "docs/first_hour.ipynb", 4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    folders = {path.parent.name for path in (tmp_path / "first_hour").glob("*/summary.json")}
+    arms = {f"{name}_{seed}" for name in ("reinforce_with_baseline", "no_baseline") for seed in (0, 1)}
+    assert folders == {"demo", "shows_work"} | arms
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
 
 
-def test_every_link_leads_to_a_file_and_a_heading_and_the_index_names_every_page():
-    """Bug: a link of a page is dead, or a page is found by nobody."""
+def test_every_link_leads_on_the_index_names_every_page_and_settings_and_entry_points_are_those_of_the_code():
+    """Bug: a link of a page is dead, a page is found by nobody, or says what the code said once."""
     found = dict[Path, set[str]]()
-    for source in LINKED:
+    for source in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         text = re.sub(r"```.*?```|`[^`\n]*`", "", source.read_text("utf-8"), flags=re.DOTALL)
         found[source] = {link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)}
         for link in found[source]:
@@ -143,12 +153,6 @@ def test_every_link_leads_to_a_file_and_a_heading_and_the_index_names_every_page
                 assert heading in anchors, f"{source.name}: {link} has no such heading"
     pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb")} - {"README.md"}
     assert pages <= found[ROOT / "docs/README.md"]
-
-
-def test_a_run_leaves_what_is_shown(finished_run):
-    texts = [block for text in (README, *PAGES.values()) for block in blocks(text, "")]
-    shown = next(text for text in texts if text.startswith("runs/grpo/")).partition("\n")[2]
-    names = set(re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown))
-    of_some = {"log.txt", "own_functions.txt", "changes.patch", "stacks.txt"}  # "if there are any"
-    assert len(names) > 8
-    assert {name for name in names if not (finished_run.folder / name).exists()} <= of_some
+    assert page() == PAGES["settings.md"], "docs/settings.md is not what the code says now: type `make docs`"
+    (text,) = [block for text in PAGES.values() for block in blocks(text, "toml")]
+    assert set(tomllib.loads(text)["project"]["entry-points"]) == set(GROUPS.values())

@@ -85,20 +85,12 @@ def shipped() -> Iterator[Hostile]:
 #: Programs whose sources no text file holds: broken, in other encodings, too long, too deep.
 GENERATED = [
     Hostile("source_empty", b"", "no_points"),
-    Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
     Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
     Hostile("source_not_utf8", b"name = 'caf\xe9 \xff\xfe'\n" + HONEST, "exception or program"),
-    Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
-    Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
-    Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
-    Hostile("source_utf_16", HONEST.decode().encode("utf-16"), "exception or program"),
     Hostile("source_byte_order_mark", b"\xef\xbb\xbf" + HONEST, "valid 22"),
     Hostile("source_other_ends_of_lines", ROWS.replace(b"\n", b"\r\n"), "valid 22"),
-    Hostile("source_old_ends_of_lines", ROWS.replace(b"\n", b"\r"), "valid 22"),
     Hostile("source_of_five_megabytes", HONEST + b"#" * 5 * 2**20, "program or valid 22 or size"),
     Hostile("source_deep_brackets", b"points = " + b"(" * 50_000 + b")" * 50_000, "exception or exit or memory"),
-    Hostile("source_deep_signs", b"points = " + b"-" * 400_000 + b"1", "exception or exit or memory or type"),
-    Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
     Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
     Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
     Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
@@ -180,11 +172,10 @@ def names_below(folder: Path) -> set[str]:
 
 def marks() -> list[str]:
     """Files that hostile programs left where others would find them; they are removed, so that each is told once."""
-    folders = {"/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/run/lock", "/etc", "/usr/lib", "/usr/bin"}
-    folders |= {"/usr/local/bin", "/usr/local/lib", "/lib", "/opt", "/srv", "/sys/fs/cgroup", "/etc/cron.d", str(ROOT)}
+    folders = {"/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/run/lock", "/etc", "/usr/bin", str(ROOT)}
+    folders |= {"/usr/local/lib", "/opt", "/sys/fs/cgroup", "/etc/cron.d", os.path.expanduser("~"), os.getcwd()}
     folders |= {*filter(None, sys.path), *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
     folders |= {os.path.dirname(os.__file__) + tail for tail in ("", "/__pycache__", "/json/__pycache__")}
-    folders |= {os.path.expanduser("~"), os.path.expanduser("~/.config"), os.getcwd()}
     found = []
     for folder in sorted(folders):
         with contextlib.suppress(OSError):

@@ -1,13 +1,11 @@
-"""What a newcomer gets: all of the package, in an sdist and a wheel that an index takes; pins that it can live with."""
+"""What a newcomer gets: all of the package, in a wheel that is built from the sdist and can be installed."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import venv
 from pathlib import Path
@@ -19,22 +17,6 @@ import rlreason
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sysconfig.get_paths()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-
-
-#: Packages that a module may need at import time although no installation of rlreason has to bring them.
-OPTIONAL = {"vllm", "datasets", "peft", "bitsandbytes", "flash_attn", "reasoning_gym"}
-#: vLLM counts as absent: it takes longer to import than everything else, and the engine's own tests import it.
-IMPORT_ALL = """
-import importlib, json, pkgutil, rlreason, sys
-sys.modules["vllm"] = None
-failed = {}
-for module in pkgutil.walk_packages(rlreason.__path__, "rlreason."):
-    try:
-        importlib.import_module(module.name)
-    except Exception as error:
-        failed[module.name] = [getattr(error, "name", None) or "", f"{type(error).__name__}: {error}"]
-print(json.dumps([rlreason.__file__, failed]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +39,11 @@ def files_under(folder: Path) -> set[str]:
 def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(dist) -> None:
     """Bug: a pattern of .gitignore takes a file out of the wheel."""
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert {"conf", "prompts", "multirun_sweeps"} <= set(included)
     for source, target in {"rlreason": "rlreason", "hydra_plugins": "hydra_plugins", **included}.items():
         of_tree, of_wheel = files_under(ROOT / source), files_under(dist / "content" / target)
         assert of_tree, f"{source}/ is empty"
         assert not of_tree - of_wheel, "does a pattern of .gitignore match them? Begin it with a slash"
     assert list((dist / "content/rlreason").rglob("shipped/*.safetensors")), "the shipped start model is missing"
-
-
-def test_the_sdist_holds_what_git_holds(dist) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("no checkout of git")
-    (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
-    assert not tracked - packed, "add them to only-include in pyproject.toml"
-    assert not [name for name in packed if "__pycache__" in name or name.startswith(("runs/", ".venv"))]
 
 
 def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -84,7 +53,7 @@ def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_the_installed_program_runs_from_an_empty_folder_and_every_module_can_be_imported(dist, tmp_path) -> None:
+def test_the_installed_program_runs_from_an_empty_folder(dist, tmp_path) -> None:
     """Bug: what pip installs from the wheel lacks a file or a package. The libraries are those of the tests."""
     place, (wheel,) = tmp_path / "env", dist.glob("*.whl")
     venv.create(place)
@@ -93,12 +62,10 @@ def test_the_installed_program_runs_from_an_empty_folder_and_every_module_can_be
     subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
     (site,) = place.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text("".join(f"{path}\n" for path in {PATHS["purelib"], PATHS["platlib"]}))
-    file, failed = json.loads(run(python, "-c", IMPORT_ALL, cwd=tmp_path).stdout.splitlines()[-1])
-    assert file.startswith(str(place))
-    assert not {name: why for name, (missing, why) in failed.items() if missing.partition(".")[0] not in OPTIONAL}
+    said = run(python, "-c", "import rlreason; print(rlreason.__file__)", cwd=tmp_path).stdout
+    assert said.startswith(str(place))
     assert run(rlreason_, "--version", cwd=tmp_path).stdout == f"rlreason {rlreason.__version__}\n"
     shown = run(rlreason_, "--help", cwd=tmp_path).stdout
-    assert re.search(r"^loss: .*grpo_clip, ", shown, re.MULTILINE)
     assert re.search(r"^sweep: .*grpo_learning_rate", shown, re.MULTILINE)
     small = ["n_steps=2", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "sampling.max_tokens=16"]
     done = run(rlreason_, *small, "hydra.run.dir=demo", cwd=tmp_path)  # the demo's own model and prompt, both shipped

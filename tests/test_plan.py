@@ -1,17 +1,13 @@
 """What a sweep says before its first run, and `rlreason plan`."""
 
 import dataclasses
-import inspect
 import json
-import re
 from typing import Any
 
 import pytest
-import torch
 
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.objectives.losses import LOSSES
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text
@@ -23,11 +19,7 @@ VALUES = ["1e-4", "1e-3", "1e-2"]
 
 
 def design(seeds: int = 4) -> SweepState:
-    runs = [
-        RunState(f"learning_rate={v},seed={s}", [f"learning_rate={v}", f"seed={s}"], {"learning_rate": v}, s)
-        for v in VALUES
-        for s in range(seeds)
-    ]
+    runs = [RunState(f"learning_rate={v},seed={s}", [], {"learning_rate": v}, s) for v in VALUES for s in range(seeds)]
     return SweepState("lr", "", ["learning_rate"], {"learning_rate": "1e-4"}, "waiting", 1, "", runs)
 
 
@@ -47,27 +39,22 @@ def test_a_plan_tells_what_nobody_has_run_yet(lines):
     said = lines(design())
     assert said["runs"].startswith("12, of 3 settings and seeds 0, 1, 2, 3; 0 ")
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
-    assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert re.match(r"at most about [\d.]+ MiB when all have ended: [\d.]+ MiB a run$", said["disk"])
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "by Holm over 2 comparisons" in said["can show"]
     assert "two seeds" in lines(design(seeds=2))["can show"]
-    assert "one seed" in lines(design(seeds=1))["can show"]
     alone = dataclasses.replace(design(), runs=design().runs[:4])
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
+
+
+ONE_FORMULA = "loss=reinforce_with_baseline and loss=grpo_clip and loss=grpo_no_clip are one formula"
 
 
 @pytest.mark.parametrize(
     ("key", "values", "says", "cure"),
     [
         ("prompt.reward", ["r1_zero", "question_only"], "eval.reward=r1_zero", "eval.reward=r1_zero"),
-        (
-            "loss",
-            ["reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline"],
-            "loss=reinforce_with_baseline and loss=grpo_clip and loss=grpo_no_clip are one formula",
-            "off_policy=e1_quarter",
-        ),
+        ("loss", [*ONE_ON_POLICY, "no_baseline"], ONE_FORMULA, "off_policy=e1_quarter"),
     ],
 )
 def test_settings_whose_runs_cannot_be_told_apart_are_said_before_they_run(tmp_path, composed, key, values, says, cure):
@@ -77,18 +64,6 @@ def test_settings_whose_runs_cannot_be_told_apart_are_said_before_they_run(tmp_p
         configs = {run.name: typed(composed(f"{key}={run.setting[key]}", *words)) for run in runs}
         text = plan_text(SweepState("x", "", [key], None, "waiting", 1, "", runs), tmp_path, configs, Jobs())
         assert (says in text) is is_said
-
-
-@pytest.mark.parametrize("loss", ONE_ON_POLICY)
-def test_the_losses_that_are_called_one_on_policy_have_one_gradient(loss):
-    at = torch.linspace(-3, -0.1, 8, dtype=torch.float64).reshape(2, 4).requires_grad_()
-    advantages = torch.tensor([[1.5], [-0.5]], dtype=torch.float64)
-    taken = inspect.signature(LOSSES[loss].function).parameters
-    given = {"old_log_probs": at.detach(), "response_mask": torch.ones(2, 4, dtype=torch.bool)}
-    given |= {"cliprange_low": 0.2, "cliprange_high": 0.2}
-    told = LOSSES[loss].function(advantages, at, **{key: given[key] for key in given.keys() & taken.keys()})
-    (told[0] if isinstance(told, tuple) else told).sum().backward()
-    assert torch.equal(at.grad, -advantages.expand(2, 4))
 
 
 def test_finished_runs_tell_time_disk_and_spread(tmp_path, lines):
@@ -107,8 +82,7 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, lines):
 
 def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
     """Neither model, data nor disk; a start with the same words is refused."""
-    words = ["sweep=grpo_learning_rate", "model=local", "model.path=/nowhere/m", "data=math"]
-    words.append("data.path=/nowhere/d")
+    words = ["sweep=grpo_learning_rate", "model=local", "model.path=/nowhere/m", "data=math", "data.path=/nowhere/d"]
     done = rlreason("-m", *words, "dry=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):

@@ -1,11 +1,9 @@
 """The write-up of an assignment: what is done, what was found, and what is said where nothing has been run."""
 
-import gzip
 import html
 import json
 import os
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from rlreason.report.read import read_study
 from rlreason.report.study import Setting
 from rlreason.sweeps.state import read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep
-from tools.keep_write_up import keep
 
 ROOT = Path(__file__).parents[1]
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
@@ -119,7 +116,7 @@ def test_the_document(runs: Path, tmp_path: Path):
     assert not set(re.findall(r'(?:fill|stroke)="(#\w{6})"', page)) & set(LIGHT.values())  # they follow the page's
 
 
-@pytest.mark.parametrize("config", [CONFIG, MATH, CONFIG.replace("n_steps: 40", "n_steps: 200")])
+@pytest.mark.parametrize("config", [CONFIG, MATH])
 def test_the_nearest_sweep_answers(config: str, tmp_path: Path):
     """Bug: a rehearsal hides the handout's own runs, or a sweep is known by its folder's name."""
     newer, mine = rates(tmp_path / "a"), rates(tmp_path / "b", config=config)
@@ -138,7 +135,6 @@ GRPO = {"algorithm": "grpo", "rollout_batch_size": 16}
 OTHERS = [
     ("zero_shot", {}, {"prompt__name": "question_only"}, "prompt.name=question_only"),
     ("zero_shot", {}, {"data__name": "gsm8k"}, "data is gsm8k"),
-    ("zero_shot", {}, {"model__name": "olmo2_1b"}, "model is olmo2_1b"),
     ("zero_shot", {}, {"model__path": "mine/model"}, "was trained before"),
     ("zero_shot", {"data_sizes": {"validation": 5000}}, {}, "40 of 5000"),
     ("zero_shot", {}, {}, ""),
@@ -218,17 +214,3 @@ def test_courses(tmp_path: Path):
         assert {one["state"] for one in answer.figures["questions"]} <= {NOT_YET, IN_WORDS}
     with pytest.raises(ConfigError, match="is no folder"):
         write_up("cs336_2025", tmp_path / "nowhere", tmp_path, Console())
-
-
-def test_what_is_kept(runs: Path, tmp_path: Path):
-    """Bug: the same runs are packed to other bytes."""
-    for name in ("a", "b"):
-        assert keep("cs336_2025", runs, tmp_path / name) == []
-    mine, again = (tmp_path / name / "metrics/grpo_learning_rate.tar.gz" for name in ("a", "b"))
-    assert mine.read_bytes() == again.read_bytes()
-    with gzip.open(mine) as packed, tarfile.open(fileobj=packed) as tar:
-        names = tar.getnames()
-        rows = [json.loads(line) for line in tar.extractfile(names[0])]
-    assert (len(names), len(rows), rows[0]["train/grad_norm"]) == (16, 11, 0.1235)
-    kept = (ROOT / "docs/rehearsal").rglob("*")
-    assert sum(path.stat().st_size for path in kept if path.is_file()) < 5e6

@@ -41,12 +41,9 @@ def test_page_and_markdown(report, whole, tmp_path):
     assert list((folder / "report_files").glob("*.svg"))
     figures = json.loads(report(folder, "--json")[1])
     assert ([one["verdict"] for one in figures["verdicts"]], figures["problems"]) == (["better"], [])
-    for words, says in (
-        ([whole / "lr=1,seed=0", "--figures", tmp_path / "new/figures"], "One setting, 1 run"),
-        ([whole / "lr=1,seed=0", whole / "lr=2,seed=0"], "One seed on a side"),
-    ):
-        code, said, error = report(*words, "--out", tmp_path / "out")
-        assert (code, error, says in said) == (0, "", True), words
+    more = ("--figures", tmp_path / "new/figures", "--out", tmp_path / "out")
+    code, said, error = report(whole / "lr=1,seed=0", *more)
+    assert (code, error, "One setting, 1 run" in said) == (0, "", True)
     assert (tmp_path / "new/figures/eval_accuracy.pdf").exists()
 
 

@@ -18,7 +18,6 @@ from rlreason.report.content import SIGNS, Figure, Series, Table, fenced, plain_
 from rlreason.report.documents import (
     FILES,
     RUNTIME,
-    as_json,
     axes_of,
     compiled,
     data_of,
@@ -33,7 +32,6 @@ from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
 from rlreason.runtime.statistics import mean_interval
 
 X = np.arange(5.0)
-TWELVE = [f"s{k}" for k in range(12)]
 
 
 class Reader(HTMLParser):
@@ -66,15 +64,12 @@ def named(figures: list[Figure], name: str) -> Figure:
     return next(figure for figure in figures if figure.name == name)
 
 
-def mean(*curves: tuple[np.ndarray, np.ndarray], axis: str = "step", **options: bool) -> Series | None:
-    return mean_of([Series({axis: x}, y) for x, y in curves], axis, **options)
-
-
-# ---- curves and pictures ----
-
-
 def test_bands():
     """Bug: a run that stopped moves the mean behind its end, or values are extrapolated."""
+
+    def mean(*curves: tuple[np.ndarray, np.ndarray], axis: str = "step", **options: bool) -> Series | None:
+        return mean_of([Series({axis: x}, y) for x, y in curves], axis, **options)
+
     band = mean(*((X, np.full(5, value)) for value in (0.3, 0.5, 0.4)))
     for got, wanted in zip((band.y, *band.band), mean_interval([0.3, 0.5, 0.4]), strict=True):
         assert np.allclose(got, wanted)
@@ -84,10 +79,7 @@ def test_bands():
     assert (share.band[0].min(), share.band[1].max()) == (0.0, 1.0)
     log = mean((X, np.full(5, 0.01)), (X, np.full(5, 1.0)), log=True)
     assert np.allclose(log.band[0], log.y / 3)  # above zero
-    whole, stopped = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.9, 0.9, 0.9])
-    band = mean((X, whole), (X[:3], stopped))
-    assert band.x["step"].tolist() == [0, 1, 2]  # not 4: behind step 2 there would be one seed
-    assert np.allclose(band.y, (whole[:3] + stopped) / 2)
+    assert mean((X, X), (X[:3], X[:3])).x["step"].tolist() == [0, 1, 2]  # not 4: behind step 2 there would be one seed
     fast, slow = np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])
     band = mean((fast, fast * 0.1), (slow, slow * 0.1), axis="tokens")
     assert (band.x["tokens"][0], band.x["tokens"][-1]) == (2.0, 3.0)
@@ -167,9 +159,6 @@ def test_page_data():
     assert axes_of(figures_of(study)) == ["step", "time", "updates"]  # without what does not move
 
 
-# ---- the page ----
-
-
 def test_policy(page: str):
     """Bug: the page loads or runs something that is not its own."""
     found = Reader(page)
@@ -197,9 +186,6 @@ def test_hostile_texts():
     text = "".join(found.texts)
     assert (text.count("<script>alert(1)</script>") >= 15, "⟨U+202E⟩⟨U+001B⟩[2J" in text) == (True, True)
     assert not re.search("[\u202e\u2028\x1b]", page)
-    data = {"a": "</script><!-- & \u2028"}
-    assert not re.search("[<>&\u2028]", as_json(data))
-    assert json.loads(as_json(data)) == data
 
 
 def test_parts_of_the_page(page: str):
@@ -218,21 +204,17 @@ def test_parts_of_the_page(page: str):
         wanted = {of["name"] for of in figure["spec"]["data"] if not of["name"].startswith(("source_", "data_"))}
         assert wanted <= {*figure["rows"], *(("means", "seeds", "marks", "stops") if figure["curves"] else ())}, name
     buttons = [a for a in found.all("button") if "data-setting" in a]
-    pressed = [(a["data-setting"], a["aria-pressed"], a["type"]) for a in buttons]
-    assert pressed == [(number, "true", "button") for number in "012"] * 2
+    assert [(a["data-setting"], a["aria-pressed"]) for a in buttons] == [(number, "true") for number in "012"] * 2
     assert all(SIGNS[verdict.word] in page and verdict.sentence in page for verdict in REPORT.verdicts)
-    for tag, role in (("table", "table"), ("tr", "row"), ("td", "cell"), ("thead", "rowgroup"), ("tbody", "rowgroup")):
-        assert {attributes.get("role") for attributes in found.all(tag)} == {role}  # on phones they are no tables else
-    assert all(attributes.get("data-label") is not None for attributes in found.all("td"))
 
 
 def test_many_settings():
     """Bug: more settings than colours share one, or lose their verdicts."""
-    study = study_of(TWELVE, seeds=2, steps=20)
+    study = study_of([f"s{k}" for k in range(12)], seeds=2, steps=20)
     for run in study.runs:
         run.series = {"eval/accuracy": run.series["eval/accuracy"]}
     report = report_of(study)
-    assert report.legend == ["s0", *TWELVE[5:]]  # the reference; differences grow with the place
+    assert report.legend == ["s0", *(f"s{k}" for k in range(5, 12))]  # the reference; differences grow with the place
     rows = rows_of(report.figures[0], report.legend)
     assert {row["setting"] for row in rows["means"]} == {row["setting"] for row in rows["seeds"]} == set(report.legend)
     assert standalone(report.forest, report.legend).count("var(--rest)") >= 4  # which has all settings
@@ -240,10 +222,6 @@ def test_many_settings():
     assert len([a for a in Reader(page).all("button") if "data-setting" in a]) == 8
     assert "<summary>4 other settings</summary>" in page
     assert all(verdict.sentence in page for verdict in report.verdicts)
-    for name in ("figures", "tables", "cases", "details", "problems", "verdicts", "facts", "warnings"):
-        setattr(report, name, [])
-    report.forest = None
-    assert report.question in page_of(report)  # nothing is a page too
 
 
 def test_the_runtime():
@@ -251,9 +229,6 @@ def test_the_runtime():
     versions, code = json.loads((RUNTIME.parent / "versions.json").read_text()), RUNTIME.read_bytes()
     assert versions["packages"]["vega"] == pytest.importorskip("vl_convert").get_vega_version()
     assert hashlib.sha256(code).hexdigest() == versions["sha256"]
-    assert not re.search(rb"</script|<!--", code, re.IGNORECASE)
-    licences = (RUNTIME.parent / "LICENSES.txt").read_text()
-    assert all(f"{name} {version} (" in licences for name, version in versions["packages"].items())
 
 
 def test_markdown(tmp_path: Path):
@@ -272,6 +247,5 @@ def test_markdown(tmp_path: Path):
         ElementTree.parse(tmp_path / name)
     outside = re.sub(r"^<picture[^\n]*|^(`{3,})text$.*?^\1$", "", written, flags=re.M | re.S)
     assert not re.search(r"^`{3,}|<(script|img src=x)|(?<!\\)\]\(http", outside, re.M)
-    assert "\u202e" not in written
     assert fenced("``````") == ["```````text", "``````", "```````"]
     assert [text("# a\nb"), text("1. no list")] == ["\\# a b", "1\\. no list"]

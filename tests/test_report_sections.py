@@ -48,7 +48,6 @@ def test_settings_of_loose_runs(tmp_path: Path):
     assert list(seen(read_study(twice))) == ["monday/run", "tuesday/run"]
     base = {"seed": 0, "model.path": "a", "save_model": True, "hydra.run.dir": "x"}  # what changes no figure
     assert differing_keys([base, base | {"seed": 1, "save_model": False, "hydra.run.dir": "y"}]) == []
-    assert differing_keys([base, base | {"model.path": "b"}, {"seed": 3}]) == ["model.path"]
 
 
 def test_the_reference(rates: Path, tmp_path: Path):
@@ -64,9 +63,6 @@ def test_the_reference(rates: Path, tmp_path: Path):
     twice = read_study([tmp_path / "t", tmp_path / "t"])
     assert (seen(twice), twice.reference.label) == ({"1": ALL, "2": ALL}, "1")
     assert (len(twice.problems), "seed 0" in twice.problems[0]) == (8, True)
-
-
-# ---- sections ----
 
 
 def study(chances: dict[str, float], seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Study:

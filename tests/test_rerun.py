@@ -47,7 +47,6 @@ def one_run(*words: str, note=str) -> OneRun:
         (["loss=gspo", "seed=1"], ["n_grpo_steps=40"], {"loss.loss_type": "gspo", "seed": 1, "n_steps": 40}),
         (["logger=wandb"], ["logger=tensorboard"], {"logger.wandb": False, "logger.tensorboard": True}),
         (["eval.data=countdown"], ["eval.data=null"], {"data.name": "stories", "eval.data": None}),
-        (["rollout_batch_size=16"], ["train_batch_size=${rollout_batch_size}"], {"train_batch_size": 16}),
         (["algorithm=sft", "epochs=2", "n_steps=null"], ["epochs=3"], {"epochs": 3, "algorithm": "sft"}),
         (["algorithm=discover"], ["budget.calls=9", "model=mine"], {"budget.calls": 9, "client.model": "mine"}),
     ],
@@ -63,12 +62,9 @@ def test_what_cannot_resume_or_run_again_is_one_line_and_leaves_no_folder(left, 
     left()
     left(folder="runs/b")
     for given, says in (
-        (["resume="], "resume= names no run"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
         (["resume=runs"], "resume=runs is a sweep with 2 runs"),
         (["resume=runs/a", "hydra.run.dir=x"], "leave hydra.run.dir=x out"),
-        (["resume=runs/a", "n_stps=3"], "did you mean n_steps?"),
-        (["resume=runs/a", "logger=wnadb"], "wandb?"),
         (["resume=runs/a", "objective=dapo"], "more than one setting"),
         (["resume=runs/a", "group_size=7"], "group_size=7"),
     ):
@@ -124,20 +120,13 @@ def test_a_rerun_comes_out_equal_and_says_so_and_a_finished_run_goes_on_in_its_o
 
 
 def test_the_first_difference_is_named_and_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):
-    rows = [{"a": 1.0, "time/total": 1.0}, {"a": 2.0, "grading/ms_p99": 3.0}]
-    cases = {
-        "later": ([rows[0] | {"time/total": 2.0}, rows[1]], "metrics are equal (2)"),
-        "other": ([rows[0], {"a": 3.0}], "metrics differ: row 2's a was 2.0 then, 3.0 now"),
-        "more": ([*rows, {"a": 1.0}], "metrics differ: row 3's a was None then, 1.0 now"),
-        "none": ([], "metrics: one of the two has none"),
-    }
-    for name, (of_run, _) in (cases | {"first": (rows, "")}).items():
+    for name in ("first", "later", "other"):
         place = tmp_path / left(folder=name)
-        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_run))
+        rows = [{"a": 1.0, "time/total": float(name == "later")}, {"a": 2.0 + (name == "other")}]
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for inner in ("rollouts/step_00001.jsonl", "model/model.safetensors"):
             (place / inner).parent.mkdir()
             (place / inner).write_text(f"{name == 'other'}\n")
-    for name, (_, text) in cases.items():
+    for name, says in (("later", "are equal (2)"), ("other", "differ: row 2's a was 2.0 then, 3.0 now")):
         equal, texts = compared(RunFolder(tmp_path / "first"), RunFolder(tmp_path / name))
-        assert texts[0] == text
-        assert name not in ("later", "other") or list(equal.values()) == [name == "later"] * 3
+        assert (texts[0], list(equal.values())) == (f"metrics {says}", [name == "later"] * 3)

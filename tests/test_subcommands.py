@@ -20,11 +20,10 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.starts import ENV, SMALL, rlreason
+from tests.starts import ENV, SMALL
 from tests.test_output import left_after
 
 CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss: {loss_type: gspo}\nseed: 3\n"
-SLOW = {"torch", "transformers", "hydra", "vllm", "wandb"}
 
 
 def subcommand(*words: object) -> int:
@@ -59,7 +58,6 @@ def test_the_json_of_a_subcommand_holds_what_it_prints_or_is_not_written(run, tm
     assert subcommand("inspect", run, "--json", target) == 0
     said, before = capsys.readouterr().out, target.read_text()
     assert "2 responses: 1 correct, 1 format1_wrong" in said
-    assert said.endswith(f"figures: {target}\n")
     assert subcommand("inspect", run, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures == json.loads(before)
@@ -73,15 +71,18 @@ def test_the_json_of_a_subcommand_holds_what_it_prints_or_is_not_written(run, tm
 
 
 def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monkeypatch, capfd):
-    """Bug: a wrong word is answered by a traceback, or by minutes of work whose result has no place to go."""
+    """Bug: a wrong word or folder is answered by a traceback, or by minutes of work whose result has no place to go."""
     monkeypatch.chdir(tmp_path)
     for words, says in (
         (["inspect", run, "--json", tmp_path], f"--json '{tmp_path}'"),
         (["inspect", run, "--markdown", "/nonexist/a.md"], "--markdown '/nonexist/a.md'"),
-        (["curves", run, "--stp", "3"], "--stp 3"),
+        (["inspect", run.parent], str(run.parent)),
+        (["inspect", tmp_path / "nowhere", "--gradients"], str(tmp_path / "nowhere")),
+        (["inspect", run / "metrics.jsonl", "--regrade"], "metrics.jsonl"),
         (["doctor", "lr=3"], "did you mean learning_rate?"),
         (["doctor", "algorithm=discover"], "algorithm=discover"),
-        (["doctor", "--patience=none"], "--patience: none must be a number"),
+        (["score", "nowhere.py"], "PROGRAM=nowhere.py"),
+        (["score", __file__, "--memory", "2X"], "--memory 2X"),
         (["plan", "--seeds", "none"], "--seeds: none must be"),
         (["plan", "--minutes", "3"], "add --seeds 4"),
     ):
@@ -89,16 +90,6 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
         said = capfd.readouterr()
         assert says in said.err
         assert (said.out, len(said.err.splitlines())) == ("", 1)
-
-
-def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(run, tmp_path, capsys):
-    """Bug: a sweep's folder, a file or nothing at all is read as a run, or ends in a traceback."""
-    for options in ((), ("--regrade",), ("--gradients",)):
-        for folder in (tmp_path / "nowhere", run.parent, run / "metrics.jsonl"):
-            assert subcommand("inspect", folder, *options) == 2
-            said = capsys.readouterr()
-            assert (said.out, len(said.err.splitlines())) == ("", 1)
-            assert str(folder) in said.err
 
 
 def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subcommand(capsys):
@@ -120,10 +111,8 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subc
         refuse_wrong_subcommand([word])  # which the settings' own messages are for
 
 
-def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+def test_a_reader_who_leaves_has_an_exit_code_and_loses_no_figures(run, tmp_path):
     """Bug: a broken pipe is a traceback, or loses the figures that were to be written."""
-    done = rlreason("inspct", str(run), "--json", cwd=tmp_path)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     for target in ("-", str(tmp_path / "figures.json")):
         assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json", target) == (141, "")
     assert (tmp_path / "figures.json").exists(), "what was to be written was lost with the reader"
@@ -131,9 +120,8 @@ def test_a_wrong_subcommand_and_a_reader_who_leaves_have_their_exit_codes(run, t
 
 #: What a run by default has no use for, but a few settings do.
 UNUSED = {
-    "IPython", "bitsandbytes", "datasets", "joblib", "latex2sympy2_extended", "math_verify", "matplotlib.pyplot",
-    "pandas", "peft", "pyarrow", "reasoning_gym", "sklearn", "submitit", "tensorboard", "torchvision", "trackio",
-    "vllm", "wandb",
+    "bitsandbytes", "datasets", "joblib", "math_verify", "matplotlib.pyplot", "pandas", "peft", "reasoning_gym",
+    "sklearn", "submitit", "tensorboard", "torchvision", "trackio", "vllm", "wandb",
 }  # fmt: skip
 #: What only a run has a use for, and no question about settings, check of a sweep or sweep itself.
 OF_RUNS = {"accelerate", "matplotlib", "safetensors", "scipy", "sympy", "torch", "transformers"}
@@ -156,10 +144,9 @@ def loaded(place: Path, *words: str, code: int = 0) -> set[str]:
 
 def test_a_run_loads_nothing_that_it_has_no_use_for_and_a_question_or_mistake_no_library_of_runs(run, tmp_path):
     """Bug: an import at the top of a module makes every `--help` and every subcommand wait for torch."""
-    assert not loaded(tmp_path, "inspect", str(run)) & {*SLOW, "matplotlib"}
-    for words in (["--cfg", "job"], ["--version"], ["--help"]):
-        assert not loaded(tmp_path, *words) & (OF_RUNS | UNUSED), words
-    assert not loaded(tmp_path, "std_norm=true", code=2) & (OF_RUNS | UNUSED)
+    assert not loaded(tmp_path, "inspect", str(run)) & {*OF_RUNS, *UNUSED, "hydra"}
+    for words, code in ((["--help"], 0), (["--cfg", "job"], 0), (["inspct"], 2)):
+        assert not loaded(tmp_path, *words, code=code) & (OF_RUNS | UNUSED), words
     modules = loaded(tmp_path, *SMALL, "n_steps=1", "hydra.run.dir=run")
     assert "torch" in modules
     assert not modules & UNUSED

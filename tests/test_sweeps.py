@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -17,26 +19,15 @@ from rlreason.records.reader import write_status
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
-from rlreason.sweeps.state import (
-    FILE,
-    RunState,
-    SweepState,
-    begun,
-    read_state,
-    refuse_changed,
-    write_state,
-)
+from rlreason.sweeps.state import FILE, RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, settings_table
-from tests.starts import SMALL, rlreason
-from tests.test_signals import Process
+from tests.starts import ENV, SMALL, rlreason
 from tests.waiting import wait_for
 
 JOBLIB, SUBMITIT = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
-SUMMARY = {
-    "status": "finished", "reason": "", "accuracy_interval": [0.4, 0.6], "accuracy_before": 0.25, "length": 12.0,
-    "eval_problems": 64, "protocol": {"hash": "ab"}, "seconds": 9.0,
-}  # fmt: skip
+SUMMARY = {"status": "finished", "reason": "", "accuracy_interval": [0.4, 0.6], "accuracy_before": 0.25, "length": 12.0}
+SUMMARY |= {"eval_problems": 64, "protocol": {"hash": "ab"}, "seconds": 9.0}
 
 
 def design(*rates: str, seeds: int = 2) -> SweepState:
@@ -74,11 +65,10 @@ def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
         read_state(tmp_path / "lr=1,seed=0")
 
 
-def run_of(lr: str, seed: int, accuracy: float | None, status: str = "finished", **more) -> RunState:
-    return RunState(f"lr={lr},seed={seed}", [], {"lr": lr}, seed, status, accuracy=accuracy, length=8.0, **more)
-
-
 def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
+    def run_of(lr: str, seed: int, accuracy: float | None, status: str = "finished", **more) -> RunState:
+        return RunState(f"lr={lr},seed={seed}", [], {"lr": lr}, seed, status, accuracy=accuracy, length=8.0, **more)
+
     state = SweepState("grid", "", ["lr"], {"lr": "1e-4"}, "finished", 2, "processes", [
         run_of("1e-4", 0, 0.5), run_of("1e-4", 1, 0.6), run_of("1e-3", 0, 0.8, protocol="aa"),
         run_of("1e-3", 1, None, "failed", reason="x"), run_of("1", 0, None, "waiting", protocol="bb"),
@@ -114,14 +104,11 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     assert holder(place) is None
 
 
-# Launchers and GPUs
-
-
 def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = None, absent=None) -> Jobs:
     return jobs_of(words, runs, jobs, per_run, str, absent)
 
 
-def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, composed):
+def test_runs_side_by_side_and_what_slurm_is_asked_for_follow_from_gpus_and_what_was_typed(monkeypatch, composed):
     assert machine_gpus({"RLREASON_GPUS": "GPU-a, 3", "CUDA_VISIBLE_DEVICES": ""}) == ["GPU-a", "3"]
     assert machine_gpus({"RLREASON_GPUS": ""}) == machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     nine = [typed(composed())] * 9
@@ -143,13 +130,8 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, comp
     with pytest.raises(ConfigError, match="hydra/launcher=joblib"):
         set_up(nine, JOBLIB, per_run=1)
     absent: list[str] = []
-    assert set_up(nine, per_run=1, absent=absent).side_by_side == 1  # a plan for elsewhere
-    assert len(absent) == 1
-
-
-def test_what_a_job_of_slurm_asks_for_follows_from_its_gpus_and_from_what_was_typed(composed):
-    """Bug: a job of Slurm gets one processor, or a GPU twice, once as typed and once by its default."""
-    nine, always = [typed(composed())] * 9, ["timeout_min=1440", "max_num_timeout=10"]
+    assert set_up(nine, per_run=1, absent=absent).side_by_side == len(absent) == 1  # a plan for elsewhere
+    always = ["timeout_min=1440", "max_num_timeout=10"]
     typed_words = ("hydra.launcher.gres=gpu:a100:1", "hydra.launcher.timeout_min=60")
     for words, more, expected in (
         ((), {"per_run": 2}, [*always, "cpus_per_task=16", "mem_gb=128", "gpus_per_node=2"]),
@@ -170,9 +152,7 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
     words = ["-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep"]
     assert rlreason(*words, cwd=tmp_path).stdout.count("not run again") == 2
-    changed = rlreason(*words, "group_size=2", cwd=tmp_path)
-    assert changed.returncode == 2
-    assert "with other settings (group_size=4 there, 2 here)" in changed.stderr
+    assert "with other settings (group_size=4 there, 2 here)" in rlreason(*words, "group_size=2", cwd=tmp_path).stderr
 
 
 WORDS = ["-m", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]
@@ -211,13 +191,10 @@ def test_a_launcher_that_gives_up_is_a_failure(tmp_path):
     assert (wrong.returncode, "submitit_slurm gave up" in wrong.stdout, "Traceback" in wrong.stderr) == (1, True, False)
 
 
-# A sweep that is killed or stopped: its command finishes it, with the same figures
-
 #: The shipped start model, so that there are right answers, on batches as small as can be.
 SIX_RUNS = [
-    "-m", "rlreason", "-m", "learning_rate=0.0001,0.0003,0.001", "seed=0,1", "n_steps=6",
-    "rollout_batch_size=16", "group_size=4", "eval_problems=16", "eval_every=2", "sampling.max_tokens=48",
-    "checkpoint.every=1", "save_model=false", "threads=1",
+    "-m", "learning_rate=0.0001,0.0003,0.001", "seed=0,1", "n_steps=6", "rollout_batch_size=16", "group_size=4",
+    "eval_problems=16", "eval_every=2", "sampling.max_tokens=48", "checkpoint.every=1", "save_model=false", "threads=1",
 ]  # fmt: skip
 FIGURES = ("accuracy", "accuracy_before", "accuracy_interval", "length", "train_step", "tokens/generated")
 
@@ -228,63 +205,55 @@ def figures(grid: Path) -> dict[str, dict]:
     return {name: {key: summary[key] for key in FIGURES} for name, summary in found.items()}
 
 
-def start(place: Path, *words: str, grid: Path = Path("grid")) -> Process:
-    place.mkdir()
-    return Process(place, *SIX_RUNS, f"hydra.sweep.dir={grid}", *words)
+def started(grid: Path, out: Path, *words: str) -> subprocess.Popen[bytes]:
+    """The sweep of six runs in a process group of its own, which says what it says in `out`."""
+    argv = [sys.executable, "-m", "rlreason", *SIX_RUNS, f"hydra.sweep.dir={grid}", *words]
+    env = os.environ | ENV
+    with out.open("w") as said:
+        return subprocess.Popen(argv, cwd=out.parent, env=env, stdout=said, stderr=said, start_new_session=True)
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The figures of the sweep that nobody disturbed."""
-    process = start(tmp_path_factory.mktemp("unbroken") / "x")
-    assert process.popen.wait(900) == 0, process.said
-    found = figures(process.cwd / "grid")
+    place = tmp_path_factory.mktemp("unbroken")
+    assert started(place / "grid", place / "out").wait(900) == 0, (place / "out").read_text()
+    found = figures(place / "grid")
     assert (len(found), any(figure["accuracy"] for figure in found.values())) == (6, True)
     assert len({figure["tokens/generated"] for figure in found.values()}) > 3
     return found
 
 
-ENDS = [
-    ("kill the sweep", []),
-    ("Ctrl-C", []),
-    ("kill a run", []),
-    ("kill the sweep", [SUBMITIT]),
-    ("SIGTERM", [JOBLIB]),
-]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(("end", "launcher"), ENDS)
+@pytest.mark.parametrize(
+    ("end", "launcher"), [("kill", []), ("Ctrl-C", []), ("kill a run", []), ("kill", [SUBMITIT]), ("SIGTERM", [JOBLIB])]
+)
 def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_path, unbroken, end, launcher):
-    process = start(tmp_path / "x", "jobs=2", *launcher)
-    grid, popen = process.cwd / "grid", process.popen
+    grid, out = tmp_path / "grid", tmp_path / "out"
+    process = started(grid, out, "jobs=2", *launcher)
 
     def steps() -> int:
         return sum(path.read_text().count("reward/mean") for path in grid.glob("*/metrics.jsonl"))
 
-    wait_for(lambda: popen.poll() is not None or steps() >= 9)
-    assert popen.poll() is None, process.said
-    family = psutil.Process(popen.pid).children(recursive=True)
-    if end == "kill the sweep":
-        popen.kill()
-        popen.wait()
+    wait_for(lambda: process.poll() is not None or steps() >= 9)
+    assert process.poll() is None, out.read_text()
+    family = psutil.Process(process.pid).children(recursive=True)
+    if end == "kill":
+        process.kill()
     elif end == "kill a run":
-        holder = next(grid.glob("*/.lock")).read_text()
-        os.kill(int(re.search(r"\d+", holder)[0]), signal.SIGKILL)
-        assert (popen.wait(900), "failed (signal SIGKILL)" in process.said) == (1, True), process.said
+        os.kill(int(re.search(r"\d+", next(grid.glob("*/.lock")).read_text())[0]), signal.SIGKILL)
+    elif end == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
     else:
-        process.send(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM, group=end == "Ctrl-C")
-        if launcher:  # joblib kills its processes, even in the middle of a checkpoint
-            assert popen.wait(600) == 130, process.said
-        else:
-            process.ends()
+        process.terminate()
+    assert process.wait(900) == {"kill": -9, "kill a run": 1}.get(end, 130), out.read_text()
+    assert ("failed (signal SIGKILL)" in out.read_text()) == (end == "kill a run")
     assert psutil.wait_procs(family, timeout=600)[1] == []
     if end in ("Ctrl-C", "SIGTERM"):
-        assert read_state(grid).status == "interrupted"
-        assert "interrupted" in [run.status for run in read_state(grid).runs]
+        assert "interrupted" == read_state(grid).status in {run.status for run in read_state(grid).runs}
+        assert launcher or "Traceback" not in out.read_text()  # joblib kills its processes
     done_before = set(figures(grid))
     assert len(done_before) < 6
-    again = start(process.cwd / "again", "jobs=2", *launcher, grid=grid)
-    assert again.popen.wait(900) == 0, again.said
-    assert again.said.count("not run again") == len(done_before)
+    assert started(grid, tmp_path / "again", "jobs=2", *launcher).wait(900) == 0, (tmp_path / "again").read_text()
+    assert (tmp_path / "again").read_text().count("not run again") == len(done_before)
     assert (figures(grid), read_state(grid).status) == (unbroken, "finished")
