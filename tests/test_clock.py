@@ -12,15 +12,12 @@ import pytest
 from rlreason import load_run
 from rlreason.config.training import BudgetConfig
 from rlreason.engines.rollouts import sampling_work, training_work
-from rlreason.records.console import Console
-from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.training.progress import budget_spent
-from rlreason.training.train import train
 from rlreason.types import Grade, Response, Sample
 from tests.small_runs import words_of
 from tests.starts import rlreason
-from tests.test_trainer import run_of
+from tests.test_trainer import trained
 
 COUNTERS = ("time/active", "time/total")
 
@@ -108,9 +105,8 @@ def test_a_prompt_is_worked_on_once_for_its_group_and_three_times_with_a_backwar
 def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
     """Bug: seconds that stand in no phase, or in two."""
     words = ["algorithm=sft"] if kind == "sft" else ["rollout_batch_size=16", "group_size=4", "eval_every=1"]
-    run, config = run_of(*words, "train_batch_size=8", "checkpoint.every=1", "n_steps=3", "eval_problems=8")
     began = time.monotonic()
-    train(run, RunWriter(tmp_path, config, trains=True), Console())
+    trained(tmp_path, *words, "train_batch_size=8", "checkpoint.every=1", "n_steps=3", "eval_problems=8")
     passed, found = time.monotonic() - began, load_run(tmp_path)
     rows, totals = found.metrics, [row["time/total"] for row in found.metrics]
     # a row's total is read before its phases, so the sum up to a row lies between its total and the next one's
@@ -126,10 +122,10 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
 def test_what_a_budget_still_allows():
     """Bug: a run that ends a step too late, or with budget left for one."""
     pace = {"step": 10.0, "problem": 0.1, "tokens": 40.0}  # 1.2 (10 + 0.1 x 100) = 24 s are needed
-    for limit, seconds, spent in (("hours", 335, 0), ("hours", 337, 1), ("tokens", 0, 1)):
-        budget, used = BudgetConfig(**{limit: {"hours": 0.1, "tokens": 99}[limit]}), {"tokens/generated": 60}
-        assert bool(budget_spent(budget, 1, used | {"time/total": seconds}, pace, problems=100)) == spent
-    assert not budget_spent(BudgetConfig(tokens=100), 1, used | {"time/total": 0.0}, pace, problems=100)
+    hours, few, enough = BudgetConfig(hours=0.1), BudgetConfig(tokens=99), BudgetConfig(tokens=100)
+    for budget, seconds, spent in ((hours, 335, False), (hours, 337, True), (few, 0, True), (enough, 0, False)):
+        used = {"tokens/generated": 60, "time/total": seconds}
+        assert bool(budget_spent(budget, 1, used, pace, problems=100)) == spent
 
 
 def test_tokens_are_never_exceeded_once_a_step_is_known_and_more_of_them_let_a_run_go_on(tmp_path):

@@ -29,7 +29,7 @@ from rlreason.training.train import close_records, train, trainer_of
 from rlreason.types import Collected
 from tests.run_records import responses_of, rows_of
 from tests.test_learner import make_samples
-from tests.test_trainer import run_of
+from tests.test_trainer import run_of, trained
 
 
 def fresh(tokenizer: Any, rank: int) -> Policy:
@@ -98,21 +98,18 @@ WORDS = (
 
 def test_a_finished_run_keeps_models_without_moments_and_one_that_a_budget_ended_keeps_them(tmp_path):
     """Moments are two thirds of what a finished run leaves; the model, and what is no moment, stay whole."""
-    said: list[str] = []
-
-    def resumed(*words: str) -> None:
-        run, config = run_of(*WORDS, "checkpoint.keep_final=false", "save_model=true", *words)
-        train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
-
-    resumed("n_steps=3", "budget.steps=1")
+    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true")
+    trained(tmp_path, *words, "n_steps=3", "budget.steps=1")
     assert all(moments_in(path) for path in checkpoints_in(tmp_path))
-    resumed("n_steps=3", "budget.steps=5")
-    assert json.loads((tmp_path / "summary.json").read_text())["checkpoints"]["moments_removed"] > 0
+    _, summary = trained(tmp_path, *words, "n_steps=3", "budget.steps=5")
+    assert summary["checkpoints"]["moments_removed"] > 0
     for path in checkpoints_in(tmp_path):
         assert checkpoint_fault(path) == ""
         assert not moments_in(path)
         assert (path / "model" / "model.safetensors").is_file()
-    resumed("n_steps=4", "budget.steps=5")
+    run, config = run_of(*words, "n_steps=4", "budget.steps=5")
+    said: list[str] = []
+    train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
     assert "checkpoint.keep_final" in "".join(said)
 
 

@@ -10,11 +10,8 @@ import psutil
 import pytest
 
 from rlreason import load_run
-from rlreason.records.console import Console
-from rlreason.records.writer import RunWriter
-from rlreason.training.train import train
 from tests.starts import ENV, ROOT, rlreason
-from tests.test_trainer import SMALL, run_of, trained
+from tests.test_trainer import SMALL, trained
 from tests.waiting import wait_for
 
 ANY = (
@@ -25,13 +22,6 @@ WORDS = (*ANY, "rollout_batch_size=16", "group_size=4")
 TIMES = ("time/", "perf/", "busy/", "grading/ms", "memory/", "final/seconds")
 COMMAND = [sys.executable, "-m", "rlreason"]
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "rlreason"]
-
-
-def gone_on(folder: Path, *words: str) -> list[dict]:
-    """The rows of the run in this folder, when it has been given the steps that it was not to have at first."""
-    run, config = run_of(*WORDS, *words)
-    train(run, RunWriter(folder, config, trains=True), Console())
-    return load_run(folder).metrics
 
 
 def whole_steps(rows: list[dict]) -> list[dict]:
@@ -65,7 +55,7 @@ def alone(tmp_path_factory):
 )
 def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(tmp_path, alone, first, then):
     trained(tmp_path, *WORDS, "n_steps=3", *first)
-    assert_same(whole_steps(gone_on(tmp_path, *then)), whole_steps(alone))
+    assert_same(whole_steps(trained(tmp_path, *WORDS, *then)[0]), whole_steps(alone))
 
 
 @pytest.mark.long

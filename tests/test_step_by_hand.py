@@ -69,9 +69,8 @@ def test_a_run_takes_the_steps_that_the_formulas_give(policy, tmp_path, monkeypa
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95), eps=1e-8)
     for step, file in enumerate(sorted((tmp_path / "run/rollouts").iterdir())):
-        step_by_hand(
-            model, optimizer, [json.loads(line) for line in lines_of(file)], rates[step * epochs : (step + 1) * epochs]
-        )
+        rows = [json.loads(line) for line in lines_of(file)]
+        step_by_hand(model, optimizer, rows, rates[step * epochs : (step + 1) * epochs])
     assert step == STEPS - 1
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").state_dict()
     before = policy.model.state_dict()

@@ -37,9 +37,9 @@ def run_of(*words: str):
 
 
 def trained(folder, *words: str):
-    """(rows of metrics.jsonl, summary) of a run."""
+    """(rows of metrics.jsonl, summary) of a run, or of one that goes on in its folder."""
     run, config = run_of(*words)
-    train(run, RunWriter(folder, config), Console())
+    train(run, RunWriter(folder, config, trains=True), Console())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return rows, json.loads((folder / "summary.json").read_text())
 
