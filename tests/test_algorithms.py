@@ -86,21 +86,18 @@ def imitating(policy, can_restart: bool = False, **settings) -> Learner:
     return Learner(policy, learns, optimization, can_restart=can_restart)
 
 
-def test_what_expert_iteration_keeps():
+def test_expert_iteration_learns_from_correct_responses_only_and_as_often_as_asked(rollouts_of, problems):
     of_a = [answer("a", True, text) for text in ("1 + 1 = 2", " 1 + 1  = 2", "2")]
     samples = [*of_a, answer("a", False, "3"), answer("b", True, "2"), answer("b", True, "no end", ended=False)]
     for most, deduplicate, kept in ((None, False, {0, 1, 2, 4}), (None, True, {0, 2, 4}), (1, False, {0, 4})):
         assert chosen_responses(samples, most, deduplicate) == kept
-
-
-def expert(rollouts, problems, *words: str) -> ExpertIteration:
-    sizes = ("question_batch_size=6", "group_size=4", "sft_epochs=2", "train_batch_size=5")
+    words = "algorithm=ei question_batch_size=6 group_size=4 sft_epochs=2 train_batch_size=5 restart=true"
     often = Sampling(1.0, 2, 24, stop=tuple("aeiouns"))  # a model with random weights rarely ends by itself
-    return ExpertIteration(settings("algorithm=ei", *sizes, *words), rollouts, ProblemSampler(problems, 0), often)
-
-
-def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, problems):
-    collected = expert(rollouts_of(0.4), problems).collect(1)
+    collected, nothing = (
+        ExpertIteration(settings(*words.split()), rollouts_of(share), ProblemSampler(problems, 0), often).collect(1)
+        for share in (0.4, 0.0)
+    )
+    assert collected.restart
     kept = [s for s in collected.samples if s.has_loss]
     assert 0 < len(kept) < len(collected.samples) == 24
     assert all(s.grade.outcome == "correct" and not s.response.truncated and s.advantage == 1.0 for s in kept)
@@ -108,7 +105,6 @@ def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, proble
     assert collected.metrics["ei/kept"] == len(kept)
     assert len(collected.batches) == 2 * -(-len(kept) // 5)
     assert Counter(id(s) for batch in collected.batches for s in batch) == {id(s): 2 for s in kept}
-    nothing = expert(rollouts_of(0.0), problems, "restart=true").collect(1)
     assert (nothing.batches, nothing.restart) == ([], False)
     assert "nothing_to_imitate" in nothing.notices
 
@@ -118,7 +114,7 @@ def grpo(rollouts, problems, rounds=0) -> GRPO:
     return GRPO(run, rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), scorer=None, reference=None)
 
 
-def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):
+def test_refilling_replaces_groups_without_signal_up_to_its_bound_and_until_questions_end(rollouts_of, problems):
     plain = grpo(rollouts_of(0.12), problems).collect(1)
     dead = 6 - len(mixed_groups(plain.samples))
     assert dead > 0
@@ -132,9 +128,6 @@ def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, 
     assert len(discarded) == refilled.metrics["rollout/discarded"] >= 4 * dead
     assert not any(s.has_loss or s.advantage for s in discarded)
     assert Counter(Counter(s.group for s in refilled.samples).values()).keys() == {4}  # no question was asked twice
-
-
-def test_refilling_stops_at_its_bound_and_when_the_questions_end(rollouts_of, problems):
     collected = grpo(rollouts_of(0.0), problems, rounds=3).collect(1)
     assert collected.metrics["rollout/refill_rounds"] == 3
     assert len(collected.samples) == 4 * len(collected.batches[0]) == 4 * 24  # the batch keeps its size

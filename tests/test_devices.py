@@ -61,7 +61,7 @@ def test_a_machine_whose_gpus_are_not_reached_is_told_why(monkeypatch):
     assert machine_remarks(model(), A100) == []
 
 
-def test_a_card_without_bfloat16_is_named_where_float32_was_taken_for_it_and_refused_where_it_was_asked_for():
+def test_types_follow_settings_engine_and_card_and_one_that_the_card_lacks_is_said_or_refused():
     assert "Tesla T4" in machine_remarks(model(), T4)[0]
     assert machine_remarks(model(dtype="float32"), T4) == []  # as asked
     for setting in ("dtype", "weights", "head"):
@@ -70,9 +70,6 @@ def test_a_card_without_bfloat16_is_named_where_float32_was_taken_for_it_and_ref
             choose_types(asked, "hf", T4)
         choose_types(asked, "hf", A100)
         choose_types(asked, "hf", CPU)  # a processor computes it, if slowly
-
-
-def test_types_follow_settings_engine_and_card():
     assert [choose_dtype("auto", here) for here in (A100, T4, CPU)] == [HALF, FULL, FULL]
     assert choose_types(model(), "vllm", A100) == (HALF, HALF)
     assert choose_types(model(), "hf", A100) == (HALF, FULL)
@@ -91,7 +88,7 @@ def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how()
     assert (here, without, len(told)) == ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}, 1)
 
 
-def test_the_quota_is_the_smallest_of_a_group_and_all_above_it():
+def test_threads_are_as_many_as_asked_or_as_affinity_and_the_smallest_quota_of_a_group_and_all_above_it(monkeypatch):
     for group, files, quota in (
         ("", {}, math.inf),
         ("0::/\n", {"cpu.max": "200000 100000\n"}, 2.0),  # in a container, which sees its own group as the root
@@ -100,9 +97,6 @@ def test_the_quota_is_the_smallest_of_a_group_and_all_above_it():
     ):
         there = {f"/sys/fs/cgroup/{path}": text for path, text in files.items()} | {"/proc/self/cgroup": group}
         assert machine.cgroup_quota(there.get) == quota
-
-
-def test_affinity_bounds_the_default_and_an_explicit_number_wins(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert machine.usable_processors() == 1
     set_threads(settings("threads=2"))

@@ -139,9 +139,10 @@ def test_everything_fits_the_terminal_and_a_file_and_a_long_wait_is_shown(tmp_pa
         console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
         lines = seen()
-        console.shown_after_s = 0.1
+        console.shown_after_s = 600
         with console.wait("evaluation", more=lambda: ", 12 tokens") as wait:
             console.part("3/16 responses")
+            console.shown_after_s = 0.1
             wait_for(lambda: wait.shown)
         console.say("done")
         waited = seen()
