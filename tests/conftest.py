@@ -63,17 +63,16 @@ def gsm8k(tmp_path) -> Path:
 
 
 class Finished(NamedTuple):
-    """A folder that real commands have left, and what they printed. Tests that change it copy it first."""
+    """A folder that real commands have left. Tests that change it copy it first."""
 
     folder: Path
-    printed: str
 
 
 def left_by(folder: Path, *words: str) -> Finished:
     """Run a command in a new folder."""
     done = rlreason(*words, cwd=folder.parent)
     assert done.returncode == 0, done.stderr
-    return Finished(folder, done.stdout)
+    return Finished(folder)
 
 
 @pytest.fixture(scope="session")

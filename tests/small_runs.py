@@ -1,10 +1,10 @@
 """The overrides of a run as small as can be, for tests of how runs end."""
 
+from tests.starts import SMALL
+
 RUN = (
-    "scale=embedded", "n_steps=3", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=0",
-    "sampling.max_tokens=16", "data.n_train=64", "data.n_validation=16", "model.width=32", "model.warm_start.steps=4",
-    "threads=1", "log_generations=0", "hydra.run.dir=run",
-    "grading.timeout_s=60", "grading.start_timeout_s=600",
+    *SMALL, "scale=embedded", "n_steps=3", "eval_every=0", "data.n_train=64", "data.n_validation=16", "threads=1",
+    "log_generations=0", "hydra.run.dir=run",
 )  # fmt: skip
 
 

@@ -7,41 +7,26 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from rlreason.config.leaves import resource_dir
-from rlreason.config.store import typed
-from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
+from rlreason.objectives.published import NAMED, OF_LOSSES
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter
+from rlreason.training import laboratory as lab
 from rlreason.training.build import make_learner
-from rlreason.training.laboratory import (
-    OWN,
-    compare,
-    length_weights,
-    read_run,
-    read_step,
-    variants,
-    with_advantages,
-    with_reference,
-)
 from rlreason.types import Problem
 from tests.run_records import lines_of
 from tests.starts import SMALL, rlreason
 from tests.test_learner import DEAD, grouped_samples
 from tests.test_subcommands import subcommand
+from tests.test_trainer import run_of
 
-TINY = ("model.width=32", "model.warm_start.steps=0", "data.n_train=256", "data.n_validation=32")
 QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
 
 
-def composed(*overrides):
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        cfg = compose("config", ["sampling.max_tokens=20", "micro_batch_tokens=100", *overrides])
-    OmegaConf.resolve(cfg)
-    return cfg
+def run_with(*words: str):
+    """The settings of a run, and their YAML."""
+    return run_of("sampling.max_tokens=20", "micro_batch_tokens=100", *words)
 
 
 def rewarded(policy, noise=0.3):
@@ -54,37 +39,30 @@ def rewarded(policy, noise=0.3):
 def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
     path = tmp_path / "run"
-    run = typed(composed("objective=grpo", *TINY))
-    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)))
+    run, config = run_with("objective=grpo")
+    records = RunWriter(path, config)
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
     for step, noise in ((1, 0.5), (3, 0.3)):
-        records.responses("rollouts", step, with_advantages(rewarded(policy, noise=noise), run), problems)
+        records.responses("rollouts", step, lab.with_advantages(rewarded(policy, noise=noise), run), problems)
     policy.save(path / "model")
     records.summary({"status": "finished"})
     return path
 
 
-def test_every_named_objective_is_what_the_command_line_makes_of_it_and_the_own_one_the_learners(policy):
-    run = typed(composed("seed=3", "loss=grpo_clip", "entropy_coef=0.01"))
+def test_the_numbers_of_every_objective_are_the_learners(policy):
+    run = run_with("seed=3", "loss=grpo_clip", "entropy_coef=0.01")[0]
     of_losses = [f"loss={name}" for name in OF_LOSSES]
-    assert [*variants(run)] == [OWN, *NAMED, *of_losses, "length_norm=constant", "length_norm=token"]
-    assert "length_norm=token" not in variants(typed(composed("objective=gspo")))  # which gspo does not have
-    for name, objective in NAMED.items():
-        asked, made = typed(composed(f"objective={name}")), with_axes_of(run, objective)
-        assert made.loss.numbers() == asked.loss.numbers(), name
-        assert (made.baseline, made.std_norm, made.length_norm.kind) == (
-            asked.baseline, asked.std_norm, asked.length_norm.kind
-        )  # fmt: skip
+    assert [*lab.variants(run)] == [lab.OWN, *NAMED, *of_losses, "length_norm=constant", "length_norm=token"]
+    assert "length_norm=token" not in lab.variants(run_with("objective=gspo")[0])  # which gspo does not have
     samples = rewarded(policy)
-    result = compare(run, policy, samples, QUIET)
-    parts = make_learner(run, policy).gradient(with_advantages(samples, run)).parameters
-    for m, other in zip(result, variants(run).values(), strict=True):
-        gradient = make_learner(other, policy).gradient(with_advantages(samples, other)).parameters
+    result = lab.compare(run, policy, samples, QUIET)
+    parts = make_learner(run, policy).gradient(lab.with_advantages(samples, run)).parameters
+    for m, other in zip(result, lab.variants(run).values(), strict=True):
+        gradient = make_learner(other, policy).gradient(lab.with_advantages(samples, other)).parameters
         a, b = (torch.cat([p.flatten() for p in each]) for each in (parts, gradient))
         assert m["cosine"] == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m["name"]
         assert m["grad_norm"] == pytest.approx(b.norm().item(), rel=1e-4)
-    own, step = result[0], make_learner(run, policy).update(with_advantages(samples, run))
-    assert (own["name"], own["cosine"]) == (OWN, pytest.approx(1.0, abs=1e-9))
+    own, step = result[0], make_learner(run, policy).update(lab.with_advantages(samples, run))
     assert own["loss"] == pytest.approx(step["train/loss"], rel=1e-5)
     assert own["clipped"] == pytest.approx(step["train/clip_fraction"], rel=1e-6)
     assert own["zero_advantage"] >= 8 / 16  # the groups that earned alike
@@ -94,28 +72,22 @@ def test_every_named_objective_is_what_the_command_line_makes_of_it_and_the_own_
 def test_a_constant_weighs_every_length_alike_and_masked_mean_favours_short_responses(policy):
     samples = rewarded(policy)
     for norm, low, high in (("constant", 0.9999, 1.0001), ("token", 0.9999, 1.0001), ("masked_mean", 2.0, 30.0)):
-        assert low < compare(typed(composed(f"length_norm={norm}")), policy, samples, QUIET)[0]["short_to_long"] < high
-    assert length_weights([torch.zeros(3), torch.zeros(1)], torch.zeros(2)) == []
-    assert length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0])) == [1.5 / 4]
+        (own, *_) = lab.compare(run_with(f"length_norm={norm}")[0], policy, samples, QUIET)
+        assert low < own["short_to_long"] < high
+    assert lab.length_weights([torch.zeros(3), torch.zeros(1)], torch.zeros(2)) == []
+    assert lab.length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0])) == [1.5 / 4]
 
 
 def test_the_command_leaves_a_table_and_numbers_of_the_recorded_advantages(folder, capsys):
-    step, samples = read_step(RunFolder(folder))
-    rows = [json.loads(line) for line in lines_of(folder / "rollouts/step_00003.jsonl.gz")]
-    assert step == 3
-    found = [s.advantage for s in with_advantages(samples, read_run(RunFolder(folder)))]
-    assert found == pytest.approx([r["advantage"] for r in rows], abs=1e-6)
-    assert [s.old_log_probs for s in samples] == [r["log_probs"] for r in rows]
+    assert lab.read_step(RunFolder(folder))[0] == 3
     words = ("--gradients", "--step", "1", "--json", folder / "figures.json")
     assert subcommand("inspect", folder, *words) == 0
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert {OWN, *NAMED, "length_norm=token"} <= lines.keys()
+    assert {lab.OWN, *NAMED, "length_norm=token"} <= lines.keys()
     assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
     numbers = json.loads((folder / "lab/step_00001.json").read_text())
     assert numbers.items() <= json.loads((folder / "figures.json").read_text()).items()
-    own, grpo = numbers["objectives"][:2]
-    assert (own["name"], grpo["name"], grpo["loss"]) == (OWN, "grpo", own["loss"])
-    assert {"cosine", "grad_norm", "clipped", "zero_advantage", "short_to_long"} <= own.keys()
+    assert [m["name"] for m in numbers["objectives"][:2]] == [lab.OWN, "grpo"]
 
 
 @pytest.mark.long
@@ -125,24 +97,23 @@ def test_the_reference_is_made_again_as_the_run_had_it_and_another_one_is_said(t
     done = rlreason(*words, *SMALL, "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     saved = RunFolder(tmp_path / "x")
-    run = read_run(saved)
-    samples = with_reference(saved, run, read_step(saved)[1], Console())
+    run = lab.read_run(saved)
+    samples = lab.with_reference(saved, run, lab.read_step(saved)[1], Console())
     rows = [json.loads(line) for line in lines_of(tmp_path / "x/rollouts/step_00002.jsonl.gz")]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
-    found = [s.advantage for s in with_advantages(samples, run)]
+    found = [s.advantage for s in lab.with_advantages(samples, run)]
     assert found == pytest.approx([r["advantage"] for r in rows], abs=2e-4)
     (tmp_path / "x/summary.json").write_text('{"start": {"weights": "another"}}')
-    with_reference(RunFolder(tmp_path / "x"), run, samples, Console())
+    lab.with_reference(RunFolder(tmp_path / "x"), run, samples, Console())
     assert "another start model" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("missing", "words", "says"),
-    [(None, ["--step", "2"], "--step 2"), ("rollouts", [], "no such responses"), ("model", [], "save_model=true")],
-)
-def test_a_mistake_names_its_cure(folder, missing, words, says, capsys):
-    if missing:
-        shutil.rmtree(folder / missing)
-    assert subcommand("inspect", folder, "--gradients", *words) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert says in said
+def test_a_mistake_names_its_cure(folder, capsys):
+    for missing, step, says in (
+        ("lab", 2, "--step 2"),
+        ("model", 3, "save_model"),
+        ("rollouts", 3, "no such responses"),
+    ):
+        shutil.rmtree(folder / missing, ignore_errors=True)
+        assert subcommand("inspect", folder, "--gradients", "--step", str(step)) == 2
+        assert says in capsys.readouterr().err

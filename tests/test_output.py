@@ -10,8 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -19,10 +18,8 @@ import torch
 import yaml
 
 from rlreason.engines.vllm_process import hide_secrets, last_lines
-from rlreason.errors import ConfigError, DataError, EngineError, ReaderGone, UnwritableError
-from rlreason.main import mark_ended
+from rlreason.errors import ConfigError, DataError, EngineError, UnwritableError
 from rlreason.records.console import Console, closing_table, exit_code_of
-from rlreason.records.files import CONTENTS
 from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
@@ -50,9 +47,6 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-# How it ends
-
-
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
@@ -61,7 +55,6 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
         (Mock(side_effect=EngineError("the engine died")), 1, "rlreason: the engine died"),
         (Mock(side_effect=KeyboardInterrupt()), 130, "rlreason: stopped by a signal"),
         (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
-        (lambda: Path("/dev/full").write_text("x"), 4, "No space left"),
     ],
 )
 def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(command, code, says, capsys):
@@ -74,28 +67,6 @@ def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(comm
         exit_code_of(lambda: 1 // 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
-        (KeyboardInterrupt(), "interrupted", "by a signal"),
-        (ReaderGone("nobody read it"), "interrupted", "nobody read it"),
-        (ZeroDivisionError("by zero\nmore"), "failed", "ZeroDivisionError: by zero"),
-    ],
-)
-def test_a_run_that_was_under_way_says_what_ended_it(tmp_path, error, status, reason):
-    """Bug: `running` of a run that has failed, or a reason of one that had ended before."""
-    mark_ended(tmp_path, error)  # a folder that no run has taken stays as it is
-    assert not list(tmp_path.iterdir())
-    write_status(tmp_path, "running")
-    for ended in (error, ConfigError("another")):
-        mark_ended(tmp_path, ended)
-    row = json.loads((tmp_path / "status.json").read_text())
-    assert (row["status"], row["reason"]) == (status, reason)
-
-
-# Any text, any reader
-
-
 def test_what_cannot_be_encoded_is_escaped_and_a_reader_may_leave_or_have_no_room():
     """Bug: `| head` prints a traceback, or a command goes on unread where a thread met the end first."""
     words = DO.format("print('r\\ufffd', file=sys.stderr) or print('\\ufffd \\udc80 ok')")
@@ -104,22 +75,9 @@ def test_what_cannot_be_encoded_is_escaped_and_a_reader_may_leave_or_have_no_roo
     assert left_after(1, "-c", DO.format("[print(i) for i in range(10**5)] and 0")) == (141, "")
     words = "import threading; threading.Thread(target=print, args=('x',)).start() or [print(i) for i in range(9)]"
     assert left_after(0, "-c", DO.format(f"exec({words!r})")) == (141, "")
-    with open("/dev/full", "w") as full:
-        argv = [sys.executable, "-c", DO.format("print('x')")]
-        done = subprocess.run(argv, env=ENV, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1)
-    assert "No space left" in done.stderr
-
-
-@contextmanager
-def files_of_at_most(size: int):
-    """As on a full disk: files beyond so many bytes cannot be written."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    argv = ["bash", "-c", '"$@" > /dev/full', "bash", sys.executable, "-c", DO.format("print('x')")]
+    done = subprocess.run(argv, env=ENV, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.count(b"\n"), b"No space left" in done.stderr) == (4, 1, True)
 
 
 def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
@@ -135,31 +93,37 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
         "run/objective.md": lambda: records.document("objective.md", "x" * 9999),
         "run/curves.png": lambda: draw_curves(RunFolder(tmp_path / "run")),
     }
-    for name, write in writers.items():
-        with files_of_at_most(size + 100 if "metrics" in name else 1000), pytest.raises(UnwritableError) as caught:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, write in writers.items():  # as on a full disk, files beyond so many bytes cannot be written
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100 if "metrics" in name else 1000, before[1]))
+        with pytest.raises(UnwritableError) as caught:
             write()
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert str(caught.value).startswith(f"{tmp_path / name} cannot be written")
         assert caught.value.exit_code == 4
     assert (tmp_path / "a.json").read_text() == "old"
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".partial")]
     assert not (tmp_path / "run/model").exists()
     assert all(json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open())
-    for write in (write_whole, append_line):
-        with pytest.raises(ConfigError, match="No such file or directory"):
-            write(tmp_path / "nowhere/a", "x")
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        append_line(tmp_path / "nowhere/a", "x")
 
 
-# Widths and waits
+LONG = "engine and trainer disagree by 0.200 nats per token (monitors.parity_bound=0.05): weights or precision differ"
+METRICS = {f"eval/{name}": 0.5 for name in ("accuracy", "accuracy_low", "accuracy_high", "format", "truncated")}
+METRICS |= {"eval/problems": 1024, "eval/samples": 1024, "eval/length": 1024.0}
+ROW = {"reward/format": 0.5, "reward/mean": -0.25, "rollout/length": 1024.0, "train/grad_norm": 1e-9}
 
 
-@contextmanager
-def terminal(columns: int):
-    """(stream to a terminal of this width, a function: the lines to be seen there so far, one after the other)."""
+def test_everything_fits_the_terminal_and_a_file_and_a_long_wait_is_shown(tmp_path, monkeypatch):
+    """Bug: a row that wraps on a terminal of 80 columns, a sentence that a log cuts, a wait that leaves its line."""
+    monkeypatch.setenv("COLUMNS", "80")
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     os.set_blocking(ours, False)
 
     def seen() -> list[str]:
+        """The lines to be seen on this terminal so far, one after the other."""
         written = b""
         with suppress(OSError):  # nothing more is there
             while part := os.read(ours, 1 << 16):
@@ -167,21 +131,6 @@ def terminal(columns: int):
         return re.split(r"\n|\r\x1b\[K", written.decode().replace("\r\n", "\n"))
 
     with open(theirs, "w") as stream:
-        yield stream, seen
-    os.close(ours)
-
-
-LONG = "engine and trainer disagree by 0.200 nats per token (monitors.parity_bound=0.05): weights or precision differ"
-METRICS = dict.fromkeys(("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/format"), 0.5)
-METRICS |= {"eval/problems": 1024, "eval/samples": 1024, "eval/length": 1024.0, "eval/truncated": 0.5}
-ROW = dict.fromkeys(("reward/format", "train/entropy"), 0.5)
-ROW |= {"reward/mean": -0.25, "rollout/length": 1024.0, "train/grad_norm": 1e-9}
-
-
-def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkeypatch):
-    """Bug: a row that wraps on a terminal of 80 columns, or a sentence that a log file cuts."""
-    monkeypatch.setenv("COLUMNS", "80")
-    with terminal(80) as (stream, seen):
         console = Console(stream)
         console.say(f"! step 3: {LONG}\nrecords    {LONG}")
         console.start(200)
@@ -190,35 +139,24 @@ def test_everything_fits_the_terminal_and_the_columns_of_a_file(tmp_path, monkey
         console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
         lines = seen()
-    assert max(map(len, lines)) <= 80
-    assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1
-    assert sum("100/200" in line and "-0.250" in line and "1e-09" in line for line in lines) == 1
-    with (tmp_path / "log").open("w") as out:
-        Console(out=out).say(f"{LONG[:100]}\n! {LONG} and {LONG}")
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert lines[0] == LONG[:100]
-    assert all(len(line) <= 120 for line in lines)
-
-
-def test_a_wait_is_shown_with_how_far_it_has_come_on_a_terminal_alone():
-    """Bug: a long wait that shows nothing, or leaves its line behind."""
-    with terminal(80) as (stream, seen):
-        console = Console(out=stream)
         console.shown_after_s = 600
-        with console.wait("quick"):
-            pass
         with console.wait("evaluation", more=lambda: ", 12 tokens") as wait:
             console.part("3/16 responses")
             console.shown_after_s = 0.1
             wait_for(lambda: wait.shown)
         console.say("done")
-        lines = seen()
-    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in lines)
-    assert "quick" not in " ".join(lines)
-    assert lines[-2:] == ["done", ""]
+        waited = seen()
+    os.close(ours)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1
+    assert sum("100/200" in line and "-0.250" in line and "1e-09" in line for line in lines) == 1
+    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in waited)
+    assert waited[-2:] == ["done", ""]
+    with (tmp_path / "log").open("w") as out:
+        Console(out=out).say(f"{LONG[:100]}\n! {LONG} and {LONG}")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert (lines[0], all(len(line) <= 120 for line in lines)) == (LONG[:100], True)
 
-
-# The noise of libraries, and secrets in it
 
 NOISE = """
 import logging, os, sys, threading, warnings
@@ -250,20 +188,18 @@ def test_stray_lines_are_kept_in_the_runs_log_without_secrets(tmp_path, monkeypa
         assert line.encode() in log
     assert b"native \xff " + HIDDEN.encode() in log
     assert b"swordfish" not in log.replace(b'warnings.warn("early swordfish-4")', b"")
-    assert "log.txt" in CONTENTS
     monkeypatch.setenv("SOME_TOKEN", "swordfish-4")  # as in the log of vLLM
     assert "swordfish" not in last_lines(tmp_path / "log.txt")
     hide_secrets(tmp_path / "log.txt")
-    assert f"native \ufffd {HIDDEN}" in (tmp_path / "log.txt").read_text()
     assert "swordfish" not in (tmp_path / "log.txt").read_text()
     done = python("-c", NOISE.format(folder="", last="raise ValueError('a bug')"))
     assert "ValueError: a bug" in done.stderr
 
 
 SECRETS = (
-    "logger.api_key=swordfish", "WANDB_API_KEY='swordfish'", "client:\n  password: swordfish\n  seed: 1",
-    "a library says environment-fish!", "  api_key: a sword and a fish", "client.api_key='sword fish'",
-    '{"api_key": "swordfish"}', "failed with password: swordfish in a line", "https://me:sword@fish@host",
+    "WANDB_API_KEY='swordfish'", "client:\n  password: swordfish\n  seed: 1", "a library says environment-fish!",
+    "  api_key: a sword and a fish", "client.api_key='sword fish'", '{"api_key": "swordfish"}',
+    "failed with password: swordfish in a line", "https://me:sword@fish@host",
 )  # fmt: skip
 NO_SECRETS = (
     "sampling.max_tokens=4800000000 micro_batch_tokens: 1638400000", "rows.sort(key=natural_order)",
@@ -285,27 +221,23 @@ def test_the_value_of_a_secret_name_is_hidden_and_nothing_else(monkeypatch, tmp_
     write_status(tmp_path, "failed", "ValueError: environment-fish is refused")
     assert "fish" not in (tmp_path / "status.json").read_text()
     words, setting = ["data.options.db_password=swordfish"], {"data.options.db_password": "swordfish"}
-    state = SweepState("", words[0], ["seed"], None, "running", 1, "", [RunState("seed=0", words, setting, 0)])
-    write_state(tmp_path, state)
+    run = RunState("seed=0", words, setting, 0)
+    write_state(tmp_path, SweepState("", words[0], ["seed"], None, "running", 1, "", [run]))
     assert "swordfish" not in (tmp_path / "sweep.json").read_text()
 
 
 @pytest.mark.long
 def test_a_run_keeps_no_secret_in_any_file(tmp_path):
     """Bug: a token of the environment, of the command line or of what the user's own reward says is in a file."""
-    (tmp_path / "own_reward.py").write_text(
-        "import os, sys\n"
-        "def judged(response, ground_truth):\n"
-        "    print('asked', os.environ['SERVICE_TOKEN'], file=sys.stderr, flush=True)\n"
-        "    return {'reward': 1.0}\n"
-    )
+    asks = "print('asked', os.environ['SERVICE_TOKEN'], file=sys.stderr, flush=True)"
+    reward = f"import os, sys\ndef judged(response, ground_truth):\n    {asks}\n    return {{'reward': 1.0}}\n"
+    (tmp_path / "own_reward.py").write_text(reward)
     secret = {"SERVICE_TOKEN": "environment-swordfish", "WANDB_API_KEY": f"swordfish{'0123456789' * 4}"[:40]}
     words = [*SMALL, "prompt.reward=own_reward:judged", "logger=[wandb,tensorboard]", "logger.mode=offline"]
     words += ["model.cache=https://me:typed-swordfish@host", "hydra.job.name=environment-swordfish"]
     done = rlreason(*words, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", **secret)
     assert done.returncode == 0, done.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {"provenance.json", "config.yaml", "own_functions.txt", "overrides.yaml"} <= {path.name for path in files}
+    assert {"provenance.json", "own_functions.txt", "overrides.yaml"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)
-    for path in files:
-        assert b"swordfish" not in path.read_bytes(), path
+    assert [path for path in files if b"swordfish" in path.read_bytes()] == []

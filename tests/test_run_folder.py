@@ -17,7 +17,6 @@ from rlreason.runtime.text import HIDDEN
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append
 from tests.test_api import TINY
-from tests.test_subcommands import subcommand
 
 FACTS = ("data", "prompts", "model", "tokenizer", "sampling", "eval_sampling", "engine", "seeds", "device")
 JOB = tuple(word for word in TINY if not word.startswith(("n_steps", "rollout_batch", "group_size")))
@@ -25,60 +24,39 @@ JOB = tuple(word for word in TINY if not word.startswith(("n_steps", "rollout_ba
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that is under way: settings, two rows of metrics, a step of rollouts and an evaluation; no summary."""
+    """A run that is under way: settings, a row of metrics and a step of rollouts; no summary."""
     folder = tmp_path / "run"
     records = RunWriter(folder, "algorithm: grpo\nprompt: {reward: r1_zero}\nmodel: {name: m}\nseed: 0\n")
     records.metrics({"train_step": 0, "eval_step": 1, "eval/accuracy": 0.5})
-    records.metrics({"train_step": 1, "eval_step": 1, "reward/mean": 0.5})
     response = Response("p", [5], [1], [-0.5], "</think> <answer>7</answer>", "stop")
-    for kind in (files.ROLLOUTS, files.EVALS):
-        sample = Sample(response, Grade(1.0, 1.0, 1.0, "correct"))
-        records.responses(kind, 1, [sample], [Problem("p", "How many?", "7")])
+    sample = Sample(response, Grade(1.0, 1.0, 1.0, "correct"))
+    records.responses(files.ROLLOUTS, 1, [sample], [Problem("p", "How many?", "7")])
     return folder
 
 
-LINES = {
-    b'{"step": 1, "resp': "no JSON object",
-    b'{"response": "\xff"}\n': "no JSON object",
-    b"[" * 100_000 + b"\n": "no JSON object",
-    b'{"outcome": "correct", "gold": "7"}\n': "no 'response'",
-}
-
-
-@pytest.mark.parametrize("line", LINES, ids=range(4))
-def test_a_broken_line_is_named_and_the_others_are_read(run, line):
+@pytest.mark.parametrize("number", range(4))
+def test_a_broken_line_is_named_and_the_others_are_read(run, number):
     """Bug: half a line of a killed process makes the whole file unreadable."""
+    half, no_text, deep = b'{"step": 1, "resp', b'{"response": "\xff"}\n', b"[" * 100_000 + b"\n"
     said = list[str]()
     folder = RunFolder(run, said.append)
     responses = folder.rollouts()[0]
-    append(responses.path, line)
+    append(responses.path, (half, no_text, deep, b'{"outcome": "correct", "gold": "7"}\n')[number])
     assert len(folder.rows(responses, TO_SHOW)) == 1
     assert said[0].startswith(f"{responses.path}: left out 1 of its lines: line 2 ")
-    assert LINES[line] in said[0]
+    assert ("no 'response'" if number == 3 else "no JSON object") in said[0]
 
 
 def test_an_unfinished_run_has_no_summary_and_a_broken_file_is_named(run):
     """Bug: a half-written summary counts as the end of a run, or is read in silence."""
     folder = RunFolder(run)
     assert (folder.status, folder.summary, folder.model) == ("running", None, None)
-    assert (folder.setting("model.name"), folder.setting("model.nothing.there")) == ("m", None)
     for name in ("summary.json", "provenance.json", "status.json"):
         (run / name).write_text('{"status": "fin')
     said = list[str]()
     folder = RunFolder(run, said.append)
     assert (folder.provenance, folder.summary, folder.status) == ({}, None, None)
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
-
-
-@pytest.mark.parametrize(("text", "says"), [(None, "config.yaml"), ("a: [", "config.yaml"), ("{}", "prompt.reward")])
-def test_settings_that_cannot_be_read_are_one_line(run, text, says, capsys):
-    """Bug: a traceback where a folder is no run's, or its config is broken."""
-    (run / "config.yaml").unlink() if text is None else (run / "config.yaml").write_text(text)
-    assert subcommand("inspect", run, "--regrade") == 2
-    assert says in capsys.readouterr().err
-
-
-# Where a run comes from
 
 
 def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(tmp_path):
@@ -94,9 +72,8 @@ def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(tmp_path)
     commit = commit_of(checkout)
     assert re.fullmatch("[0-9a-f]{40}", commit or "")
     (checkout / "a é.py").write_text("two = 2\n")
-    assert commit_of(checkout) == f"{commit}+changes"
+    assert (commit_of(checkout), commit_of(tmp_path)) == (f"{commit}+changes", None)
     assert not (tmp_path / "sprung").exists()
-    assert commit_of(tmp_path) is None
 
 
 def test_provenance_names_the_machine_and_neither_its_host_nor_other_variables(monkeypatch):
@@ -106,8 +83,7 @@ def test_provenance_names_the_machine_and_neither_its_host_nor_other_variables(m
     facts = provenance(["seed=1", "logger.token=swordfish1"])
     assert facts["command"] == f"python -m rlreason seed=1 'logger.token={HIDDEN}'"
     assert facts["environment"]["OMP_NUM_THREADS"] == "3"
-    assert {"torch", "numpy", "tokenizers", "safetensors", "transformers"} <= facts["packages"].keys()
-    assert facts["hardware"]["processors"] >= facts["cpu_count"] >= 1
+    assert {"torch", "tokenizers", "transformers"} <= facts["packages"].keys()
     assert (facts["code"], facts["directory"], facts["sweep"]) == (package_digest(), str(Path.cwd()), "grid")
     assert "my-own-business" not in json.dumps(facts)
     assert not {"host", "hostname", "user"} & (facts.keys() | facts["hardware"].keys())
@@ -128,15 +104,15 @@ def measured(tmp_path_factory) -> dict:
 @pytest.mark.parametrize(
     ("words", "other"),
     [
-        (["seed=5", "data.n_validation=9"], {"seeds", "data"}),
-        pytest.param(["model.seed=1", "rollout.max_rows=2"], {"model", "seeds", "engine"}, marks=pytest.mark.long),
-        pytest.param(["prompt=r1_zero"], {"prompts", "model", "tokenizer"}, marks=pytest.mark.long),
-        pytest.param(["sampling.temperature=0.5"], {"sampling", "eval_sampling"}, marks=pytest.mark.long),
+        ("seed=5 data.n_validation=9", {"seeds", "data"}),
+        pytest.param("model.seed=1 rollout.max_rows=2", {"model", "seeds", "engine"}, marks=pytest.mark.long),
+        pytest.param("prompt=r1_zero", {"prompts", "model", "tokenizer"}, marks=pytest.mark.long),
+        pytest.param("sampling.temperature=0.5", {"sampling", "eval_sampling"}, marks=pytest.mark.long),
     ],
 )
 def test_each_fact_follows_its_setting_alone(words, other, measured, tmp_path):
     """Bug: a fact that says nothing of its setting, so that a run resumes on other data."""
-    facts = facts_of(evaluate(*JOB, *words, f"hydra.run.dir={tmp_path / 'run'}", quiet=True))
+    facts = facts_of(evaluate(*JOB, *words.split(), f"hydra.run.dir={tmp_path / 'run'}", quiet=True))
     assert {name for name in FACTS if facts[name] != measured[name]} == other
 
 

