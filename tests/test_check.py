@@ -12,7 +12,7 @@ from rlreason.courses.check.calling import first_difference
 from rlreason.courses.check.functions import SUBJECTS, examine
 from rlreason.courses.check.mistakes import MISTAKES, NO_MISTAKE
 from rlreason.courses.check.runner import LOOP, course_of, findings_of, functions_of
-from tests import right_functions_2025, right_functions_2026, right_loop, right_odd
+from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted_bugs import BUGS, RIGHT, module_of, planted_text
 from tests.some import some
 from tests.test_subcommands import subcommand
@@ -47,8 +47,8 @@ def adapter_of_the_page():
 @pytest.mark.parametrize(
     "module",
     [
-        cs336_2025, cs336_2026, right_functions_2025, right_functions_2026, right_loop, right_odd,
-        module_of((ROOT / "examples/own_loop.py").read_text("utf-8"), "own_loop"), adapter_of_the_page(),
+        cs336_2025, cs336_2026, right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded,
+        right_odd, module_of((ROOT / "examples/own_loop.py").read_text("utf-8"), "own_loop"), adapter_of_the_page(),
     ],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )  # fmt: skip

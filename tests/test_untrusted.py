@@ -1,5 +1,6 @@
 """What models and data say is shown, and never obeyed, evaluated or executed by a terminal, Python or a library."""
 
+import ast
 import json
 import os
 import pickle
@@ -218,3 +219,31 @@ def test_a_chat_template_reaches_nothing_of_python(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=r"this model's chat template (refuses that|leaves)"):
             Chat(tokenizer).check()
     assert not list(tmp_path.iterdir())
+
+
+FORBIDDEN = {
+    "eval", "exec", "compile", "__import__", "pickle.loads", "pickle.load", "marshal.loads", "marshal.load",
+    "dill.load", "shelve.open", "joblib.load", "cloudpickle.loads", "torch.load", "numpy.load", "np.load", "yaml.load",
+    "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen", "pandas.read_pickle", "sympy.sympify", "parse_expr",
+}  # fmt: skip
+ALLOWED = {
+    ("grading/pool.py", "cloudpickle.loads"),  # a reward of the caller's own, from its parent process
+    ("sweeps/launcher.py", "cloudpickle.loads"),  # a job of a sweep, from the sweep's own process
+    ("config/rules.py", "eval"),  # conditions, which stand in the code of fields
+    *(("discovery/inside.py", call) for call in ("compile", "exec")),  # a model's program, in the sandbox
+}
+
+
+def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
+    """Bug: a new call that runs a text as a program."""
+    found = set()
+    for path in sorted((ROOT / "rlreason").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in FORBIDDEN:
+                found.add((str(path.relative_to(ROOT / "rlreason")), called))
+            if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code", "allow_pickle"):
+                assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
+                given = ast.unparse(node)
+                assert "trust_remote_code=False" in given or "NOTHING_RUNS" in given, f"{path}:{node.lineno}"
+    assert found == ALLOWED
