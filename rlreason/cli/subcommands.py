@@ -57,6 +57,8 @@ def refuse_wrong_subcommand(words: Sequence[str]) -> None:
     rlreason.errors.ConfigError: inspct is no subcommand: did you mean rlreason inspect? (rlreason --help lists them)
     """
     word = words[0].lower() if words else ""
+    if word in ("train", "run", "start"):
+        raise ConfigError(f"{words[0]} is no subcommand: a run starts without one, leave it out (rlreason --help)")
     if near := difflib.get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.75):
         raise ConfigError(f"{words[0]} is no subcommand: did you mean rlreason {near[0]}? (rlreason --help lists them)")
 
