@@ -70,6 +70,9 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         if is_sweep(word):
             return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
     if merging := re.match("Error merging override (.+)", str(error)):
+        group = merging[1].lstrip("+").partition("=")[0]
+        if settings := [key for key in keys if key.startswith(f"{group}.")]:
+            return f"{merging[1]}: {group} is a group of settings: write one of {', '.join(settings[:4])}"
         return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
     about = [word for word in overrides if "${" in word or f"'{word.lstrip('+~').partition('=')[0]}'" in str(error)]
     return f"{' '.join(about[-1:] or overrides)} cannot be composed ({first_line(error)}): fix or leave it out"
