@@ -63,16 +63,17 @@ def gsm8k(tmp_path) -> Path:
 
 
 class Finished(NamedTuple):
-    """A folder that real commands have left. Tests that change it copy it first."""
+    """A folder that real commands have left, and what they printed. Tests that change it copy it first."""
 
     folder: Path
+    printed: str
 
 
 def left_by(folder: Path, *words: str) -> Finished:
     """Run a command in a new folder."""
     done = rlreason(*words, cwd=folder.parent)
     assert done.returncode == 0, done.stderr
-    return Finished(folder)
+    return Finished(folder, done.stdout)
 
 
 @pytest.fixture(scope="session")

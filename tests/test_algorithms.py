@@ -143,7 +143,7 @@ def test_a_step_that_restarts_has_first_weights_and_a_schedule_of_its_own(policy
     learner, given = imitating(policy, can_restart=True, lr_schedule="linear"), traces(policy, 3)
     losses = []
     for restart, expected in ((False, [5e-3, 3.75e-3]), (True, [1e-2, 5e-3]), (True, [1e-2, 5e-3])):
-        updates = learner.updates(Collected([], [given, given], {}, restart=restart), 3, 4, Sampling())
+        updates = list(learner.updates(Collected([], [given, given], {}, restart=restart), 3, 4, Sampling()))
         assert [u.metrics["train/learning_rate"] for u in updates] == pytest.approx(expected)
         losses.append([u.metrics["train/loss"] for u in updates])
     assert losses[0][0] == losses[1][0] > losses[1][1]

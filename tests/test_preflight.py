@@ -47,7 +47,7 @@ def modules(tmp_path, monkeypatch):
     ("name", "says"),
     [
         ("nowhere:f", "nowhere"), ("good:numbre", "good:number?"), ("good:number", "of type int"),
-        ("broken:f", "({here}/broken.py, line 1)"), ("judge:number", ""), ("judge:one", "TypeError: "),
+        ("broken:f", "({here}/broken.py, line 1)"), ("judge:number", ""), ("judge:one", "two texts"),
         ("judge:raises", "KeyError: '20' ({here}/judge.py"), ("judge:none", "returned None"),
         ("judge:slow", "grading.timeout_s=0.5 s"),
     ],
@@ -83,8 +83,8 @@ def test_runs_that_could_not_begin_are_refused_together(composed, modules):
 
 def test_data_that_is_no_use_is_found_early_where_reading_is_quick(composed, modules):
     row = '{"question": "1+1?", "answer": "#### 2"}\n'
-    for half in ("train", "test"):
-        (modules / f"{half}.jsonl").write_text(row + row.replace("1+1", "2+0"))
+    for half, one, other in (("train", "4+0", "3+1"), ("test", "1+1", "2+0")):
+        (modules / f"{half}.jsonl").write_text(row.replace("1+1", one) + row.replace("1+1", other))
     own = ("model=smollm2_135m", "prompt.reward=judge:number", f"data.path={modules}")
     assert pre.preflight([typed(composed(*own, "eval_problems=2"))], modules) == []
     with pytest.raises(ConfigError, match="eval_problems=3 is more than"):

@@ -90,7 +90,7 @@ def test_divergence(lost: int):
     verdict = verdict_of(study)
     assert (verdict.word, verdict.sentence[:22]) == ("diverged", f"A diverged in {lost} of 4 s")
     assert verdict.outcome == ("worse" if lost == 4 else "cannot tell")  # one of four: the interval holds zero
-    assert ("A is worse than R by" in verdict.sentence) == (lost == 4)
+    assert ("accuracy points below R" in verdict.sentence) == (lost == 4)
     assert summary_of([verdict], study) == f"A diverges{'' if lost == 4 else ' in some seeds'}."
     assert f"A itself diverged in {lost} of 4 " in verdict_of(answered(A=right, R=seeds(0.5))).sentence
 
