@@ -237,5 +237,6 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
         split = Learner(policy, objective, optimization, micro_batch_tokens=tokens).gradient(samples)
         assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
         assert split.clipped == whole.clipped
-        torch.testing.assert_close(flat(split.parameters), flat(whole.parameters), atol=2e-5, rtol=1e-4)
+        atol = 1e-6 if shares else 2e-5  # a prompt that is computed n times rounds n times
+        torch.testing.assert_close(flat(split.parameters), flat(whole.parameters), atol=atol, rtol=1e-4)
         close(flat(split.tokens), flat(whole.tokens))
