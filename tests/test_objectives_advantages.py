@@ -13,6 +13,9 @@ from rlreason.objectives.advantages import BASELINES, STD_NORMS, compute_group_a
 def loop_reference(rewards, ids, lengths, baseline, std_norm, eps):
     """The definition, one sample at a time, in Python floats."""
 
+    def std(values):
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
     result = []
     for i, (reward, own) in enumerate(zip(rewards, ids, strict=True)):
         members = [j for j, group in enumerate(ids) if group == own]
@@ -25,9 +28,9 @@ def loop_reference(rewards, ids, lengths, baseline, std_norm, eps):
             "opo": reward - weighted / tokens,
         }[baseline]
         below = {
-            "group_std": (statistics.stdev(group) if len(group) > 1 else 0.0) + eps,
+            "group_std": std(group) + eps,
             "none": 1.0,
-            "batch_std": statistics.stdev(rewards) + eps,
+            "batch_std": std(rewards) + eps,
             "group_mean": statistics.fmean(group) + eps,
         }[std_norm]
         result.append(above / below)
@@ -73,14 +76,20 @@ def test_equal_rewards_give_exactly_zero(baseline, std_norm):
             assert advantages.tolist() == [0.0] * size, (value, size)
 
 
-def test_a_group_without_success_is_finite():
-    """Bug: 0 / 0 in a group without reward."""
+def test_a_group_without_success_or_without_tokens_is_finite():
+    """Bug: 0 / 0 in a group without reward or without tokens."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     ids = torch.tensor([0, 0, 0, 0, 1, 1])
     advantages = compute_group_advantages(rewards, ids, std_norm="group_mean", advantage_eps=1e-9)
     expected = torch.tensor([3.0, -1.0, -1.0, -1.0, 0.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(advantages, expected, rtol=1e-7, atol=0)
-    with pytest.raises(ValueError, match="baseline=opo"):  # lengths that nobody gave
-        compute_group_advantages(rewards, ids, baseline="opo")
-    with pytest.raises(ValueError, match=r"rewards \(6, 1\) and group_ids \(6,\)"):  # would be broadcast
-        compute_group_advantages(rewards[:, None], ids)
+    no_tokens = compute_group_advantages(rewards[:2], ids[:2], baseline="opo", lengths=torch.zeros(2).long())
+    assert no_tokens.isfinite().all()
+
+
+def test_what_does_not_fit_is_refused():
+    """Bug: a column of rewards that is broadcast; lengths that nobody gave."""
+    with pytest.raises(ValueError, match=r"rewards \(4, 1\) and group_ids \(4,\)"):
+        compute_group_advantages(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="baseline=opo"):
+        compute_group_advantages(torch.ones(2), torch.zeros(2).long(), baseline="opo")

@@ -9,6 +9,7 @@ from rlreason.objectives.objective import LengthNormConfig, LossConfig
 from rlreason.objectives.published import NAMED, OF_LOSSES, PUBLISHED, check_objective
 
 GRPO = NAMED["grpo"]
+REINFORCE = NAMED["reinforce"]
 
 
 def test_every_published_objective_breaks_no_rule():
@@ -23,7 +24,7 @@ VIOLATIONS = [
     (GRPO, {"cliprange_low": None}, "loss.cliprange_low=null: loss=grpo_clip needs", "leave this out"),
     (GRPO, {"cliprange_low": 1.2}, "loss.cliprange_low=1.2", "at most 1"),
     (NAMED["rft"], {"baseline": "mean"}, "loss_type=no_baseline with baseline=mean", "baseline=none"),
-    (NAMED["reinforce"], {"baseline": "none"}, "baseline=none: loss_type=reinforce_with_baseline", "no_baseline"),
+    (REINFORCE, {"baseline": "none"}, "baseline=none: loss_type=reinforce_with_baseline", "no_baseline"),
     (GRPO, {"baseline": "none"}, "std_norm=group_std with baseline=none", "baseline=mean"),
     (NAMED["maxrl"], {"overlong": "penalty"}, "std_norm=group_mean with overlong=penalty", "none"),
     (NAMED["maxrl"], {"kl_placement": "reward", "kl_coef": 0.1}, "std_norm=group_mean with kl_placement=", "group_std"),
@@ -83,14 +84,19 @@ def test_card_of_every_named_objective(name):
     for phrase in CARD_SAYS[name]:
         assert phrase in text, phrase
     assert [other for other in NAMED if f"objective={other}" in card.equal] == [name]
+    assert card.markdown.count("$$") % 2 == 0
+    assert r"\ell_t" in card.markdown
     assert max(map(len, card.fitted(60).splitlines())) <= 60
+
+
+CAPPED = {"mismatch_cap": 2.0}
 
 
 def test_card_names_every_term_that_is_switched_on():
     """Bug: a term that is on and not shown."""
-    on = {
+    on = CAPPED | {
         "dual_clip": 3.0, "constant": 512, "length_norm": "constant", "kl_placement": "loss", "kl_coef": 0.04,
-        "mismatch_cap": 2.0, "entropy_coef": 0.01, "overlong": "mask", "zero_variance": "skip", "mismatch": "truncate",
+        "entropy_coef": 0.01, "overlong": "mask", "zero_variance": "skip", "mismatch": "truncate",
         "epochs_per_rollout": 4, "advantage_eps": 1e-4,
     }  # fmt: skip
     card = objective_card(changed(GRPO, on))
@@ -101,22 +107,33 @@ def test_card_names_every_term_that_is_switched_on():
     ):  # fmt: skip
         assert phrase in " ".join(card.fitted().split()), phrase
     assert all(phrase in card.markdown for phrase in (r"\min(w_t, 2)", r"\frac{1}{C N}", r"0.01\, H(\pi_\theta)"))
-    of_reward = {"kl_placement": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
-    text = objective_card(changed(GRPO, of_reward | {"mismatch": "mask", "mismatch_cap": 2.0})).fitted()
-    assert text.index("r - 0.1 sum over tokens of (x)") < text.index("l x (w if w <= 2 else 0)")
+    shaped = changed(
+        GRPO, {"kl_placement": "reward", "kl_coef": 0.1, "kl_estimator": "k1", "mismatch": "mask"} | CAPPED
+    )
+    text = objective_card(shaped).fitted()
+    assert (
+        text.index("r - 0.1 sum over tokens of (x)") < text.index("Advantage") < text.index("l x (w if w <= 2 else 0)")
+    )
 
 
-def test_card_says_where_a_shared_name_differs():
-    """Bug: a name of a paper without its difference."""
-    for settings, phrase in (
+@pytest.mark.parametrize(
+    ("settings", "phrase"),
+    [
         (NAMED["dr_grpo"], "TRL"),
-        (changed(NAMED["reinforce"], {"baseline": "opo"}), "OPO (arXiv 2505.23585), its sum over tokens divided"),
-        (changed(NAMED["reinforce"], {"epochs_per_rollout": 2}), "biased"),
+        (changed(GRPO, {"length_norm": "token"}), "max_resampling_rounds"),
+        (changed(GRPO, {"kl_placement": "loss", "kl_coef": 0.04}), "GRPO with its KL term"),
+        (changed(REINFORCE, {"baseline": "opo"}), "OPO (arXiv 2505.23585), its sum over tokens divided"),
+        (changed(REINFORCE, {"epochs_per_rollout": 2}), "biased"),
+        (GRPO, "no clip or cap acts"),
+        (changed(GRPO, {"zero_variance": "skip"}), "the gradient grows by all / live"),
         (changed(OF_LOSSES["sapo"], {"tau_neg": 2.0}), "SAPO (arXiv 2511.20347) with other numbers"),
-    ):
-        card = objective_card(settings)
-        assert phrase in " ".join(card.fitted().split())
-        assert phrase in card.markdown
+    ],
+)
+def test_card_says_where_a_shared_name_differs(settings, phrase):
+    """Bug: a name of a paper without its difference."""
+    card = objective_card(settings)
+    assert phrase in " ".join(card.fitted().split())
+    assert phrase in card.markdown
 
 
 def test_what_only_looks_like_a_published_objective_is_not_called_by_its_name():
