@@ -5,26 +5,31 @@
 
 import json
 import math
+import statistics
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from rlreason.courses import cs336_2025, cs336_2026, pku_hw3
 from rlreason.model.parameters import build_model
+from rlreason.model.policy import Policy
 
 WORDS = [
     "<pad>", "<eos>", "<bos>", "what", "is", "two", "plus", "three", "?", "four", "five", "six", "so", ".",
 ]  # fmt: skip
 
 
-def word_tokenizer(pad_token="<pad>"):
-    """One token per word."""
+def word_tokenizer(pad_token="<pad>", adds_bos=False):
+    """One token per word; with `adds_bos` it puts a begin token before every text unless told not to."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if adds_bos:
+        bos = ("<bos>", WORDS.index("<bos>"))
+        tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad_token, eos_token="<eos>")
 
 
@@ -37,10 +42,30 @@ PROMPTS = ["what is two plus three ?", "so ?", "what is six ?"]
 OUTPUTS = ["five . <eos>", "so four plus two is six . <eos>", "."]
 
 
+def expected_rows(prompts, outputs):
+    """Token ids and output flags of every row, not yet padded or shifted."""
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = [WORDS.index(word) for word in f"{prompt} {output}".split()]
+        yield ids, [False] * len(prompt.split()) + [True] * len(output.split())
+
+
+@pytest.mark.parametrize("pad_token", ["<pad>", "<eos>", None])
+def test_tokenize_pads_right_shifts_once_and_masks_by_length(pad_token):
+    """Padding without a pad token, an end token that is masked as padding, a shift too many."""
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer(pad_token, adds_bos=True))
+    assert [value.dtype for value in batch.values()] == [torch.int64, torch.int64, torch.bool]
+    rows = list(expected_rows(PROMPTS, OUTPUTS))
+    width = max(len(ids) for ids, _ in rows)
+    pad = WORDS.index(pad_token or "<eos>")
+    for row, (ids, flags) in enumerate(rows):
+        full = ids + [pad] * (width - len(ids))
+        assert batch["input_ids"][row].tolist() == full[:-1]
+        assert batch["labels"][row].tolist() == full[1:]
+        assert batch["response_mask"][row].tolist() == (flags + [False] * (width - len(flags)))[1:]
+
+
 def test_log_probs_and_entropy_of_a_model_in_half_precision_are_float32():
-    """And a tokenizer without a pad token pads with its end token."""
-    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer(pad_token=None))
-    assert batch["input_ids"][2, -1] == WORDS.index("<eos>")
+    batch = cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
     model, given = tiny_model(dtype=torch.bfloat16), (batch["input_ids"], batch["labels"])
     half = cs336_2025.get_response_log_probs(model, *given, return_token_entropy=True)
     assert half["log_probs"].dtype == half["token_entropy"].dtype == torch.float32
@@ -60,11 +85,11 @@ def test_generations_are_logged_with_their_entropy_and_lengths():
     assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0]
     assert (metadata["mean_length_correct"], metadata["mean_length_incorrect"]) == (5.5, 1.0)
     assert metadata["mean_format_reward"] == 1.0
-    for row, prompt, output in zip(rows, PROMPTS, OUTPUTS, strict=True):
-        ids, start = [WORDS.index(word) for word in f"{prompt} {output}".split()], len(prompt.split())
+    for row, (ids, flags) in zip(rows, expected_rows(PROMPTS, OUTPUTS), strict=True):
         log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         entropies = -(log_probs.exp() * log_probs).sum(-1)
-        assert row["token_entropy"] == pytest.approx(entropies[start - 1 : -1].mean().item(), rel=1e-5)
+        of_response = [entropies[place - 1].item() for place in range(1, len(ids)) if flags[place]]
+        assert row["token_entropy"] == pytest.approx(statistics.fmean(of_response), rel=1e-5)
 
 
 def test_an_evaluation_is_on_disk_with_every_row(tmp_path):
@@ -105,8 +130,10 @@ def loss_2026(kind, **missing):
         (lambda: loss_2025("no_baseline", raw_rewards=None), "raw_rewards=None"),
         (lambda: loss_2025("grpo_clip", cliprange=None), "cliprange=None"),
         (lambda: loss_2026("gspo", response_mask=None), "response_mask=None: 'gspo'"),
+        (lambda: loss_2025("ppo"), "choose one of"),
         (lambda: loss_2026("ppo"), "choose one of"),
         (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "constant"), "constant=None"),
+        (lambda: cs336_2026.aggregate_loss_across_microbatch(ONES, MASK, "token"), "choose one of"),
         (lambda: cs336_2026.compute_group_normalized_rewards(torch.ones(3), 2), "group_size=2"),
         (lambda: cs336_2026.compute_rollout_rewards(contains_truth, ["a"] * 3, ["b"] * 2), "zip"),
         (lambda: cs336_2025.tokenize_prompt_and_output(PROMPTS, OUTPUTS[:2], word_tokenizer()), "zip"),
@@ -132,23 +159,36 @@ def test_the_unclipped_loss_of_2025_and_the_metadata_of_both_years():
     assert all(getattr(pku_hw3, name) is getattr(cs336_2025, name) for name in pku_hw3.__all__)
 
 
-def test_the_train_step_of_2026_reports():
-    """Averages over padding or over some micro-batches, or the norm behind the clip; `check` holds the step itself."""
+def test_train_step_clips_the_whole_gradient_before_the_step_leaves_none_behind_and_reports():
+    """A clip of parts or after the step, gradients for the next step, averages over padding or some micro-batches."""
     asked = ["what is two plus three ?"] * 2 + ["so is four plus two six ?"] * 2 + ["what ?"] * 2
     answered = ["five .", "so four plus two is six . <eos>", ". <eos>", "so", "two two", "six five four ."]
     truths = ["five", "five", "so", "so", "none", "none"]  # the last group has no variance
-    batch, model = cs336_2026.tokenize_prompt_and_output(asked, answered, word_tokenizer()), tiny_model()
+    batch = cs336_2026.tokenize_prompt_and_output(asked, answered, word_tokenizer())
     with torch.no_grad():
         old = cs336_2026.get_response_log_probs(tiny_model(seed=1), batch["input_ids"], batch["labels"])["log_probs"]
-    loss, metadata = cs336_2026.grpo_train_step(
-        model, word_tokenizer(), torch.optim.SGD(model.parameters(), lr=0.5), 3, 0.01, contains_truth, asked, answered,
-        truths, group_size=2, importance_reweighting_method="grpo", cliprange=0.1, old_log_probs=old,
-    )  # fmt: skip
-    assert metadata["grad_norm"] > 0.01  # as it was before the clip
+    clipped = {"importance_reweighting_method": "grpo", "cliprange": 0.1, "old_log_probs": old}
+
+    def step(accumulation, max_grad_norm, responses, **options):
+        """One step with plain SGD; returns how far the weights moved, the loss and the metadata."""
+        model = tiny_model()
+        loss, metadata = cs336_2026.grpo_train_step(
+            model, word_tokenizer(), torch.optim.SGD(model.parameters(), lr=0.5), accumulation, max_grad_norm,
+            contains_truth, asked, responses, truths, group_size=2, **options,
+        )  # fmt: skip
+        assert all(parameter.grad is None for parameter in model.parameters())
+        squares = zip(model.parameters(), tiny_model().parameters(), strict=True)
+        return math.sqrt(sum((after - before).square().sum().item() for after, before in squares)), loss, metadata
+
+    moved, loss, metadata = step(3, 0.01, answered, **clipped)
+    assert moved == pytest.approx(0.5 * 0.01, rel=1e-2)
+    assert metadata["grad_norm"] > 0.01  # reported as it was before the clip
     expected = {"loss": loss.item(), "mean_reward": 2 / 6, "nonzero_advantage_share": 4 / 6}
     assert {key: metadata[key] for key in expected} == pytest.approx(expected)
     for key, (low, high) in {"token_entropy": (0, math.log(14)), "clipped": (0, 1), "ratio": (0.5, 2)}.items():
         assert low < metadata[key] < high + 1e-6
+    moved, loss, metadata = step(2, None, ["."] * 6)  # nothing to learn
+    assert (loss.item(), metadata["grad_norm"], moved) == (0.0, 0.0, 0.0)
 
 
 def test_an_instance_is_made_and_loaded_as_vllm_is_called(monkeypatch):
@@ -172,3 +212,34 @@ def test_an_instance_is_made_and_loaded_as_vllm_is_called(monkeypatch):
     cs336_2025.load_policy_into_vllm_instance(model, llm)
     (name, weights), *rest = loaded
     assert (name, weights.keys(), rest) == ("reload_weights", model.state_dict().keys(), ["repack_tied_head", "reset"])
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_instance_samples_from_the_policy_that_was_loaded_last(tokenizer, tmp_path):
+    """Weights that do not arrive, a tied head that stays as it was, or a prefix cache with the old weights' keys."""
+    vllm = pytest.importorskip("vllm")
+    first, second = (build_model(len(tokenizer), width=128, init_scale=0.3, seed=seed).eval() for seed in (1, 2))
+    Policy(first, tokenizer).save(tmp_path / "model")
+    llm = cs336_2025.init_vllm(
+        str(tmp_path / "model"), "cpu", seed=0, block_size=32, generation_config="vllm", max_num_seqs=4,
+        dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=2**26,
+    )  # fmt: skip
+    prompt = tokenizer.encode("What is 17 + 25? " * 5, add_special_tokens=False)
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def sampled() -> list[int]:
+        return list(llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0].outputs[0].token_ids)
+
+    def greedy(model: torch.nn.Module) -> list[int]:
+        ids = list(prompt)
+        with torch.no_grad():
+            for _ in range(12):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    assert sampled() == greedy(first)
+    for policy in (second, first):
+        cs336_2025.load_policy_into_vllm_instance(policy, llm)
+        assert sampled() == greedy(policy)
+    assert greedy(first) != greedy(second)

@@ -4,16 +4,20 @@ import json
 import math
 import subprocess
 import sys
+from fractions import Fraction
 from importlib import metadata
 
 import pytest
 import verdicts
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from verdicts import FORMS, R1_ZERO_FORMAT, labelled_pairs, tagged
 
 from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
 from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
+from rlreason.grading.answers.compare import decide_pair
 from rlreason.grading.formats import FORMATS, boxed
 from rlreason.grading.grader import GRADER_VERSION, grading_metrics
 from rlreason.runtime.plugins import NAMED_REWARDS
@@ -117,6 +121,20 @@ def test_wrong_settings_and_rewards_are_named():
     assert tuple(FORMATS) == NAMED_REWARDS  # one table here, its names in the settings
 
 
+def test_one_answer_is_read_and_compared_by_the_settings_without_a_worker():
+    """Bug: `same` ignores `grading.percent`, or starts processes."""
+    sentences = Grader(GradingConfig(extract="last_number", percent=False))
+    assert sentences.read("</think> <answer>She sold 38 clips</answer>").candidates == ("She sold 38 clips", "38")
+    assert sentences.same("She sold 38 clips today", "38")
+    assert [one.same("38%", "38") for one in (sentences, Grader())] == [False, True]
+    assert not Grader().same(r"\int_0^1 x\,dx", "0.5")  # only the symbolic library could tell
+    assert sentences._pool._server is None
+    read = Grader().read("</think> <answer>1</answer> so")
+    assert (read.formatted, read.answer, bool(read.reason)) == (True, None, True)
+    with pytest.raises(ValueError, match="mine:reward"):
+        Grader(reward="mine:reward").read("1")
+
+
 PLUGGED_IN = """
     ab correct plugin 1.0, abc wrong plugin 0.0, hang timeout plugin 0.0, ab correct plugin 1.0, raise error plugin 0.0,
     exit error killed 0.0, None error plugin_value 0.0, nan error plugin_value 0.0, text error plugin_value 0.0,
@@ -155,3 +173,122 @@ def test_partial_credit_is_a_reward_and_no_right_answer():
     assert "gives up to 1.5" in whole.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")])[0]
     assert half.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")]) == []
     assert "grading.correct_at" in half.warnings([Grade(1.0, 0.4, 0.4, "wrong", "plugin")])[0]
+
+
+DEFAULT = GradingConfig()
+numbers = st.fractions(min_value=-2000, max_value=2000, max_denominator=60)
+
+
+def right(answer: str, gold: str) -> bool:
+    verdict = decide_pair(answer, gold, DEFAULT)
+    assert verdict is None or verdict.outcome != "error", (answer, gold, verdict)
+    return verdict is not None and verdict.outcome == "correct"
+
+
+@st.composite
+def spelled(draw, value: Fraction) -> str:
+    """One way to write a fraction: reduced or not, plain or LaTeX, mixed, or as a decimal where it ends."""
+    factor = draw(st.integers(min_value=1, max_value=6))
+    top, bottom = abs(value.numerator) * factor, value.denominator * factor
+    forms = [f"\\frac{{{top}}}{{{bottom}}}", f"{top}/{bottom}", f"\\dfrac{{ {top} }}{{ {bottom} }}"]
+    if top < 10 and bottom < 10:
+        forms.append(f"\\frac{top}{bottom}")
+    if value.denominator > 1 and abs(value) > 1:
+        whole, rest = divmod(abs(value.numerator), value.denominator)
+        forms += [f"{whole}\\frac{{{rest}}}{{{value.denominator}}}", f"{whole} {rest}/{value.denominator}"]
+    scaled = abs(value) * 10**6
+    if scaled.denominator == 1:
+        forms += [f"{int(scaled) // 10**6}.{int(scaled) % 10**6:06d}", f"{int(scaled)}e-6"]
+    return ("-" if value < 0 else "") + draw(st.sampled_from(forms))
+
+
+WRAPPERS = ["\\left({}\\right)", "{} \\,", "x = {}", "\\({}\\)", " {} ", "\\boxed{{{}}}", "${}$", "**{}**", "{}."]
+
+
+@st.composite
+def dressed(draw, text: str) -> str:
+    """The same text in the wrappers, fonts and spaces that models use, each at most once, from the inside out."""
+    for index in sorted(draw(st.sets(st.integers(0, len(WRAPPERS) - 1), max_size=2))):
+        text = WRAPPERS[index].format(text)
+    return text.replace("-", draw(st.sampled_from("-\u2212")))
+
+
+@settings(max_examples=300)
+@given(st.data(), numbers, numbers)
+def test_fractions(data, value, other):
+    """Bug: a spelling or wrapper that changes a number, or makes two of them equal."""
+    assume(value != other)
+    answer = data.draw(spelled(value).flatmap(dressed))
+    assert right(answer, data.draw(spelled(value)))
+    assert not right(answer, data.draw(spelled(other)))
+
+
+@settings(max_examples=150)
+@given(st.data(), st.lists(numbers, min_size=2, max_size=4, unique=True), numbers)
+def test_lists_sets_and_tuples(data, values, other):
+    """Bug: an order that counts in a set or not in a tuple; a member that is left over."""
+    assume(other not in values)
+    texts = [data.draw(spelled(value)) for value in values]
+    shuffled = data.draw(st.permutations(values))
+    respelled = [data.draw(spelled(value)) for value in shuffled]
+    changed = [data.draw(spelled(value)) for value in [other, *values[1:]]]
+    for form in ("{}", "\\{{{}\\}}"):
+        gold = form.format(", ".join(texts))
+        assert right(", ".join(respelled), gold)
+        assert right("\\{" + ", ".join(respelled) + "\\}", gold)
+        assert not right(", ".join(changed), gold)
+        assert not right(", ".join(respelled[1:]), gold)
+    pair = f"({', '.join(texts)})"
+    again = f"\\left({','.join(data.draw(spelled(value)) for value in values)}\\right)"
+    assert right(again, pair)
+    assert right(f"({', '.join(respelled)})", pair) == (shuffled == values)
+    assert not right(f"({', '.join(changed)})", pair)
+
+
+TERMS = st.lists(st.tuples(st.integers(-9, 9).filter(bool), st.integers(0, 4)), min_size=1, max_size=4)
+
+
+def polynomial(terms: list[tuple[int, int]]) -> str:
+    return "+".join(f"({factor})x^{{{power}}}" if power else f"({factor})" for factor, power in terms)
+
+
+@settings(max_examples=150)
+@given(TERMS, TERMS, st.randoms(use_true_random=False))
+def test_polynomials(terms, others, source):
+    """Bug: terms that are compared as texts, or powers as factors."""
+    shuffled = source.sample(terms, len(terms))
+    assert right(polynomial(shuffled), polynomial(terms))
+    assert right(f"({polynomial(shuffled)})/2", f"\\frac{{{polynomial(terms)}}}{{2}}")
+    sums = [[sum(factor for factor, own in side if own == power) for power in range(5)] for side in (terms, others)]
+    assert right(polynomial(others), polynomial(terms)) == (sums[0] == sums[1])
+
+
+BOUNDS = st.tuples(numbers, numbers).filter(lambda pair: pair[0] < pair[1])
+
+
+@settings(max_examples=150)
+@given(st.data(), BOUNDS, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_intervals_and_inequalities(data, bounds, left, right_closed, left2, right2):
+    """Bug: an open end that is a closed one."""
+    low, high = (data.draw(spelled(bound)) for bound in bounds)
+    low2, high2 = (data.draw(spelled(bound)) for bound in bounds)
+    opening, closing = "[" if left else "(", "]" if right_closed else ")"
+    signs = ["\\le" if closed else "<" for closed in (left2, right2)]
+    interval = f"{opening}{low},{high}{closing}"
+    inequality = f"{low2} {signs[0]} x {signs[1]} {high2}"
+    same_ends = (left, right_closed) == (left2, right2)
+    assert right(inequality, interval) == same_ends
+    assert right(interval, inequality) == same_ends
+    assert right(f"x\\in {interval}", interval)
+
+
+ALPHABET = st.sampled_from([*"0123456789xyei+-*/^_(){}[],.:;|!%$=<>' \\", "\\frac", "\\sqrt", "\\pm", "\\le", "\\pi"])
+ANY_GOLD = st.text(max_size=20) | st.sampled_from(["38", r"\sqrt2", "x+1", "(1,2)", "[0,1)"])
+
+
+@settings(max_examples=800)
+@given(st.text(max_size=40) | st.lists(ALPHABET, max_size=30).map("".join), ANY_GOLD)
+def test_no_text_is_an_error_and_every_text_is_itself(answer, gold):
+    """Bug: an exception of a rule, which would count as an error of the grader."""
+    assert right(answer, gold) in (True, False)
+    assert right(gold, gold) == bool(gold.strip())

@@ -1,5 +1,6 @@
 """Single, packed and prompt-sharing sequences have the same log-probabilities and gradients, of the right tokens."""
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -8,16 +9,20 @@ from conftest import random_pairs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from test_learner import compared, grouped_samples
+from test_learner import OBJECTIVES, RIGHT, gradient_of
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.errors import ConfigError
-from rlreason.model.attention import one_by_one, select_kernel
-from rlreason.model.packing import divide, pack
+from rlreason.model.attention import NAMES, one_by_one, select_kernel
+from rlreason.model.packing import attention_by_layout, divide, pack
 from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
-from rlreason.objectives.objective import Objective
+from rlreason.records.console import Console
+from rlreason.training.build import build_components
 from rlreason.training.learner import Learner
+from rlreason.types import Response, Sample
+from tests.run_settings import settings
 
 
 def test_packed_scores_equal_one_sequence_at_a_time_in_the_order_given(policy):
@@ -46,7 +51,6 @@ def test_packed_scores_equal_one_sequence_at_a_time_in_the_order_given(policy):
         ("auto", None, torch.bfloat16, "sdpa"),
         ("auto", (9, 0), torch.float32, "sdpa"),
         ("flash_attention_2", (9, 0), torch.bfloat16, "flash_attn"),  # not installed here
-        ("varlen", None, torch.bfloat16, "no GPU"),
         ("varlen", (7, 0), torch.bfloat16, r"capability 7\.0.*model\.dtype=bfloat16"),
     ],
 )
@@ -60,10 +64,33 @@ def test_which_kernel_is_taken_depends_on_hardware_and_number_type(asked, capabi
         select_kernel(asked, device, dtype)
 
 
-def test_heads_that_are_repeated_get_their_own_keys():
-    q, k, v = (torch.randn(1, heads, 15, 8) for heads in (4, 2, 2))
-    grouped, repeated = (one_by_one(q, k, v, [6, 2, 7], 0.3, repeat) for repeat in (False, True))
-    torch.testing.assert_close(grouped, repeated)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it can run")
+def test_the_kernel_is_checked_before_anything_slow(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.attention=varlen .*no GPU"):
+        build_components(settings("model.attention=varlen"), tmp_path, Console())
+
+
+@pytest.mark.parametrize(("kv_heads", "scale"), [(1, 8**-0.5), (2, 0.3), (4, 8**-0.5)])
+def test_a_row_of_sequences_is_one_causal_call_for_each(kv_heads, scale):
+    """A sequence that attends to its neighbour, or heads that get another head's keys."""
+    torch.manual_seed(0)
+    layout = pack([([1] * 4, [2] * 2), ([1], [2]), ([1] * 8, [2] * 2)]).layout
+    q, k, v = (torch.randn(1, heads, 15, 8) for heads in (4, kv_heads, kv_heads))
+    expected = one_by_one(q, k, v, list(layout.parts.queries), scale)
+    assert expected.shape == (1, 15, 4, 8)
+    ours = attention_by_layout(*(x[0].transpose(0, 1) for x in (q, k, v)), layout, scale)
+    torch.testing.assert_close(ours[None], expected)
+    torch.testing.assert_close(one_by_one(q, k, v, list(layout.parts.queries), scale, repeat=True), expected)
+
+
+def test_under_every_kernels_name_float32_numbers_are_the_same(policy):
+    """The check of a model is in float32, which the flash kernels do not take."""
+    pairs = random_pairs(len(policy.tokenizer), 4)
+    expected = policy.log_probs(pack(pairs))[0]
+    for name in NAMES.values():
+        policy.model.set_attn_implementation(name)
+        assert torch.equal(policy.log_probs(pack(pairs))[0], expected)
+    check_kernel(policy)
 
 
 def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_path):
@@ -71,12 +98,13 @@ def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_pat
     pairs = random_pairs(len(policy.tokenizer), 3)
     again = load_policy(str(tmp_path / "model"), "float32")
     torch.testing.assert_close(again.log_probs(pack(pairs))[0], policy.log_probs(pack(pairs))[0])
+    for text in ("7+3=10 10-4=6 </think> <answer>6</answer>", "\\frac{1}{2} é 漢字 🙂\n\t x", " a  b "):
+        assert again.tokenizer.decode(again.tokenizer.encode(text)) == text
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert plain.config._attn_implementation == "sdpa"  # nothing of ours is needed to load it
-    text = "User: Max has 18 apples.\n <think> 18+13=31 </think> <answer>31</answer> \\frac{1}{2} é 漢字 🙂\n\t x a  b "
-    ids = AutoTokenizer.from_pretrained(tmp_path / "model").encode(text)
-    assert ids == again.encode_prompt(text) == policy.encode_prompt(text)
-    assert again.tokenizer.decode(ids) == text
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = "User: Max has 18 apples, gets 13. How many?\n <think> 18+13=31 </think> <answer>31</answer>"
+    assert tokenizer.encode(text) == again.encode_prompt(text) == policy.encode_prompt(text)
 
 
 def test_a_model_that_caps_its_logits_is_refused(tokenizer):
@@ -91,45 +119,109 @@ def test_a_model_that_caps_its_logits_is_refused(tokenizer):
 # A prompt that several responses share is computed once, and gives what repeated prompts give
 
 
+def groups(vocab: int, sizes=(3, 1, 8, 2), seed=0) -> list[tuple[list[int], list[int]]]:
+    """Pairs in groups of these sizes, each with one prompt; some responses are a single token."""
+    rng = random.Random(seed)
+
+    def ids(low, high):
+        return [rng.randrange(2, vocab) for _ in range(rng.randint(low, high))]
+
+    return [(prompt, ids(1, 9)) for size in sizes for prompt in [ids(1, 12)] for _ in range(size)]
+
+
+def samples_of(policy, pairs, old=False) -> list[Sample]:
+    rng = random.Random(1)
+    scores = LogProbScorer(policy, 512).log_probs(pairs)
+    made = []
+    for (prompt, response), lp in zip(pairs, scores, strict=True):
+        told = Response(str(prompt), prompt, response, lp, "", "stop")
+        made.append(Sample(told, RIGHT, advantage=rng.gauss(0, 1), old_log_probs=lp if old else None))
+    return made
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_outputs_and_gradients_equal_those_of_repeated_prompts_to_ten_digits(kv_heads):
+    """In float64, over groups of several sizes, one response of a single token, and a sequence alone."""
+    torch.manual_seed(0)
+    pairs = [([1] * 5, [2] * n) for n in (4, 1, 7)] + [([3] * 2, [2] * 3)] + [([4] * 6, [2] * n) for n in (3, 2)]
+    layout = pack(pairs, share_prompts=True).layout
+    lay = [(0, 5, (3, 0, 6)), (14, 2, (2,)), (18, 6, (2, 1))]  # first token, prompt, responses without their last token
+    tokens = sum(layout.parts.queries)
+    assert tokens == 27
+    q, k, v = (torch.randn(tokens, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, kv_heads, kv_heads))
+    ours = attention_by_layout(q, k, v, layout, 8**-0.5)
+    weights = torch.randn_like(ours)
+    mine = torch.autograd.grad((ours * weights).sum(), (q, k, v))
+    loss = torch.zeros((), dtype=torch.float64)
+    for first, prompt, responses in lay:  # each pair attends alone, its prompt written out before it
+        at = first + prompt
+        for number, size in enumerate(responses):
+            rows = [*range(first, first + prompt), *range(at, at + size)]
+            heads = [x[rows].transpose(0, 1)[None] for x in (q, k, v)]
+            out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+            torch.testing.assert_close(out, ours[rows], atol=1e-10, rtol=0)
+            new = slice(prompt if number else 0, None)  # the prompt counts once
+            loss = loss + (out[new] * weights[rows][new]).sum()
+            at += size
+    theirs = torch.autograd.grad(loss, (q, k, v))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
 @hypothesis_settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
     st.integers(5, 60),
     st.one_of(st.none(), st.integers(1, 4)),
-    st.booleans(),
 )
-def test_every_pair_is_in_one_bin_within_the_budget_and_a_whole_group_in_one_where_it_fits(
-    sizes, budget, max_rows, shares
-):
+def test_every_pair_is_in_one_bin_within_the_budget_and_a_whole_group_in_one_where_it_fits(sizes, budget, max_rows):
     pairs = [([g] * prompt, [0] * n) for g, (prompt, responses) in enumerate(sizes, 100) for n in responses]
-    bins = divide(pairs, budget, max_rows, shares)
+    bins = divide(pairs, budget, max_rows, share_prompts=True)
     assert sorted(i for rows in bins for i in rows) == list(range(len(pairs)))
     for rows in bins:
-        order = [tuple(pairs[i][0]) for i in rows]
-        prompts = set(order) if shares else order
+        prompts = {tuple(pairs[i][0]) for i in rows}
         tokens = sum(map(len, prompts)) + sum(len(pairs[i][1]) for i in rows)
         assert len(rows) == 1 or (tokens <= budget and len(rows) <= (max_rows or len(rows)))
-        assert not shares or sum(a != b for a, b in pairwise(order)) == len(prompts) - 1  # neighbours
-    for g, (prompt, responses) in enumerate(sizes, 100) if shares else ():
+        order = [pairs[i][0] for i in rows]
+        assert sum(a != b for a, b in pairwise(order)) == len(prompts) - 1  # neighbours
+    for g, (prompt, responses) in enumerate(sizes, 100):
         if prompt + sum(responses) <= budget and len(responses) <= (max_rows or len(responses)):
             assert sum(any(pairs[i][0][0] == g for i in rows) for rows in bins) == 1
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss.loss_type}-{o.length_norm.kind}")
+def test_a_step_on_groups_has_the_gradient_of_repeated_prompts_however_it_is_cut(policy, objective):
+    samples = samples_of(policy, groups(len(policy.tokenizer)), old=True)
+    random.Random(0).shuffle(samples)
+    assert policy.shares_prompts
+
+    def gradient(budget, rows=None):
+        config = OptimizationConfig(1e-3, micro_batch_size=rows)
+        return gradient_of(Learner(policy, objective, config, micro_batch_tokens=budget), samples)
+
+    found = [gradient(*cut) for cut in ((10_000,), (64,), (30,), (10_000, 3), (10_000, 1))]
+    policy.shares_prompts = False
+    expected = gradient(10_000)
+    assert expected.norm() > 0
+    for one in found:
+        torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):
     """Counted at the model's embeddings: forward tokens of an update, of old log-probabilities, of a cut group."""
     fed = []
     policy.model.get_input_embeddings().register_forward_hook(lambda module, args, out: fed.append(args[0].numel()))
-    samples = compared(grouped_samples(policy, [0.0, 1.0] * 8))  # four groups of four
-    pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
-    prompts = sum(len(p) for p, _ in pairs[::4])
+    pairs = groups(len(policy.tokenizer), sizes=(8, 8))
+    prompts = sum(len(pairs[i][0]) for i in (0, 8))
     once = prompts + sum(len(r) - 1 for _, r in pairs)
+    samples = samples_of(policy, pairs)
     assert sum(fed) == once  # they were scored
     repeated = sum(len(p) + len(r) - 1 for p, r in pairs)
-    for rows, shares, expected in ((None, True, once), (2, True, once + prompts), (None, False, repeated)):
+    for rows, shares, expected in ((None, True, once), (4, True, once + prompts), (None, False, repeated)):
         fed.clear()
         policy.shares_prompts = shares
-        Learner(policy, Objective(), OptimizationConfig(1e-3, micro_batch_size=rows)).update(samples)
-        assert sum(fed) == expected  # with two rows each group is cut in two
+        Learner(policy, OBJECTIVES[0], OptimizationConfig(1e-3, micro_batch_size=rows)).update(samples)
+        assert sum(fed) == expected  # with four rows each group is cut in two
 
 
 def test_sharing_is_given_up_where_it_computes_something_else(policy, monkeypatch):
