@@ -110,7 +110,7 @@ def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_pat
 def test_a_model_that_caps_its_logits_is_refused(tokenizer):
     config = Gemma2Config(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5,
+        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="other log-probabilities"):
         Policy(Gemma2ForCausalLM(config), tokenizer)
