@@ -204,10 +204,11 @@ def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 def materialize(module: nn.Module, device: torch.device) -> None:
     """Allocate memory on the device for tensors without any, in place; tied ones stay tied."""
-    bare = []
-    for part in module.modules():
-        if any(tensor.is_meta for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
-            bare.append(part)
+    bare = [
+        part
+        for part in module.modules()
+        if any(tensor.is_meta for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
+    ]
     for part in bare:
         part.to_empty(device=device, recurse=False)
     if bare and isinstance(module, PreTrainedModel):

@@ -381,7 +381,9 @@ def _packed_log_probs(policy: Policy, share: bool = False) -> Tensor:
 def _short_pairs(policy: Policy) -> list[Pair]:
     """Short sequences that every model can read, two with the same prompt; a longer one, where a state may drift."""
     size = policy.padded_from or policy.head.shape[0]
-    spans = [((3, 6), (11, 14)), ((3, 6), (6, 10)), ((4, 5), (9, 12))] + [((5, 8), (20, 60))] * (not policy.packs)
+    spans = [((3, 6), (11, 14)), ((3, 6), (6, 10)), ((4, 5), (9, 12))]
+    if not policy.packs:
+        spans.append(((5, 8), (20, 60)))
     return [([i % size for i in range(*prompt)], [i % size for i in range(*response)]) for prompt, response in spans]
 
 

@@ -1,7 +1,8 @@
 """The training loop: sample, learn, hand over the weights, record, evaluate, write a checkpoint.
 
 A run can be left at the end of a step, and nowhere else. A resumed run computes the steps after its newest checkpoint
-again, with the same numbers: every seed follows from the number of the step."""
+again, with the same numbers: every seed follows from the number of the step.
+"""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
