@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from rlreason.cli.ls import LAST, RUNS, newest
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONVERSATION, finite
@@ -40,6 +41,9 @@ SUBCOMMANDS = {
               "your own functions or train loop of a handout, held against ours"),
     "curves": ("rlreason.records.training_curves", "RUN", "draw curves.png again, also of a run that is under way"),
     "plan": ("rlreason.cli.plan", "[WORD ...]", "the memory of a run of these words; --seeds S: what they can show"),
+    "ls": ("rlreason.cli.ls", "[DIR]", "the runs and sweeps below a folder: when, what, how far, how good, how large"),
+    "diff": ("rlreason.cli.diff", "RUN RUN", "in what two runs differ: settings, code, data, machine, figures"),
+    "clean": ("rlreason.cli.clean", "RUN ...", "checkpoints that only take space: list them, or remove them (--yes)"),
     "rerun": ("rlreason.cli.rerun", "RUN [WORD ...]", "start it again: what differs here, and in what it comes to"),
 }  # fmt: skip
 
@@ -85,6 +89,9 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     One is a run of discovery, or a sweep's folder where one run is read. Figures are written first: whoever reads the
     output may leave.
     """
+    if LAST in words:
+        single = SUBCOMMANDS[subcommand][1] != "RUN ..."
+        words = [str(newest(RUNS, single)) if word == LAST else word for word in words]
     arguments = parser_of(subcommand).parse_args(words)
     one = [arguments.run] if "run" in arguments else []
     for folder in one or getattr(arguments, "runs", []):

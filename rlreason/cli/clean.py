@@ -1,0 +1,55 @@
+"""List checkpoints that only take space, and remove them with --yes.
+
+Of a run that was interrupted, failed or diverged these are all its checkpoints, without which it cannot be resumed;
+of a finished run the optimizer's moments in them. Models, responses and figures stay, and so does a run under way.
+RUN may also be a sweep, or a folder with several of them.
+"""
+
+import argparse
+from typing import Any
+
+from rlreason.cli.ls import bytes_in, folders_below
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.records.files import checkpoints_in, moments_in, remove, remove_moments
+from rlreason.records.reader import read_status, runs_in
+from rlreason.runtime.files import holder
+from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.text import size
+
+KEPT = ("finished", "stopped", "budget")  # the statuses of runs whose checkpoints are of use, without their moments
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason clean`."""
+    parser.add_run("run, sweep, or a folder of them", several=True)
+    parser.add_argument("--yes", action="store_true", help="remove what is listed")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """List what would be removed, or remove it."""
+    found = [path for folder in arguments.runs for path in folders_below(folder)]
+    if not found:
+        raise ConfigError(f"RUN={arguments.runs[0]} holds no runs: give a run, a sweep, or the folder above them")
+    rows = list[dict[str, Any]]()
+    for run in [run for path in found for run in runs_in(path) or [path]]:
+        if holder(run):
+            console.say(f"{run} is under way and stays as it is")
+            continue
+        status = read_status(run) or "failed"
+        finished = status.partition(":")[0] in KEPT
+        for checkpoint in checkpoints_in(run):
+            if amount := moments_in(checkpoint) if finished else bytes_in(checkpoint):
+                what = "moments" if finished else "checkpoint"
+                rows.append({"path": str(checkpoint), "what": what, "status": status, "bytes": amount})
+                if arguments.yes:
+                    (remove_moments if finished else remove)(checkpoint)
+    total = sum(row["bytes"] for row in rows)
+    lines = [f"{size(row['bytes']):>9}  {row['what']:<10}  {row['status']:<12}  {row['path']}" for row in rows]
+    if not rows:
+        lines = ["nothing to remove"]
+    elif arguments.yes:
+        lines.append(f"removed {size(total)}")
+    else:
+        lines.append(f"{size(total)} in all, and nothing is removed yet: add --yes")
+    return Answer("\n".join(lines), {"removed": arguments.yes, "bytes": total, "entries": rows})

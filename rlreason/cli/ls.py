@@ -1,0 +1,140 @@
+"""List the runs and sweeps below DIR, a line each, the newest last: when, what was typed, how far, how good, how large.
+
+A sweep is one line, with the accuracy of its best run. `last` in place of a RUN means the newest of these in every
+subcommand, as in `rlreason report last`.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.files import CONFIG, CONVERSATION
+from rlreason.records.reader import RunFolder, runs_in, written_at
+from rlreason.runtime.files import holder
+from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.text import shorten, size
+from rlreason.sweeps.state import FILE, KILLED, read_state
+
+RUNS = Path("runs")
+LAST = "last"
+NOT_OPENED = ("checkpoints", "rollouts", "evals", "model")
+COLUMNS = ("started", "status", "steps", "accuracy", "size", "model, data", "folder", "typed")
+TYPED_CHARS = 70
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason ls`."""
+    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", default=RUNS, help=f"where to look ({RUNS})")
+
+
+def main(arguments: argparse.Namespace, console: object) -> Answer:
+    """List what lies below the folder."""
+    if not arguments.folder.is_dir():
+        raise ConfigError(f"DIR={arguments.folder} is no folder: give the one that runs were written below")
+    found = sorted((entry_of(path) for path in folders_below(arguments.folder)), key=lambda entry: entry["started"])
+    if not found:
+        return Answer(f"no runs below {arguments.folder}", [])
+    rows = [list(COLUMNS), *(cells_of(entry) for entry in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return Answer("\n".join(lines), found)
+
+
+def folders_below(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs and sweeps, also of one that is given itself; the runs of a sweep are not listed."""
+    if (folder / CONFIG).exists() or (folder / FILE).exists():
+        yield folder
+        return
+    for inner in sorted(folder.iterdir()):
+        if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
+            yield from folders_below(inner)
+
+
+def newest(folder: Path, single: bool) -> Path:
+    """Return the run or sweep below a folder whose status was written last; `single`: a run, also one of a sweep."""
+    found = list(folders_below(folder)) if folder.is_dir() else []
+    runs = {path: runs_in(path) or [path] for path in found}
+    if single:
+        runs = {run: [run] for of in runs.values() for run in of}
+    when = {path: max((written_at(run) or 0 for run in of), default=0) for path, of in runs.items()}
+    if not when:
+        raise ConfigError(f"RUN={LAST}: there is no run below {folder}: give the folder of one")
+    return max(when, key=lambda path: when[path])
+
+
+def entry_of(folder: Path) -> dict[str, Any]:
+    """Return the facts of a run or sweep for `--json`; None where one is unknown."""
+    if not (folder / CONFIG).exists():
+        return sweep_entry(folder)
+    run = RunFolder(folder, say=lambda _: None)
+    origin = (run.provenance.get("earlier_parts") or [run.provenance])[0]
+    status = run.status or "failed"
+    if status == "running" and holder(folder) is None:
+        status = f"interrupted ({KILLED})"
+    summary = run.summary or {}
+    names = [str(run.setting(f"{part}.name")) for part in ("model", "data") if run.setting(f"{part}.name")]
+    if (folder / CONVERSATION).exists():
+        names = [str(run.setting("problem") or ""), str(run.setting("client.model") or "")]
+    done = max((int(row["rollout_step"]) for row in run.metrics if row.get("rollout_step") is not None), default=None)
+    return {
+        "folder": str(folder),
+        "kind": "run",
+        "started": str(origin.get("started") or started_by_file(folder)),
+        "typed": str(origin.get("command") or "").removeprefix("python -m rlreason").strip(),
+        "status": status,
+        "done": done,
+        "of": run.setting("n_steps") if done is not None else None,
+        "accuracy": summary.get("accuracy", summary.get("score")),
+        "bytes": bytes_in(folder),
+        "of_what": ", ".join(filter(None, names)),
+    }
+
+
+def sweep_entry(folder: Path) -> dict[str, Any]:
+    """Return the facts of a sweep: its runs that have ended, of all, and the best accuracy."""
+    state = read_state(folder, say=lambda _: None)
+    figures = [run.figure for run in state.runs if run.figure is not None]
+    runs = runs_in(folder)
+    entry = entry_of(runs[0]) if runs else {}
+    started = min((run.started for run in state.runs if run.started), default=started_by_file(folder))
+    return {
+        "folder": str(folder),
+        "kind": "sweep",
+        "started": started,
+        "typed": state.command.removeprefix("python -m rlreason").strip(),
+        "status": state.status,
+        "done": sum(run.of_its_own for run in state.runs),
+        "of": len(state.runs),
+        "accuracy": max(figures, default=None),
+        "bytes": bytes_in(folder),
+        "of_what": entry.get("of_what", ""),
+    }
+
+
+def started_by_file(folder: Path) -> str:
+    """Return when a folder without provenance was last changed, ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(folder.stat().st_mtime))
+
+
+def bytes_in(folder: Path) -> int:
+    """Return the bytes that a folder takes on the disk; a file with several links counts once."""
+    files = {(s.st_dev, s.st_ino): s.st_size for p in folder.rglob("*") if p.is_file() and (s := p.lstat())}
+    return sum(files.values())
+
+
+def cells_of(entry: dict[str, Any]) -> list[str]:
+    """Format an entry as the cells of its line."""
+    accuracy, unit = entry["accuracy"], "runs" if entry["kind"] == "sweep" else "steps"
+    return [
+        entry["started"][:16].replace("T", " "),
+        entry["status"].partition(" ")[0],
+        "" if entry["done"] is None else f"{entry['done']}/{entry['of']} {unit}",
+        "" if accuracy is None else f"{'best ' * (unit == 'runs')}{accuracy:.3f}",
+        size(entry["bytes"]),
+        entry["of_what"],
+        entry["folder"],
+        shorten(entry["typed"], TYPED_CHARS),
+    ]
