@@ -2,21 +2,43 @@
 
 Overrides are those of a run, as in `rlreason plan model=qwen3_0_6b`; none: the default run. With `--seeds`, the
 smallest difference of two settings that a sweep would settle, where accuracies go from 0 to 1; a sweep says the same of
-itself before it starts (python -m rlreason -m ... dry=true). `rlreason doctor` looks at the machine as well.
+itself before it starts (python -m rlreason -m ... dry=true). With `--gpu`, memory and hours on a card that is not here,
+as in `rlreason plan experiment=cs336_2025 --gpu h100`; with `--hours 20` too, which sweeps, seeds and steps of that
+assignment fit into 20 hours of it. `rlreason doctor` looks at the machine as well.
 """
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from rlreason.cli.check import reading
+from rlreason.cli.compose import composed_run
 from rlreason.cli.doctor import requested_run
+from rlreason.cli.flags import read
+from rlreason.cli.sweep import designed, file_of
+from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
+from rlreason.model.hours import CARDS, Card, hours
 from rlreason.model.plan import cure, figures, planned, table, verdict
 from rlreason.records.console import Console
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.statistics import ASSUMED, LEVEL, smallest_difference
 from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import duration
+from rlreason.sweeps.design import key_of
 from rlreason.sweeps.texts import power_text, problems_of
+
+#: (seeds, share of the steps) that are tried, the best first.
+SIZES = ((4, 1.0), (3, 1.0), (2, 1.0), (1, 1.0), (1, 0.5), (1, 0.25))
+
+
+class SweepCost(NamedTuple):
+    """What one sweep of an assignment takes on a card: its runs of each seed, and the hours of all of these."""
+
+    sweep: str
+    runs: int
+    low: float
+    high: float
 
 
 def add_arguments(parser: Parser) -> None:
@@ -31,6 +53,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--settings", type=whole, help="in all, the reference among them (2)")
     spread = "standard deviation of a setting's accuracy over seeds, such as 0.03; without it 0.02 to 0.05 is assumed"
     parser.add_argument("--spread", type=number_in(1e-6, 1), help=spread)
+    parser.add_argument("--gpu", choices=CARDS, help="a card instead of this machine; with the hours on it")
+    fit = "with --gpu and experiment=: which sweeps, seeds and steps of the assignment fit into so many hours"
+    parser.add_argument("--hours", type=number, help=fit)
     runs = "for the time: how many; without it settings x seeds"
     parser.add_argument("--runs", dest="count", metavar="RUNS", type=whole, help=runs)
     parser.add_argument("--minutes", type=number, help="for the time: of one run")
@@ -42,16 +67,31 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         if arguments.seeds is None and getattr(arguments, name) is not None:
             option = name.replace("count", "runs")
             raise ConfigError(f"--{option} is about seeds of several runs: add --seeds 4, or leave it out")
+    if arguments.hours is not None and arguments.gpu is None:
+        raise ConfigError(f"--hours {arguments.hours:g} is about a card: add --gpu h100, or leave it out")
     lines, found, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
         from rlreason.training.preflight import assumed_prompt
 
-        run, _ = requested_run(arguments.words, "plan", console.say)
-        outcome = planned(run, believed_device(), assumed_prompt(run))  # as far as it is known without torch
+        words, device, card = arguments.words, believed_device(), CARDS.get(arguments.gpu)
+        if card is not None:
+            device = card.device(arguments.gpu)
+            words = [*words, *(["rollout=vllm"] if "rollout" not in map(key_of, words) else [])]
+        run, _ = requested_run(words, "plan", console.say)
+        outcome = planned(run, device, assumed_prompt(run))  # as far as it is known without torch
         lines += [*table(outcome), "", verdict(outcome)]
         lines += [f"cure: {cure(outcome)}"] if cure(outcome) else []
         found["memory"] = figures(outcome)
         problems = problems or problems_of(run)
+        if card is not None and outcome.work is not None:
+            low, high = hours(run, outcome.work.shape.numbers, card)
+            lines.append(f"time: {hours_text(low, high)} a run, an estimate by step times {card.source}")
+            found["hours"] = {"low": low, "high": high, "source": card.source}
+            if arguments.hours is not None:
+                with console.wait("composing the sweeps"):
+                    rows = sweeps_of(words, outcome.work.shape.numbers, card)
+                lines += ["", *fitting_sweeps(rows, arguments.hours, run)]
+                found["sweeps"] = [row._asdict() for row in rows]
     if (seeds := arguments.seeds) is not None:
         problems, settings, spread = problems or 1000, arguments.settings or 2, arguments.spread
         comparisons, spreads = max(1, settings - 1), list(ASSUMED) if spread is None else [spread]
@@ -65,3 +105,55 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             found |= {"runs": runs, "seconds": 60 * minutes * runs}
             lines.append(f"time       {duration(60 * minutes * runs)}: {runs} runs of {minutes:g} min")
     return Answer(folded("\n".join(lines).lstrip("\n"), console.width), found)
+
+
+def sweeps_of(words: Sequence[str], parameters: int, card: Card) -> list[SweepCost]:
+    """Return the cost of each sweep of the assignment that `experiment=` names, in the handout's order.
+
+    Every sweep is composed as its start would, each with one seed.
+    """
+    from rlreason.report.assignment import course_of  # slow to import
+
+    course = next((word.partition("=")[2] for word in words if key_of(word) == "experiment"), "")
+    try:
+        questions = course_of(course).questions
+    except KeyError:
+        raise ConfigError(f"experiment={course}: --hours is about an assignment: add experiment=cs336_2025") from None
+    rows = list[SweepCost]()
+    for sweep in dict.fromkeys(sweep for question in questions for sweep in question.sweeps):
+        request = read(["-m", f"sweep={sweep}", *words])
+        with reading(request, note=str) as request:
+            if file_of(request.overrides).chain:
+                continue
+            design, _ = designed(request, note=str)
+            seed = design.runs[0].seed
+            runs = [one for one in design.runs if one.seed == seed]
+            each = [composed_run(one.overrides, request.config_name, True, []).run for one in runs]
+        costs = [hours(run, parameters, card) for run in each if isinstance(run, RunConfig)]
+        rows.append(SweepCost(sweep, len(runs), sum(low for low, _ in costs), sum(high for _, high in costs)))
+    return rows
+
+
+def fitting_sweeps(rows: Sequence[SweepCost], limit: float, run: RunConfig) -> list[str]:
+    """Say what fits into `limit` hours: all sweeps with the most seeds and steps, or else the first ones with least."""
+    lines = [f"{'sweep of one seed':<36}{'runs':>5}  hours"]
+    lines += [f"{row.sweep:<36}{row.runs:>5}  {hours_text(row.low, row.high)}" for row in rows]
+    total = sum(row.high for row in rows)
+    for seeds, share in SIZES:
+        if seeds * share * total <= limit:
+            break
+    steps, n = int((getattr(run, "n_steps", None) or 0) * share), len(rows)
+    while n and seeds * share * sum(row.high for row in rows[:n]) > limit:
+        n -= 1
+    used = seeds * share * sum(row.high for row in rows[:n])
+    what = "all of them fit" if n == len(rows) else f"the first {n} of {len(rows)} fit"
+    with_words = f"seed={','.join(map(str, range(seeds)))}" + (f" n_steps={steps}" if share < 1 else "")
+    lines.append(f"{limit:g} hours: {what}, with {with_words}: at most {duration(3600 * used)}")
+    if seeds == 1:
+        lines.append("one seed tells trained models apart, and no settings")
+    return lines
+
+
+def hours_text(low: float, high: float) -> str:
+    """Format a span of hours."""
+    return f"{duration(3600 * low)} to {duration(3600 * high)}"

@@ -150,13 +150,15 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return self.gpus != "1" if self.gpus != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
 
     def responses_saved(self) -> int:
-        """Approximately: those of the saved steps, of the evaluations on the way, and of the last one."""
-        evaluation, steps, last = self.evaluation, self.n_steps or 0, super().responses_saved()
-        sampled = steps * self.responses_per_step // self.save_rollouts_every if self.save_rollouts_every else 0
-        every = self.eval_every
-        evaluations = 2 if every == 0 else steps // every + 2 if every else UNKNOWN_EVALUATIONS
-        on_the_way = evaluation.samples * evaluation.problems if evaluation.problems else last
-        return sampled + evaluations * on_the_way + last
+        """Approximately: those of the saved steps, and of all evaluations."""
+        sampled = (self.n_steps or 0) * self.responses_per_step
+        return self.responses_evaluated() + (sampled // self.save_rollouts_every if self.save_rollouts_every else 0)
+
+    def responses_evaluated(self) -> int:
+        """Approximately: those of the evaluations on the way, and of the last one."""
+        evaluation, last, every = self.evaluation, super().responses_saved(), self.eval_every
+        evaluations = 2 if every == 0 else (self.n_steps or 0) // every + 2 if every else UNKNOWN_EVALUATIONS
+        return evaluations * (evaluation.samples * evaluation.problems if evaluation.problems else last) + last
 
     def describe_batch(self, n_steps: int) -> str:
         """Describe what one step learns from; `n_steps`: steps of the whole run."""
