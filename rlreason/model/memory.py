@@ -22,6 +22,12 @@ TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's
 EACH_HEAD, ALL_HEADS = 6, 8
 #: model_type in config.json -> these bytes.
 FAMILIES = {"llama": 0, "qwen2": 0, "qwen3": EACH_HEAD, "olmo2": ALL_HEADS}
+ATTENTION = {"full_attention", "sliding_attention"}  # entries of layer_types
+#: Entries of a config.json with layers that the plan has no formula for: experts, and a state from token to token.
+OF_OTHER_LAYERS = (
+    "num_experts", "num_local_experts", "n_routed_experts", "mamba_d_state", "state_size", "linear_num_key_heads",
+    "hybrid_override_pattern", "kv_lora_rank",
+)  # fmt: skip
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -109,16 +115,20 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
         shape = None
         with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, ZeroDivisionError):
             shape = shape_from(json.loads(Path(file).read_text(encoding="utf-8")))
-        return shape, str(file) if shape else f"the shape is unknown: the plan reads {', '.join(FAMILIES)} from {file}"
+        return shape, str(file) if shape else f"the shape is unknown: {file} has experts, a state, or no sizes"
     if name in PUBLISHED:
         return PUBLISHED[name], f"the published shape of {name}"
     return None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json"
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
-    """Read the shape from a config.json; None for a family that the plan does not know."""
-    family, heads = config.get("model_type"), config.get("num_attention_heads", 0)
-    if family not in FAMILIES:
+    """Read the shape from a config.json, or from its text part; None unless every layer is attention and one MLP.
+
+    A family that is not in `FAMILIES` is taken for a Llama, which has no norms of queries and keys: a few percent.
+    """
+    config = config.get("text_config") or config
+    heads, kinds = config.get("num_attention_heads", 0), set(config.get("layer_types") or ())
+    if kinds - ATTENTION or any(config.get(key) for key in OF_OTHER_LAYERS):
         return None
     return ModelShape(
         vocab=config["vocab_size"],
@@ -129,7 +139,7 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
         head_dim=config.get("head_dim") or max(1, config["hidden_size"] // heads),
         intermediate=config["intermediate_size"],
         tied=bool(config.get("tie_word_embeddings")),
-        norm_bytes=FAMILIES[family],
+        norm_bytes=FAMILIES.get(config.get("model_type", ""), 0),
         context=config.get("max_position_embeddings") or 1 << 30,
     )
 
