@@ -106,7 +106,25 @@ def read(words: Sequence[str]) -> Request:
         if not Path(folder).is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
         flags["config_dir"] = str(Path(folder).absolute())  # a run may work in a folder of its own
-    return Request(flags, overrides)
+    return Request(flags, list(map(with_lines, overrides)))
+
+
+def with_lines(word: str) -> str:
+    """Replace `key=@FILE` by the values that the file holds, one a line; other words stay as they are.
+
+    `ConfigError` if there is no such file, or nothing in it.
+    """
+    key, _, file = word.partition("=@")
+    if not file:
+        return word
+    try:
+        lines = [line.strip() for line in Path(file).expanduser().read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{word}: {error}: give a text file with a value a line") from None
+    values = [line for line in lines if line and not line.startswith("#")]
+    if not values:
+        raise ConfigError(f"{word}: {file} holds no value: write one a line")
+    return f"{key}={','.join(repr(value) for value in values)}"
 
 
 @contextmanager

@@ -44,6 +44,7 @@ SUBCOMMANDS = {
     "ls": ("rlreason.cli.ls", "[DIR]", "the runs and sweeps below a folder: when, what, how far, how good, how large"),
     "diff": ("rlreason.cli.diff", "RUN RUN", "in what two runs differ: settings, code, data, machine, figures"),
     "clean": ("rlreason.cli.clean", "RUN ...", "checkpoints that only take space: list them, or remove them (--yes)"),
+    "pack": ("rlreason.cli.pack", "RUN", "a run or sweep without its weights, as one file to hand in"),
     "rerun": ("rlreason.cli.rerun", "RUN [WORD ...]", "start it again: what differs here, and in what it comes to"),
 }  # fmt: skip
 
@@ -95,9 +96,9 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     arguments = parser_of(subcommand).parse_args(words)
     one = [arguments.run] if "run" in arguments else []
     for folder in one or getattr(arguments, "runs", []):
-        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
+        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun", "pack"):
             raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
-    if one and (inner := runs_in(one[0])):
+    if one and subcommand != "pack" and (inner := runs_in(one[0])):
         raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
     target = arguments.json
     file = None if target in (None, STDOUT) else Path(target)
