@@ -143,8 +143,8 @@ class GRPOConfig(Objective, OnlineConfig):
 
     def warnings(self) -> dict[str, str]:
         if self.kl_placement != "reward" or self.std_norm == "none":
-            return {}
-        return {
+            return super().warnings()
+        return super().warnings() | {
             "kl_in_reward": (
                 f"kl_placement=reward with std_norm={self.std_norm}: in groups of equal rewards the KL term is "
                 "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"

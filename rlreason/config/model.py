@@ -44,6 +44,13 @@ class LoRAConfig:
 
     rank: int = number(0, "of the adapters; 0: none, every weight is trained", high=2**16, only_if="trains")
     alpha: float = number(32.0, "output is scaled by alpha / rank", above=0, only_if="trains and here.rank > 0")
+    learning_rate: float | None = number(
+        None,
+        "of the adapters, ten times that of full weights is usual; null: learning_rate",
+        above=0,
+        high=1e30,
+        only_if="trains and here.rank > 0",
+    )
     targets: list[str] | None = text(
         None, "patterns on layers, as [q_proj,v_proj]; null: all but the head", only_if="trains and here.rank > 0"
     )

@@ -180,7 +180,21 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     def warnings(self) -> dict[str, str]:
         """Warnings by short name about settings that seldom help: printed before the run and counted in its summary."""
-        return {}
+        lora = self.model.lora
+        if not lora.rank or lora.learning_rate is not None or "learning_rate" in self.given:
+            return {}
+        return {
+            "lora_learning_rate": (
+                f"model.lora.rank={lora.rank} learns with learning_rate={self.learning_rate:g}, which is that of full "
+                f"weights: ten times is usual for adapters, as in model.lora.learning_rate={10 * self.learning_rate:g}"
+            )
+        }
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The highest learning rate: the adapters' own, if they have one."""
+        own = self.model.lora.learning_rate if self.model.lora.rank else None
+        return self.learning_rate if own is None else own
 
 
 @dataclass

@@ -52,7 +52,7 @@ def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -
             from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
         kind = AdamW8bit
     return kind(
-        parameters, lr=settings.learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay
+        parameters, lr=settings.peak_learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay
     )
 
 
@@ -123,7 +123,7 @@ class Learner:
             self.restart()
             done, total = 0, 1
         as_sampled = self.temperature == sampling.temperature and not collected.restart
-        schedule = settings.learning_rate, settings.lr_schedule, settings.warmup_steps
+        schedule = settings.peak_learning_rate, settings.lr_schedule, settings.warmup_steps
         for place, batch in enumerate(collected.batches):
             mismatch_from = sampling.min_tokens if place == 0 and as_sampled else None
             yield self.take_step(

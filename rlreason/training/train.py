@@ -124,7 +124,7 @@ def print_header(console: Console, run: TrainingConfig, components: Components, 
     console.say(f"model      {run.model.name}: {components.policy.describe()}")
     console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
     console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
-    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.peak_learning_rate:g}")
     console.say(f"records    {short_path(folder)}")
 
 
