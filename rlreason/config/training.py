@@ -32,6 +32,11 @@ class OptimizationConfig(Settings):
         None, "says micro_batch_size in the handout's way; it divides train_batch_size", MADE
     )
 
+    @property
+    def peak_learning_rate(self) -> float:
+        """The highest learning rate."""
+        return self.learning_rate
+
     def rules(self) -> Iterator[str]:
         """Check the sizes of batch and micro-batch, and the number of betas."""
         batch, steps, size = self.train_batch_size, self.gradient_accumulation_steps, self.micro_batch_size
