@@ -109,8 +109,12 @@ def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = Non
 
 
 def test_runs_side_by_side_and_what_slurm_is_asked_for_follow_from_gpus_and_what_was_typed(monkeypatch, composed):
-    assert machine_gpus({"RLREASON_GPUS": "GPU-a, 3", "CUDA_VISIBLE_DEVICES": ""}) == ["GPU-a", "3"]
-    assert machine_gpus({"RLREASON_GPUS": ""}) == machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for given, found in (("GPU-a, 3", ["GPU-a", "3"]), ("", [])):
+        monkeypatch.setenv("RLREASON_GPUS", given)
+        assert machine_gpus() == found
+    monkeypatch.delenv("RLREASON_GPUS")
+    assert machine_gpus() == []
     nine = [typed(composed())] * 9
     monkeypatch.setenv("RLREASON_GPUS", "0,1,2,3")
     mine = set_up(nine)

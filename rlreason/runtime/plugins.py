@@ -14,7 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -215,10 +215,12 @@ GROUPS = {
 }
 
 
+@cache
 def announced(key: str) -> dict[str, str]:
     """Return name -> `module:function` of the entry points for a setting, without importing their packages.
 
-    Of two packages with the same name, the first in the order of their places counts.
+    Of two packages with the same name, the first in the order of their places counts. They are read once: that takes
+    10 ms.
 
     >>> announced("seed")
     {}

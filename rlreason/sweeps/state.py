@@ -181,13 +181,13 @@ def setting_text(setting: Setting) -> str:
 
 def begun(state: SweepState, folder: Path) -> SweepState:
     """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
-    before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else None
-    old = {run.name: run for run in before.runs} if before else {}
+    before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else replace(state, runs=[])
+    old = {run.name: run for run in before.runs}
     runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
     for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
         runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
-    state = replace(state, status="running", runs=runs, carried=state.carried or (before.carried if before else []))
+    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried)
     state.refresh(folder)
     return state
 
@@ -230,7 +230,6 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
     if summary is None:
-        now.status, now.reason = WAITING, ""
         status, reason = read_status(place), read_ending(place).get("reason", "")
         if status == "running" and holder(place) is None:
             now.status, now.reason = "interrupted", KILLED

@@ -79,7 +79,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     """
     began = time.monotonic()
     states, findings, notes = dict[str, str](), list[dict[str, Any]](), list[str]()
-    with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("forkserver")) as pool:
 
         def run(function: Callable[..., Any], arguments: tuple[str, ...], seconds: float) -> tuple[Any, str]:
             """Return a result, or how it ended the process instead."""
