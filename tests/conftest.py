@@ -1,5 +1,6 @@
 """Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
 
+import gc
 import os
 import random
 import signal
@@ -31,6 +32,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs be
 
 SWEEP_OF_TWO = ("seed=0,1", "jobs=2", *SMALL, "n_steps=1", "save_model=false")
 PROMPT = "User: {question}\nAssistant: <think>"
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector of garbage pass over what is loaded by now, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

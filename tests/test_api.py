@@ -119,17 +119,17 @@ def test_a_second_run_is_refused_while_one_is_under_way_whose_rows_are_flat(tmp_
 @pytest.mark.parametrize(
     ("words", "config", "said"),
     [
-        (["seed=0,1"], compose("seed=2"), "several values"),
-        (["-m", "seed=0"], None, "-m is a flag of the command line"),
-        (["hydra.mode=MULTIRUN"], None, "would change the whole process"),
-        (["hydra.run.dir=p/../q"], compose("group_size=3"), "group_size"),
-        ([], DictConfig({"a": 1}), "no settings"),
+        (["seed=0,1"], lambda: compose("seed=2"), "several values"),
+        (["-m", "seed=0"], lambda: None, "-m is a flag of the command line"),
+        (["hydra.mode=MULTIRUN"], lambda: None, "would change the whole process"),
+        (["hydra.run.dir=p/../q"], lambda: compose("group_size=3"), "group_size"),
+        ([], lambda: DictConfig({"a": 1}), "no settings"),
     ],
 )
 def test_what_is_no_run_here_is_refused_and_leaves_nothing(words, config, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said):
-        train(*words, config=config)
+        train(*words, config=config())
     assert not list(tmp_path.iterdir())
 
 

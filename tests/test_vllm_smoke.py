@@ -1,6 +1,7 @@
 """The real vLLM on the processor, in one engine's start: it samples, takes new weights, and holds the trainer's."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from tests.run_settings import settings
 
-pytest.importorskip("vllm")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),  # slow to import
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 
 def shipped_model(path: Path, tokenizer, tied: bool) -> Path:
