@@ -64,7 +64,7 @@ def checked_sweep(request: Request, note: Note) -> list[CheckedSweep]:
     file, base = file_of(request.overrides), shared_config(request)
     carry = base.hydra.sweeper.carry
     if not file.chain:
-        return [_checked(request, carry, note)]
+        return [_checked(request, base, carry, note)]
     if carry:
         raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
     place = folder_of(request.overrides, [], base, base.hydra.sweeper.sweep_name)
@@ -111,7 +111,7 @@ def checked_stage(
                 arms = []
             shown = "; ".join(map(" ".join, arms)) or "none: some are typed"
             note(f"note: {broad} hands on its best settings: {shown}")
-        return _checked(own, before, note, place / stage, arms, waits=not started)
+        return _checked(own, shared_config(own), before, note, place / stage, arms, waits=not started)
 
 
 def request_of_stage(request: Request, chain: Sequence[str], stage: str) -> Request:
@@ -136,18 +136,19 @@ def request_of_stage(request: Request, chain: Sequence[str], stage: str) -> Requ
 
 def designed(
     request: Request,
-    note: Note = print,
+    base: DictConfig,
+    note: Note,
     carried: Sequence[str] = (),
     folder: Path | None = None,
     arms: Sequence[Sequence[str]] = (),
 ) -> tuple[SweepState, Path]:
     """Return the requested sweep, its runs not yet checked, and its folder. Hydra must be ready to compose.
 
-    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own. Of a stage of
-    a chain: `folder`, where it writes, and `arms`, cells that replace its own, the reference first.
+    `base`: the config of what its runs share. `carried`: overrides from finished sweeps, with lower precedence than
+    typed ones and the sweep's own. Of a stage of a chain: `folder`, where it writes, and `arms`, cells that replace its
+    own, the reference first.
     """
     words, name = request.overrides, request.config_name
-    base = shared_config(request)
     file = file_at(file_of(words), words, base, arms)
     axes = translated([f"{key}={value}" for key, value in file.axes.items()], note=str)  # a handout's names in a file
     refuse_wrong_words(axes)
@@ -159,6 +160,7 @@ def designed(
 
 def _checked(
     request: Request,
+    base: DictConfig,
     before: Sequence[str],
     note: Note,
     place: Path | None = None,
@@ -167,10 +169,11 @@ def _checked(
 ) -> CheckedSweep:
     """Return the sweep with its design, its runs and their launcher; `ConfigError` if a run could not begin.
 
-    `before`: finished sweeps, names or folders, that hand on their winners. `place` and `arms`: of a stage of a chain.
+    `base`: the config of what its runs share. `before`: finished sweeps, names or folders, that hand on their winners.
+    `place` and `arms`: of a stage of a chain.
     `waits`: the stages before it have not run, so that what begins from their models is only composed.
     """
-    base, carried = shared_config(request), list["Carried"]()
+    carried = list["Carried"]()
     if before:
         from rlreason.report.carry import carry, model_of, refuse_other_model, sweep_folder  # slow to import
 
@@ -179,7 +182,7 @@ def _checked(
         for one in carried:
             note(f"note: {one.sentence}")
     handed = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
-    design, folder = designed(request, note, list(handed.values()), place, arms)
+    design, folder = designed(request, base, note, list(handed.values()), place, arms)
     if carried and place is None:
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
