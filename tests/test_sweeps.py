@@ -154,9 +154,8 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
     assert "2 of 2 done" in finished_sweep.printed
     assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
-    words = ["-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep"]
-    assert rlreason(*words, cwd=tmp_path).stdout.count("not run again") == 2
-    assert "with other settings (group_size=4 there, 2 here)" in rlreason(*words, "group_size=2", cwd=tmp_path).stderr
+    again = rlreason("-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert again.stdout.count("not run again") == 2
 
 
 WORDS = ["-m", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]

@@ -18,6 +18,7 @@ from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from tests.run_settings import settings
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),  # slow to import
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

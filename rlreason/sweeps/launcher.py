@@ -96,8 +96,6 @@ class Jobs:
     launcher: str = PROCESSES
     side_by_side: int = 1  # runs at a time
     words: Sequence[str] = ()  # Hydra's overrides that set up the launcher
-    gpus: Sequence[str] = ()  # of this machine
-    gpus_per_run: int = 0  # that our launcher hands out; 0: every run sees all
 
 
 def jobs_of(
@@ -154,7 +152,7 @@ def jobs_of(
         own |= {"array_parallelism": jobs} if jobs else {}
     settings = {f"hydra.launcher.{key}": value for key, value in own.items()}
     words = [f"{key}={value}" for key, value in settings.items() if key not in given]
-    return Jobs(launcher, width, words, gpus, each if launcher == PROCESSES else 0)
+    return Jobs(launcher, width, words)
 
 
 def launched(

@@ -65,7 +65,6 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
             same[repr(formula)][setting_text(state.setting)] = None
     why = "are one formula here: with one update per rollout batch the ratio is 1, and the runs are equal"
     launcher_settings = [word.removeprefix("hydra.launcher.") for word in jobs.words]
-    gpus = f"{jobs.gpus_per_run} a run" if jobs.gpus_per_run else "every run sees all of them"
     lines = {
         "sweep": f"{design.name} in {folder}",
         "runs": f"{len(design.runs)}, of {len(settings)} settings and seeds {few([str(seed) for seed in seeds], 10)}; "
@@ -78,7 +77,6 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
         "memory": memory,
         "launcher": f"{jobs.launcher}, {jobs.side_by_side} runs at a time: {', '.join(launcher_settings)}",
-        "GPUs": f"{few(jobs.gpus, 16)}: {gpus}" if jobs.gpus else "",
         "can show": _can_show(design, run, min(asked, default=None)),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
@@ -139,6 +137,7 @@ def settings_table(state: SweepState, judged: Mapping[Key, Judged]) -> str:
     Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
     over seeds.
 
+    >>> from rlreason.sweeps.state import RunState
     >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", score=a)
     ...         for lr, s, a in (("1", 0, 5.0), ("1", 1, 6.0), ("2", 0, 7.0))]
     >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs), {}))
