@@ -157,11 +157,12 @@ def refuse_unread(runs: Sequence[AnyRunConfig], note: Note) -> None:
 def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
     """Refuse runs that could not begin on this machine, or could not write to the folder."""
     check_writable(folder)
-    from rlreason.discovery.loop import refuse_unready
     from rlreason.training.preflight import preflight
 
     for one in runs:
         if isinstance(one, DiscoverConfig):
+            from rlreason.discovery.loop import refuse_unready  # slow to import
+
             refuse_unready(one)
     on_models = [run for run in runs if works_on_a_model(run)]
     if (ranks := max((run.ranks_requested for run in on_models), default=1)) > 1 and not finds_gpus():

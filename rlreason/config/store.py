@@ -115,13 +115,20 @@ def _chosen(defaults: Any) -> Iterator[str]:
             yield package.removeprefix("_global_.") or group
 
 
+_made: dict[str, Any] = {}  # what the schemas are in Hydra's store: making them takes half a second
+
+
 def register() -> None:
     """Register the schemas and resolvers, and where Hydra finds sweeps and functions. Safe to call twice."""
     store = ConfigStore.instance()
     vars(store)["__deepcopy__"] = lambda _: ConfigStore.instance()  # Hydra copies it whole for each config, in 60 ms
-    for group, nodes in SCHEMAS.items():
-        for name, node in nodes.items():
-            store.store(group=group, name=name, node=node)
+    if "schema" not in store.repo:
+        store.repo |= _made
+    if "schema" not in store.repo:
+        for group, nodes in SCHEMAS.items():
+            for name, node in nodes.items():
+                store.store(group=group, name=name, node=node)
+        _made["schema"] = store.repo["schema"]
     if OWN not in SEARCHED:
         SEARCHED.append(OWN)
     resolver = partial(OmegaConf.register_new_resolver, replace=True)
