@@ -32,7 +32,7 @@ LINES = [
     (["--shell-completion"], "--shell-completion has no answer"),
     # keys
     (["temperature=1"], "sampling.temperature"),
-    (["n_grpo_step=3"], "n_grpo_steps"),
+    (["n_grpo_step=3"], "did you mean n_steps?"),
     (["algorithm=sft", "group_size=4"], "algorithm=ei"),
     (["eval.data=jsonl", "eval.data.n_train=5"], "other options of data have it"),
     (["hydra.run.dri=x"], "hydra.run.dir?"),
@@ -143,7 +143,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
     (tmp_path / "loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
     flags = [f"-cd={tmp_path}"]
     asked = read(["loss=mine", *flags, "seed=1", "-m"])
-    assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
+    assert (asked.multirun, asked.starts, asked.overrides) == (True, True, ["loss=mine", "seed=1"])
     check_command_line(["loss=Mine", "--config-dir", str(tmp_path), "seed=1"])
     checked(*flags, "loss=glob(m*)")
     assert "mine" in answered_by([*flags, "loss=typo"]).replace("loss=typo", "")

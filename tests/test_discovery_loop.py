@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
     budget = DiscoverBudgetConfig(calls=most, tokens=tokens, cost=0.001)
     spending = Spending(DiscoverConfig(budget=budget, client=ClientConfig(prompt_price=1.0, completion_price=2.0)))
     for number, (bound, wanted, is_answered) in enumerate(calls):
-        if spending.spent(bound, wanted, 0.0):
+        if spending.spent(bound, wanted, math.inf):
             continue
         call = spending.begin({"id": str(number), "prompt_bound": bound, "max_tokens": wanted})
         if is_answered:
@@ -258,14 +259,14 @@ def test_settings_that_do_not_go_together_are_refused():
 
 def test_what_a_conversation_shows_is_bounded_and_holds_the_best_and_the_newest():
     for history, scores in itertools.product((0, 1, 3), ([0, 0], [5, 1, 2, 3], [1, 2, 9, 4, 4, 4])):
-        talk = Conversation(1, "system", "first")
+        talk = Conversation(1, [{"role": "user", "content": "first"}])
         for number, score in enumerate(scores, 1):
             _, (turn,) = talk.ask(number, 1, history)
             turn.reply, turn.program = Reply(f"reply worth {score}"), "x"
             turn.result = {"score": score, "validity": float(score > 0), "raw_points": score}
             talk.exchanges.append((turn, "extend", f"after {number}"))
         messages, (turn,) = talk.ask(len(scores) + 1, 1, history)
-        assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * len(turn.sees)]
+        assert [message["role"] for message in messages] == ["user", *["assistant", "user"] * len(turn.sees)]
         assert len(turn.sees) <= history + 1
         if max(scores):
             assert f"{scores.index(max(scores)) + 1}.0" in turn.sees
@@ -292,8 +293,8 @@ JOURNAL, LOOP, CLIENT = "rlreason.discovery.log", "rlreason.discovery.loop", "rl
 DOCUMENTS = f"{LOOP}:Discovery.write_documents:return:3"
 #: Before and after what is written down, while requests are under way, and while programs run.
 PLACES = (
-    f"{JOURNAL}:Journal.write:call:1", f"{JOURNAL}:Journal.write:return:4", f"{LOOP}:Discovery._answered:call:5",
-    f"{LOOP}:Discovery._answered:return:6", f"{LOOP}:Discovery.write_documents:call:2", DOCUMENTS,
+    f"{JOURNAL}:Journal.write:call:1", f"{JOURNAL}:Journal.write:return:4", f"{LOOP}:Discovery._read:call:5",
+    f"{LOOP}:Discovery._read:return:6", f"{LOOP}:Discovery.write_documents:call:2", DOCUMENTS,
     f"{LOOP}:Discovery.conclude:call:1", f"{CLIENT}:read_answer:return:4", f"{CLIENT}:Client.ask:call:3",
     "rlreason.discovery.score:score_program:call:3", "rlreason.records.writer:RunWriter.summary:call:1",
 )  # fmt: skip
@@ -329,7 +330,7 @@ def test_a_stopped_run_counts_the_call_under_way_and_may_spend_more_later(tmp_pa
     """An answer that was paid for, and stands nowhere; a budget that cannot be raised."""
     run = tmp_path / "run"
     with serving([axes(4), {"kind": "slow", "seconds": 6000}, axes(8), axes(10)]) as server:
-        place = f"{LOOP}:Discovery._send:return:2"
+        place = f"{CLIENT}:Client.ask:return:2"
         stopped = discover(server, run, "budget.calls=2", **{AT: place, SIGNAL: "SIGINT"})
         assert stopped.returncode == 130, stopped.stdout + stopped.stderr
         for budget, code in ((2, 0), (2, 2), (4, 0)):

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery import report
 from rlreason.discovery.log import Call, Log, Record, Reply, Turn, read_log
 from rlreason.discovery.report import draws_of, runs_below, settings_of, write_report
 from rlreason.errors import ConfigError
@@ -94,7 +93,8 @@ def saved(folder: Path, told: Log) -> Path:
 
 
 def report_of(folder: Path, told: Log) -> str:
-    return write_report([saved(folder, told)], folder)[0].read_text()
+    write_report([saved(folder, told)], folder)
+    return (folder / "report.md").read_text()
 
 
 @given(SCORES.flatmap(lambda x: st.tuples(st.just(x), st.integers(1, len(x)))))
@@ -203,8 +203,9 @@ def test_texts_of_others_stay_texts(tmp_path):
                 one.result |= {"error_kind": HOSTILE, "error": HOSTILE * 9, "protections": {HOSTILE: HOSTILE}}
         saved(tmp_path / name, told)
     saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60], refine(0, [44], **over))
-    for folders, out in (([tmp_path / "a"], tmp_path / "a"), (runs_below([tmp_path]), tmp_path)):
-        written = write_report(folders, out)[0].read_text()
+    for folders, out in (([tmp_path / "a"], tmp_path / "a"), (runs_below(tmp_path), tmp_path)):
+        write_report(folders, out)
+        written = (out / "report.md").read_text()
         outside = outside_fences(written)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
         assert not re.search(r"<\w|<!--|</|(?<!\\)\]\(http|https?://|(?<!\\)[@$]|www\.", outside)
@@ -264,7 +265,7 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     for one, original in zip(copied.turns, read_log(tmp_path / "refine_5").turns, strict=True):
         one.reply = original.reply
     saved(tmp_path / "zcopy", copied)
-    told = report.report_of(runs_below([tmp_path, tmp_path / "refine_0"]), tmp_path / "out")
+    told = write_report(runs_below(tmp_path), tmp_path / "out")
     written = (tmp_path / "out" / "report.md").read_text()
     assert f"{tmp_path}/refine_0: " in told.text
     assert ": 12 runs with simple, refine\n" in written

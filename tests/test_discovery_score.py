@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.config.algorithms import ScoreConfig
 from rlreason.discovery.inside import Refused
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
-from rlreason.discovery.sandbox import Limits
 from rlreason.discovery.score import problem_named, read_set, score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
@@ -168,12 +168,11 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_one_that_is_not_sound_i
             score_program(AXES, problem_named(str(tmp_path)))
     (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
     holds = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES
-    score = score_program(holds, problem_named(str(tmp_path)), Limits(check_timeout_s=0.5))
+    score = score_program(holds, problem_named(str(tmp_path)), ScoreConfig(check_timeout_s=0.5))
     assert (score["error_kind"], score["validity"]) == ("timeout", 0.0)
     assert 90 < score["peak_memory_mb"] < 200
     for text, says in (
         ("title: x", "prompt"),
-        ("title: x\nprompt: none.txt", "none.txt"),
         ("title: x\nprompt: ask.txt\ncolour: red", "colour"),
         ("title: x\nprompt: ask.txt\nrecord: [{score: many}]", "score"),
         ("title: [", "cannot be used"),

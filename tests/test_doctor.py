@@ -103,16 +103,16 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
 
 
 @pytest.mark.long
-def test_an_import_that_hangs_or_crashes_is_ended_and_said_with_its_cure(tmp_path, monkeypatch):
+def test_an_import_that_hangs_or_crashes_is_ended_and_said_with_its_cure(tmp_path, monkeypatch, composed):
     """Bug: what a module prints is believed; whoever has a torchvision for another torch is told to reinstall vLLM."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for text, patience_s, says, cure in (
         ("import time\ntime.sleep(6000)\n", 20, "has not ended", "--no-deps odd"),
-        ("import os\nos.write(1, b'oh')\nos._exit(7)\n", MINUTES, "exit code 7: oh", "--no-deps odd"),
+        ("import os\nos.write(1, b'oh')\nos._exit(7)\n", MINUTES, "exit code 7", "--no-deps odd"),
         ("raise ImportError('no libcudart.so in torchvision')\n", MINUTES, "no libcudart.so", "pip uninstall"),
         ("print('{\"error\": 5}')\n", MINUTES, "", ""),
     ):
         (tmp_path / "odd_module.py").write_text(text)
-        found = d.probe({"odd": "odd_module"}, {}, patience_s)
+        found = d.probe({"odd": "odd_module"}, typed(composed()), patience_s)
         assert [one for one in d.import_findings(found) if says not in one.words or cure not in one.cure] == []
         assert bool(found["odd"]) == bool(says)

@@ -287,14 +287,19 @@ def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) ->
 
 def serve() -> None:
     """The evaluator's process: a line of JSON asks, a line of JSON answers."""
-    from rlreason.discovery.score import Limits, problem_named, score_program
+    from rlreason.config.algorithms import ScoreConfig
+    from rlreason.discovery import sandbox
+    from rlreason.discovery.score import problem_named, score_program
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans come to this process and not to the system's first
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    problem = problem_named(PROBLEM)
+    problem, every, before = problem_named(PROBLEM), sandbox.SANDBOXES, ""
     for line in sys.stdin:
-        (path, timeout_s, memory_mb, sandbox), began = json.loads(line), time.monotonic()
-        limits = Limits(timeout_s, memory_mb, check_timeout_s=CHECK_TIMEOUT_S, sandbox=sandbox)
+        (path, timeout_s, memory_mb, wanted), began = json.loads(line), time.monotonic()
+        limits = ScoreConfig(timeout_s, CHECK_TIMEOUT_S, memory_mb, cpus=4)
+        if wanted != before:
+            sandbox.SANDBOXES, before = tuple(one for one in every if one.startswith(wanted)), wanted
+            sandbox.sandbox_here.cache_clear()
         try:
             told: dict[str, Any] = {"score": score_program(Path(path).read_bytes(), problem, limits)}
         except Exception as error:

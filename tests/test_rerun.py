@@ -72,7 +72,7 @@ def test_what_cannot_resume_or_run_again_is_one_line_and_leaves_no_folder(left, 
             check_command_line(given, note=str)
         assert "\n" not in str(caught.value)
     for words, says in (
-        (["runs/a", "resume=one"], "resume is no setting of this run"),
+        (["runs/a", "resume=one"], "leave resume=one out"),
         (["runs/a", "hydra.run.dir=runs/a"], "hydra.run.dir=runs/a: rerun starts in a new folder"),
         (["nowhere"], "RUN=nowhere is no folder"),
     ):

@@ -86,8 +86,7 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
         run = typed(cfg, map(key_of, hydra_config.overrides.task))
         if (folder / SUMMARY).exists() or read_status(folder) == DOMINATED:  # a sweep of ours has checked its settings
             return float((RunFolder(folder).summary or {}).get("accuracy") or "nan")
-        watched = works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists()
-        if watched:
+        if works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists():
             from rlreason.report.carry import why_dominated  # slow to import
 
             if why := why_dominated(folder):
@@ -135,20 +134,26 @@ def do(words: Sequence[str]) -> int:
 def by_hydra(request: Request) -> int:
     """Have Hydra answer checked words, or run their sweep; return the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors are raised instead of being printed
-    before, asked = sys.argv, request.for_hydra()
+    before = sys.argv
+    asked = [] if "hydra_help" in request.flags else list(request.overrides)  # which shows no run's settings
+    for name, value in request.flags.items():
+        if name != "config_dir":  # whose place `composing` has set
+            asked.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
     try:
         sys.argv = [before[0], *asked]
         hydra.main(config_path=CONF, config_name=request.config_name, version_base="1.3")(sweep_job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except Exception as raised:
+        if request.starts:
+            raise
         if not request.composes:
             raise ConfigError(f"{' '.join(asked)} has no answer ({first_line(raised)}): see --hydra-help") from raised
-        with composing(request), in_one_line(request.overrides, request.config_name, not request.starts):
+        with composing(request), in_one_line(request.overrides, request.config_name):
             raise
     finally:
         sys.argv = before
     if request.flags.keys() & {"cfg", "info"}:
-        with composing(request), in_one_line(request.overrides, request.config_name):
+        with composing(request):
             composed_run(request.overrides, request.config_name)  # what is wrong with it is said behind the config
     return 0

@@ -10,7 +10,6 @@ The lines of the journal have `event` and `at`, the seconds of the run so far:
 """
 
 import json
-import math
 import os
 import re
 import time
@@ -181,7 +180,7 @@ class Journal:
         self.asks: dict[str, Event] = {}  # by the id of the request
         self.answers: dict[str, Answer] = {}
         self.scores: dict[str, Result] = {}  # "TURN.SAMPLE" -> result
-        self.seconds_before = 0.0  # until it was resumed
+        seconds_before = 0.0  # until it was resumed
         data = path.read_bytes() if path.exists() else b""
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
@@ -190,15 +189,15 @@ class Journal:
             try:
                 event = json.loads(line)
                 self._add(event)
-                self.seconds_before = max(self.seconds_before, event["at"])
+                seconds_before = max(seconds_before, event["at"])
             except (ValueError, LookupError, TypeError) as error:
                 raise ConfigError(f"{path} is damaged at line {number} ({error}): choose another folder") from None
-        self._began = time.monotonic()
+        self._began = time.monotonic() - seconds_before  # as if all its parts were one
 
     @property
     def seconds(self) -> float:
         """Return the seconds that the run has taken, summed over its resumes."""
-        return self.seconds_before + time.monotonic() - self._began
+        return time.monotonic() - self._began
 
     def _add(self, event: Event) -> None:
         match event["event"]:
@@ -235,8 +234,8 @@ class Spending:
         """Return the calls, their tokens and their cost."""
         prompt = sum(call.prompt_tokens for call in self._requests)
         completion = sum(call.completion_tokens for call in self._requests)
-        tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "tokens": prompt + completion}
-        return {"calls": len(self._requests), **tokens, "cost": self._cost(prompt, completion)}
+        total = {"calls": len(self._requests), "prompt_tokens": prompt, "completion_tokens": completion}
+        return total | {"tokens": prompt + completion, "cost": self._cost(prompt, completion)}
 
     def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
@@ -260,16 +259,12 @@ class Spending:
         call.prompt_tokens, call.completion_tokens, call.tokens_counted = prompt_tokens, completion_tokens, counted
         call.cost = round(self._cost(prompt_tokens, completion_tokens), 9)
 
-    def seconds_left(self, seconds: float) -> float:
-        """Return the remaining seconds of the hours, after so many of the run."""
-        return math.inf if self.budget.hours is None else max(0.0, self.budget.hours * 3600 - seconds)
-
-    def spent(self, bound: int, max_tokens: int, seconds: float) -> str:
-        """Return the budget that has no room for one more call of so many tokens, after so many seconds; else ""."""
+    def spent(self, bound: int, max_tokens: int, seconds_left: float) -> str:
+        """Return the budget that has no room for one more call of so many tokens; else ""."""
         budget, total = self.budget, self.total()
         if budget.calls is not None and total["calls"] >= budget.calls:
             return f"budget.calls={budget.calls} are spent"
-        if not self.seconds_left(seconds):
+        if not seconds_left:
             return f"budget.hours={budget.hours:g} are spent"
         if budget.tokens is not None and total["tokens"] + bound + max_tokens > budget.tokens:
             return f"budget.tokens={budget.tokens}: {total['tokens']} are spent, and one more call could exceed it"
