@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from examples.scripted_server import ScriptedServer, program, serving
 from rlreason.cli.flags import composing, read
-from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
+from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig, ScoreConfig
 from rlreason.config.store import typed
 from rlreason.discovery.log import Answer, Reply, Spending, prompt_bound
 from rlreason.discovery.loop import Conversation
@@ -116,7 +116,7 @@ def test_a_conversation_goes_through_every_failure_to_the_best_program(tmp_path)
     assert log["ended"].startswith("budget.calls=")
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["score"], summary["status"], log["best"]["turn"]) == (22, "finished", "7.0")
-    assert score_program((run / "program.py").read_bytes(), problem_named("kissing_11"))["score"] == 22
+    assert score_program((run / "program.py").read_bytes(), problem_named("kissing_11"), ScoreConfig())["score"] == 22
     assert (run / "score.png").stat().st_size > 5000
     assert requests[0].headers["authorization"] == f"Bearer {key}"
     assert not [p for p in run.rglob("*") if p.is_file() and key.encode() in p.read_bytes()]

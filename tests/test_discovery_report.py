@@ -231,8 +231,8 @@ def test_a_draw_is_one_call_of_the_bare_first_prompt_and_only_those_of_one_kind_
     assert sorted({tuple(one.draws) for one in found}) == [(44, 22, 22, 100, 212), (200,), (210,), (300,)]
     labels = [one.label for one in found]
     assert len(set(labels)) == 6
-    assert labels[-1] == "refine"
-    assert all("model=" in label and "temperature=" in label for label in labels[:-1])
+    assert labels[0] == "refine"
+    assert all("model=" in label and "temperature=" in label for label in labels[1:])
 
 
 def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do():
@@ -265,10 +265,11 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     for one, original in zip(copied.turns, read_log(tmp_path / "refine_5").turns, strict=True):
         one.reply = original.reply
     saved(tmp_path / "zcopy", copied)
+    (tmp_path / "out").mkdir()
     told = write_report(runs_below(tmp_path), tmp_path / "out")
     written = (tmp_path / "out" / "report.md").read_text()
     assert f"{tmp_path}/refine_0: " in told.text
-    assert ": 12 runs with simple, refine\n" in written
+    assert ": 12 runs with refine, simple\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best["score"] for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
     assert f"| {', '.join(map(str, finals))} |" in row

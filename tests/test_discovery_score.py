@@ -165,7 +165,7 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_one_that_is_not_sound_i
     for verifier, says in (("def verify(rows): return 1", "gave no score"), ("1 / 0", "ZeroDivisionError")):
         (tmp_path / "verify.py").write_text(verifier)
         with pytest.raises(DataError, match=says):
-            score_program(AXES, problem_named(str(tmp_path)))
+            score_program(AXES, problem_named(str(tmp_path)), ScoreConfig())
     (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
     holds = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES
     score = score_program(holds, problem_named(str(tmp_path)), ScoreConfig(check_timeout_s=0.5))

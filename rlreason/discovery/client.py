@@ -19,7 +19,7 @@ from rlreason.discovery.log import Answer, Messages
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
-LINE_CHARS = 300  # of a text about an answer
+LINE_CHARS = 300  # of a text about an answer, without a mark of its cut
 LONGEST_HEEDED_S = 120.0  # of what a server asks to wait
 CONNECT_S = 20.0  # a server that takes no connection within this time is not there
 PATH = "/chat/completions"
@@ -60,7 +60,7 @@ class Client:
         """Return at most `LINE_CHARS` characters of a text on one line, without the key and control characters."""
         if len(self.key) > 5:  # shorter ones, made up for a server of one's own, are no secrets
             text = text.replace(self.key, HIDDEN)
-        return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
+        return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS)
 
     def only_model(self) -> str:
         """Return the only model that the server lists; `ConfigError` if it does not answer, or lists another number."""
@@ -77,9 +77,14 @@ class Client:
             raise ConfigError(f"{listing}: give client.model=NAME")
         return names[0]
 
-    def body(self, messages: Messages, seed: int | None, max_tokens: int) -> dict[str, Any]:
-        """Return what is sent; of `client.extra`, mappings go into those that are there, and None takes a field out."""
-        config = self.config
+    def ask(
+        self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
+    ) -> Future[Answer]:
+        """Send one request; its answer comes within `timeout_s` seconds. Cancelling it closes the connection.
+
+        Of `client.extra`, mappings go into those that are there, and None takes a field out.
+        """
+        config, headers = self.config, {"X-Client-Request-Id": request_id}
         body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         body |= {"temperature": config.temperature, "seed": seed}
         if config.thinking is not None:
@@ -88,13 +93,7 @@ class Client:
             body[name] = body[name] | value if isinstance(body.get(name), dict) and value else value
         if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
             body["max_completion_tokens"] = max_tokens
-        return {name: value for name, value in body.items() if value is not None}
-
-    def ask(
-        self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
-    ) -> Future[Answer]:
-        """Send one request; its answer comes within `timeout_s` seconds. Cancelling it closes the connection."""
-        body, headers = self.body(messages, seed, max_tokens), {"X-Client-Request-Id": request_id}
+        body = {name: value for name, value in body.items() if value is not None}
 
         async def post() -> Answer:
             try:
@@ -112,11 +111,13 @@ class Client:
         return asyncio.run_coroutine_threadsafe(post(), _event_loop())
 
     def refusal(self, answer: Answer) -> str:
-        """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
-        outcome, detail = answer.outcome, answer.detail
-        cure = next(cure for kind, cure in CURES if re.match(kind, outcome))
-        line = cure.format(model=f"client.model={self.one_line(str(self.model))}", client=self.config)
-        return f"{self.setting} {line}" + (f" ({detail})" if detail else "")
+        """Return one line on a request that is not worth retrying: the settings, the error, the cure."""
+        return (
+            f"{self.setting} gave no reply that can be used for client.model={self.one_line(str(self.model))} "
+            f"({answer.detail or answer.outcome}): start the server, or correct the address, which mostly ends in /v1, "
+            f"the model, client.max_tokens={self.config.max_tokens}, or the key in the environment variable "
+            f"{self.config.env_variable} (client.env_variable)"
+        )
 
 
 @cache
@@ -173,21 +174,11 @@ def _encodable(text: str) -> str:
 
 def pause_s(attempt_number: int, first_s: float) -> float:
     """Return the seconds to wait after the `attempt_number`-th request (from 1): twice as many each time, at random."""
-    return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
+    return first_s * min(60.0, 2.0 ** (attempt_number - 1)) * random.uniform(0.5, 1.0)
 
 
 #: Outcomes of an `Answer` without a program after which the same question may be answered if it is asked again.
 WORTH_RETRYING = re.compile("ok|timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
-VARIABLE = "environment variable {client.env_variable} (client.env_variable)"
-#: Outcome -> what it means, and the cure. The first that matches.
-CURES = (
-    ("http_40[123]", f"does not accept this key for {{model}}: put one into the {VARIABLE}"),
-    ("http_404", f"does not know {{model}}, or has no {PATH} below it: give a model that /models lists there, or "
-     f"the address before {PATH}, which mostly ends in /v1"),
-    ("connection|timeout", "does not answer: start the server, correct the address, or raise "
-     "client.timeout_s={client.timeout_s:g}"),
-    ("", "gave no reply that can be used: correct what it says, or look at its log"),
-)  # fmt: skip
 
 #: What makes a block a program. One that only calls these, or sets `points` by them, shows its use.
 _DEFINED = re.compile(

@@ -1,7 +1,7 @@
 """In the sandbox: restrict this process, then run a program for its set, or a verifier on rows.
 
-    python -I -B inside.py OPTIONS program PROGRAM MOST_ROWS MOST_DIGITS
-    python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [[1, 2]], "options": {...}}
+    python -I -B inside.py OPTIONS program MOST_ROWS MOST_DIGITS    # OPTIONS, of JSON, have the `source`: the program,
+    python -I -B inside.py OPTIONS check VERIFIER                   # or JSON: {"rows": [[1, 2]], "options": {...}}
 
 The channel gets `STARTED`, then JSON: what `verify` returns, or of a program {"rows": its set}, or why there is none:
 {"kind": "exception", "error": text}.
@@ -74,10 +74,10 @@ def main() -> None:
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     write(CHANNEL, STARTED)
     if mode == "program":
-        run_program(arguments[0], int(arguments[1]), int(arguments[2]))
+        run_program(options["source"], *map(int, arguments))
     elif mode == "check":  # of rows: trusted, but within limits of its own
         sys.set_int_max_str_digits(0)
-        with open(arguments[1], "rb") as file:
+        with open(options["source"], "rb") as file:
             request = json.load(file)
         send(runpy.run_path(arguments[0])["verify"](request["rows"], **request["options"]))
 

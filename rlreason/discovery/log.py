@@ -230,7 +230,7 @@ class Spending:
         self.budget, self._requests = run.budget, list[Call]()
         self._prices = run.client.prompt_price or 0.0, run.client.completion_price or 0.0
 
-    def total(self) -> dict[str, int | float]:
+    def total(self) -> dict[str, Any]:
         """Return the calls, their tokens and their cost."""
         prompt = sum(call.prompt_tokens for call in self._requests)
         completion = sum(call.completion_tokens for call in self._requests)
@@ -241,23 +241,21 @@ class Spending:
         return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
 
     def begin(self, ask: Event) -> Call:
-        """Count a request before it is sent."""
-        call = Call(ask["id"], "interrupted")
+        """Count a request before it is sent, with the most that it may use."""
+        call = Call(ask["id"], "interrupted", ask["prompt_bound"], ask["max_tokens"], "at most")
+        call.cost = round(self._cost(call.prompt_tokens, call.completion_tokens), 9)
         self._requests.append(call)
-        self._count(call, ask["prompt_bound"], ask["max_tokens"], "at most")
         return call
 
     def end(self, call: Call, answer: Answer) -> None:
         """Count what a request used: as the server counts it, nothing if it was refused, else the most."""
         call.outcome = answer.outcome
         if answer.prompt_tokens is not None and answer.completion_tokens is not None:
-            self._count(call, answer.prompt_tokens, answer.completion_tokens, "by the server")
+            call.prompt_tokens, call.completion_tokens = answer.prompt_tokens, answer.completion_tokens
+            call.tokens_counted = "by the server"
         elif re.fullmatch("connection|http_[^5].*", answer.outcome):
-            self._count(call, 0, 0, "estimated")
-
-    def _count(self, call: Call, prompt_tokens: int, completion_tokens: int, counted: str) -> None:
-        call.prompt_tokens, call.completion_tokens, call.tokens_counted = prompt_tokens, completion_tokens, counted
-        call.cost = round(self._cost(prompt_tokens, completion_tokens), 9)
+            call.prompt_tokens, call.completion_tokens, call.tokens_counted = 0, 0, "estimated"
+        call.cost = round(self._cost(call.prompt_tokens, call.completion_tokens), 9)
 
     def spent(self, bound: int, max_tokens: int, seconds_left: float) -> str:
         """Return the budget that has no room for one more call of so many tokens; else ""."""
@@ -268,7 +266,7 @@ class Spending:
             return f"budget.hours={budget.hours:g} are spent"
         if budget.tokens is not None and total["tokens"] + bound + max_tokens > budget.tokens:
             return f"budget.tokens={budget.tokens}: {total['tokens']} are spent, and one more call could exceed it"
-        most = self._cost(int(total["prompt_tokens"]) + bound, int(total["completion_tokens"]) + max_tokens)
+        most = self._cost(total["prompt_tokens"] + bound, total["completion_tokens"] + max_tokens)
         if budget.cost is not None and most > budget.cost:
             return f"budget.cost={budget.cost:g}: {total['cost']:.6g} are spent, and one more call could exceed it"
         return ""

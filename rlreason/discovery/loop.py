@@ -35,7 +35,7 @@ from rlreason.discovery.log import (
 )
 from rlreason.discovery.report import write_report
 from rlreason.discovery.sandbox import protections
-from rlreason.discovery.score import STOPPED, DiscoveryProblem, feedback, filled, problem_named, score_program
+from rlreason.discovery.score import STARTER, STOPPED, DiscoveryProblem, feedback, filled, problem_named, score_program
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.console import Console
@@ -123,7 +123,7 @@ class Discovery:
                 problem_hash=problem.hash,
                 templates=templates,
                 first=filled(templates[FIRST], values),
-                start={"program": run.start or problem.starter, "source": source, "result": result},
+                start={"program": run.start or STARTER, "source": source, "result": result},
             )
         begin = journal.begin
         if begin["problem_hash"] != problem.hash:
@@ -182,7 +182,16 @@ class Discovery:
                 result = self.journal.scores[chosen.id] if chosen.result else None
                 kind, text = feedback(begin["templates"], result, self.log.best["score"], self.problem.unit)
                 conversation.exchanges.append((chosen, kind, text))
-            self.write_turn(number, turns)
+            best, spent = self.log.best["score"], self.spending.total()
+            score, valid = max(turn.credit for turn in turns), sum(turn.is_valid for turn in turns) / len(turns)
+            row = {"discover/turn": number, "discover/score": score, "discover/best": best, "discover/valid": valid}
+            row |= {f"discover/{name}": spent[name] for name in ("calls", "tokens", "cost")}
+            self.records.metrics(Counters(rollout_step=number, clock=self.records.clock).row() | row)
+            if number >= self.earlier_turns:  # else the log on the disk has more than this
+                self.write_documents()
+                results = [turn.result or {"score": "", "error_kind": turn.calls[-1].outcome} for turn in turns]
+                outcomes = ", ".join(str(result["error_kind"] or result["score"]) for result in results)
+                say(f"turn {number:<5} {spent['calls']:>4} calls  best {best:<6} {outcomes}")
             without_progress = len(conversation.exchanges) - 1 - conversation.best  # all, if no set counts
             if run.restart_after is not None and without_progress >= run.restart_after:
                 conversation = Conversation(conversation.number + 1, opening)
@@ -280,20 +289,6 @@ class Discovery:
         turn.program_sha256 = result["program_sha256"]
         turn.result = without_measurements(result)
 
-    def write_turn(self, number: int, turns: list[Turn]) -> None:
-        """Write a row of metrics; of a turn that is not repeated also the log, the program and a line to the user."""
-        best, spent = self.log.best["score"], self.spending.total()
-        score, valid = max(turn.credit for turn in turns), sum(turn.is_valid for turn in turns) / len(turns)
-        row = {"discover/turn": number, "discover/score": score, "discover/best": best, "discover/valid": valid}
-        row |= {f"discover/{name}": spent[name] for name in ("calls", "tokens", "cost")}
-        self.records.metrics(Counters(rollout_step=number, clock=self.records.clock).row() | row)
-        if number < self.earlier_turns:  # the log on the disk has more than this
-            return
-        self.write_documents()
-        results = [turn.result or {"score": "", "error_kind": turn.calls[-1].outcome} for turn in turns]
-        outcomes = ", ".join(str(result["error_kind"] or result["score"]) for result in results)
-        self.console.say(f"turn {number:<5} {spent['calls']:>4} calls  best {best:<6} {outcomes}")
-
     def write_documents(self) -> None:
         """Write the current `program.py` and `conversation_log.json`, each as a whole."""
         self.records.document(files.PROGRAM, self.source)
@@ -348,7 +343,7 @@ def without_measurements(result: Result) -> Result:
 def parts_of(run: DiscoverConfig) -> tuple[DiscoveryProblem, dict[str, str], str, Client]:
     """Return problem, templates of prompts, start program and client; `ConfigError` if the run could not begin."""
     problem = problem_named(run.problem)
-    path = problem.folder / problem.starter if run.start is None else Path(run.start).expanduser()
+    path = problem.folder / STARTER if run.start is None else Path(run.start).expanduser()
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -383,5 +378,5 @@ def first_log(run: DiscoverConfig, problem: DiscoveryProblem, begin: Event) -> L
         turns=[],
         spent={},
         best={**best, "turn": "start"},
-        record=list(problem.record),
+        record=problem.record,
     )

@@ -166,8 +166,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Answer:
 
     A run that repeats the prompts and replies of another is no seed of its own.
     """
-    given, copies, firsts, counted_logs = list(map(read_log, folders)), list[str](), dict[str, Log](), list[Log]()
-    for log in given:
+    copies, firsts, counted_logs = list[str](), dict[str, Log](), list[Log]()
+    for log in map(read_log, folders):
         turns = [[turn.prompt, turn.content, [call.outcome for call in turn.calls]] for turn in log.turns]
         first = firsts.setdefault(json.dumps([log.strategy, log.model, turns]), log)
         if first is log or not any(turn.reply for turn in log.turns):
@@ -187,7 +187,6 @@ def write_report(folders: Sequence[Path], out: Path) -> Answer:
     errors = Counter(("call", call.outcome) for turn in all_turns for call in turn.calls if call.outcome != "ok")
     results = [turn.result for turn in all_turns if turn.result is not None and not turn.is_valid]
     errors.update(("program", result.get("error_kind") or "invalid") for result in results)
-    out.mkdir(parents=True, exist_ok=True)
     draw(out / SCORE_PICTURE, heading, settings)
     report = out / REPORT
     document = TEMPLATES.get_template("report.md.j2").render(

@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,7 +81,7 @@ PR_SET_DUMPABLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What `inside.py` does in the sandbox; an argument `{source}` becomes the path of a private file, `source`."""
+    """What `inside.py` does in the sandbox, where `source` is a private file."""
 
     arguments: Sequence[str]
     timeout_s: float
@@ -106,22 +106,67 @@ def run_contained(
 ) -> Outcome:
     """Run a command in this sandbox, or the best that works here; end all its processes, at the latest by `stop`."""
     sandbox = sandbox or sandbox_here()
-    with temporary_folder("rlreason-program-") as folder, tempfile.TemporaryFile() as printed:
+    sent, started, most = bytearray(), False, CHANNEL_MB * MB
+    stopped, code, seconds, used, peak_mb = None, None, 0.0, 0.0, 0.0
+    seen: dict[int, str] = {}  # its processes, and when they began
+    with ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder("rlreason-program-"))
+        printed = stack.enter_context(tempfile.TemporaryFile()).fileno()
         Path(folder, "program.py").write_bytes(command.source)
-        channel, end = os.pipe()
-        streams: dict[str, Any] = {"stdin": end, "stdout": printed, "stderr": printed}  # it writes to the first, too
-        line = command_line(command, limits, sandbox, folder)
-        env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+        channel, writable = os.pipe()
+        stack.callback(os.close, channel)
+        warden = stack.enter_context(
+            subprocess.Popen(
+                command_line(command, limits, sandbox, folder),
+                stdin=writable,
+                stdout=printed,
+                stderr=printed,
+                env={"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
+                cwd=folder,
+                start_new_session=True,
+            )
+        )
+        os.close(writable)
+        began = looked = time.monotonic()
+        os.set_blocking(channel, False)
         try:
-            warden = subprocess.Popen(line, **streams, env=env, cwd=folder, start_new_session=True)
-            os.close(end)
-            with warden:
-                outcome = watched(warden, channel, printed.fileno(), command.timeout_s, limits.memory_mb, stop)
+            while stopped is None and code is None:
+                code = warden.poll()  # before the last look at the channel
+                with suppress(BlockingIOError):
+                    while len(sent) <= most and (part := os.read(channel, 1 << 20)):
+                        sent += part
+                if not started and sent.startswith(STARTED):
+                    began, started = looked, True  # at the latest: a program may have ended with this look
+                looked = time.monotonic()
+                seconds = looked - began
+                pids = descendants(warden.pid, PROCESSES)
+                seen.update({pid: start_time(pid) for pid in pids if pid not in seen})
+                # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
+                before, used = used, held_mb(pids, limits.memory_mb)
+                peak_mb = max(peak_mb, min(before, used))
+                if stop():
+                    stopped = "stopped"
+                elif len(sent) > most:
+                    stopped = "size"
+                elif seconds > (command.timeout_s if started else STARTING_S):
+                    stopped = "timeout" if started else "broken"
+                elif peak_mb > limits.memory_mb:
+                    stopped = "memory"
+                elif os.fstat(printed).st_size > OUTPUT_MB * MB:
+                    stopped = "output"
+                elif code == -TOO_MANY and started:
+                    stopped = "processes"
+                elif code is None:
+                    time.sleep(LOOK_EVERY_S)
+                elif not started:
+                    stopped = "broken"
         finally:
-            os.close(channel)
+            end(warden, seen)
+        tail = os.pread(printed, TAIL, max(0, os.fstat(printed).st_size - TAIL)).decode("utf-8", "backslashreplace")
         if sandbox == "limits":  # a program may have made its folder too deep for Python
             subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
-    return outcome
+    code = 128 - code if code is not None and code > 128 else code
+    return Outcome(stopped, code, bytes(sent).removeprefix(STARTED), tail, seconds, peak_mb)
 
 
 def command_line(command: Command, limits: ScoreConfig, sandbox: str, folder: str) -> list[str]:
@@ -139,15 +184,14 @@ def command_line(command: Command, limits: ScoreConfig, sandbox: str, folder: st
         "MSGQUEUE": 0,
         "NPROC": threads + PROCESSES,
     }
-    options: dict[str, Any] = {"cpus": limits.cpus, "limits": of_each, "alone": is_alone}
+    source = f"{folder if is_alone else '/tmp'}/program.py"
+    options: dict[str, Any] = {"cpus": limits.cpus, "limits": of_each, "alone": is_alone, "source": source}
     if landlock_version():
         # In the system's own /proc and /dev/shm are processes, sockets and files of others.
         proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if is_alone else ["/proc"]
         writable = [folder] if is_alone else ["/tmp", "/dev/shm"]
         options["landlock"] = {"readable": [*view(), *readable, *proc], "writable": writable}
-    source = f"{folder if is_alone else '/tmp'}/program.py"
-    inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
-    inner += [source if argument == "{source}" else argument for argument in command.arguments]
+    inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options), *command.arguments]
     warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(PROCESSES + MORE_PROCESSES)]
     if is_alone:
         return [*warden, *inner]
@@ -193,61 +237,6 @@ def view() -> dict[str, str]:
         if not any(f"{path}/".startswith(f"{other}/") for other in shown):
             shown[path] = ""
     return shown
-
-
-def watched(
-    warden: "subprocess.Popen[bytes]",
-    channel: int,
-    printed: int,
-    timeout_s: float,
-    memory_mb: int,
-    stop: Callable[[], bool],
-) -> Outcome:
-    """Read the channel until the warden has ended, or a limit is exceeded; then end its processes.
-
-    `printed`: the file that they write.
-    """
-    sent, started, most = bytearray(), False, CHANNEL_MB * MB
-    stopped, code, seconds, used, peak_mb = None, None, 0.0, 0.0, 0.0
-    seen: dict[int, str] = {}  # its processes, and when they began
-    began = looked = time.monotonic()
-    os.set_blocking(channel, False)
-    try:
-        while stopped is None and code is None:
-            code = warden.poll()  # before the last look at the channel
-            with suppress(BlockingIOError):
-                while len(sent) <= most and (part := os.read(channel, 1 << 20)):
-                    sent += part
-            if not started and sent.startswith(STARTED):
-                began, started = looked, True  # at the latest: a program may have ended with this look
-            looked = time.monotonic()
-            seconds = looked - began
-            pids = descendants(warden.pid, PROCESSES)
-            seen.update({pid: start_time(pid) for pid in pids if pid not in seen})
-            # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
-            before, used = used, held_mb(pids, memory_mb)
-            peak_mb = max(peak_mb, min(before, used))
-            if stop():
-                stopped = "stopped"
-            elif len(sent) > most:
-                stopped = "size"
-            elif seconds > (timeout_s if started else STARTING_S):
-                stopped = "timeout" if started else "broken"
-            elif peak_mb > memory_mb:
-                stopped = "memory"
-            elif os.fstat(printed).st_size > OUTPUT_MB * MB:
-                stopped = "output"
-            elif code == -TOO_MANY and started:
-                stopped = "processes"
-            elif code is None:
-                time.sleep(LOOK_EVERY_S)
-            elif not started:
-                stopped = "broken"
-    finally:
-        end(warden, seen)
-    tail = os.pread(printed, TAIL, max(0, os.fstat(printed).st_size - TAIL)).decode("utf-8", "backslashreplace")
-    code = 128 - code if code is not None and code > 128 else code
-    return Outcome(stopped, code, bytes(sent).removeprefix(STARTED), tail, seconds, peak_mb)
 
 
 def end(warden: "subprocess.Popen[bytes]", seen: dict[int, str]) -> None:

@@ -15,7 +15,7 @@ import yaml
 from rlreason.config.algorithms import PromptFilesConfig, ScoreConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.discovery.inside import BITS, LONGEST_ROW, LONGEST_TEXT, Refused
-from rlreason.discovery.log import FIRST, Record
+from rlreason.discovery.log import FIRST, Record, Result
 from rlreason.discovery.sandbox import (
     CHANNEL_MB,
     OUTPUT_MB,
@@ -30,7 +30,8 @@ from rlreason.runtime.streams import Answer, Parser, number_in
 from rlreason.runtime.text import redacted, shorten, visible
 
 HOME = Path(__file__).with_name("problems")
-FILE = "problem.yaml"
+#: The files of a problem: its settings, a program to begin with, and a module with `verify(rows, **options)`.
+FILE, STARTER, VERIFIER = "problem.yaml", "starter.py", "verify.py"
 MOST_SOURCE = 2**20  # bytes of a program
 STOPPED = "stopped"  # kind of error of a program that was not scored, because the run ends
 SHOWN, FED_BACK = 2000, 1500  # characters of an error and of the output's tail; of a message for the model
@@ -38,7 +39,6 @@ SHOWN, FED_BACK = 2000, 1500  # characters of an error and of the output's tail;
 OF_THE_PROGRAM = ("exception", "exit", "type", "size", "no_points", "memory")
 FRAME = "-----"
 Stop = Callable[[], bool]
-Score = dict[str, Any]  # docs/discovery.md explains the keys
 
 
 class DiscoveryProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,19 +49,17 @@ class DiscoveryProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     prompt: str  # a file in the folder or in prompts/
     unit: str = "points"  # what is counted
-    starter: str = "starter.py"  # a program in the folder
-    verifier: str = "verify.py"  # a module in the folder with `verify(rows, **options)`
     options: dict[str, Any] = {}
     most_rows: int = 10_000
     most_digits: int = 1000  # of one integer
-    record: tuple[Record, ...] = ()
+    record: list[Record] = []
     hints: str = ""  # for the prompt, where they are asked for
 
     @property
     def hash(self) -> str:
         """Return a hash of what scores depend on: the verifier, its options, and the limits on a program's set."""
         more = repr((sorted(self.options.items()), self.most_rows, self.most_digits)).encode()
-        return hashlib.sha256((self.folder / self.verifier).read_bytes() + more).hexdigest()[:16]
+        return hashlib.sha256((self.folder / VERIFIER).read_bytes() + more).hexdigest()[:16]
 
     def templates(self, files: PromptFilesConfig) -> dict[str, str]:
         """Return the text of each prompt's template; `ConfigError` if a file is missing."""
@@ -82,11 +80,11 @@ def shipped() -> str:
     return ", ".join(sorted(path.parent.name for path in HOME.glob(f"*/{FILE}")))
 
 
-def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
-    """Return a problem by its name or folder; `ConfigError` with the setting `key` if it is none."""
+def problem_named(name: str) -> DiscoveryProblem:
+    """Return a problem by its name or folder; `ConfigError` if it is none."""
     path = next((place for place in (HOME / name / FILE, Path(name, FILE)) if place.is_file()), None)
     if path is None:
-        raise ConfigError(f"{key}={name} is no problem: choose one of {shipped()}, or a folder with {FILE}")
+        raise ConfigError(f"problem={name} is no problem: choose one of {shipped()}, or a folder with {FILE}")
     folder = path.parent.absolute()
     try:
         settings = {**yaml.safe_load(path.read_text(encoding="utf-8")), "folder": folder, "name": folder.name}
@@ -95,24 +93,21 @@ def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
         raise ConfigError(f"{path} cannot be used ({shorten(str(error), 300)}): see docs/discovery.md") from error
 
 
-def score_program(
-    source: bytes, problem: DiscoveryProblem, limits: ScoreConfig | None = None, stop: Stop = lambda: False
-) -> Score:
+def score_program(source: bytes, problem: DiscoveryProblem, limits: ScoreConfig, stop: Stop = lambda: False) -> Result:
     """Run a program and check its set, within the limits and leaving nothing behind, whatever it does.
 
     Everything ends once `stop` returns True. `ConfigError` if there is no sandbox, `DataError` if the verifier fails.
     """
-    limits = limits or ScoreConfig()
-    score: Score = {"problem": problem.name, "program_sha256": hashlib.sha256(source).hexdigest()}
+    score: Result = {"problem": problem.name, "program_sha256": hashlib.sha256(source).hexdigest()}
     score |= dict.fromkeys(("score", "num_points", "raw_points"), 0)
     score |= dict.fromkeys(("validity", "seconds", "check_seconds", "peak_memory_mb"), 0.0)
     score |= dict.fromkeys(("dimension", "error", "error_kind", "alarm")) | {"protections": {}, "output_tail": ""}
     try:
         rows = _rows_of(score, source, problem, limits, stop)
-        verifier = problem.folder / problem.verifier
-        arguments, readable = ["check", str(verifier), "{source}"], [str(problem.folder)]
+        verifier = problem.folder / VERIFIER
         request = json.dumps({"rows": rows, "options": problem.options}).encode()
-        outcome = run_contained(Command(arguments, limits.check_timeout_s, request, readable), limits, stop)
+        command = Command(["check", str(verifier)], limits.check_timeout_s, request, [str(problem.folder)])
+        outcome = run_contained(command, limits, stop)
         score["check_seconds"] = round(outcome.seconds, 3)
         tail = visible_text(outcome.tail)
         stopped = "memory" if tail.endswith("MemoryError") else outcome.stopped
@@ -158,12 +153,12 @@ def read_set(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
 
 
 def _rows_of(
-    score: Score, source: bytes, problem: DiscoveryProblem, limits: ScoreConfig, stop: Stop
+    score: Result, source: bytes, problem: DiscoveryProblem, limits: ScoreConfig, stop: Stop
 ) -> list[list[int]]:
     """Return the rows that a program gives, with what it took in its score; `Refused` if it gives none."""
     if len(source) > MOST_SOURCE:
         raise Refused("program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
-    arguments = ["program", "{source}", str(problem.most_rows), str(problem.most_digits)]
+    arguments = ["program", str(problem.most_rows), str(problem.most_digits)]
     outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
     score |= {"seconds": round(outcome.seconds, 3), "peak_memory_mb": round(outcome.peak_mb, 1)}
     score |= {"protections": protections(), "output_tail": visible_text(outcome.tail)}
@@ -243,7 +238,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Score the program."""
-    problem, timeout_s = problem_named(arguments.problem, "--problem"), arguments.timeout
+    problem, timeout_s = problem_named(arguments.problem), arguments.timeout
     match = re.fullmatch(r"(\d+)([MGT])i?B?", arguments.memory.strip(), re.IGNORECASE)
     memory_mb = int(match[1]) * 1024 ** "MGT".index(match[2].upper()) if match else 0
     if not 64 <= memory_mb <= 2**20:
