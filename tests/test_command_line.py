@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.command import by_hydra
+from rlreason.cli.command import do
 from rlreason.cli.flags import composing, config_of, keys_below, read
 from rlreason.cli.names import HABITS, fold, translated
 from rlreason.config.leaves import resource_dir
@@ -82,7 +82,7 @@ def answered_by(words: list[str]) -> str:
     with pytest.raises(ConfigError) as caught:  # noqa: PT012
         if (asked := read(words)).multirun and asked.starts:
             checked(*words)
-        by_hydra(check_command_line(words, note=str))
+        do(words)
     assert caught.value.exit_code == 2
     assert str(caught.value).isprintable()  # so it is one line, and no word can write to the terminal
     return str(caught.value)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlreason.cli.flags import OWN_CONFIGS, OneRun, options_by_group
 from rlreason.cli.mistakes import in_one_line
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.config.groups import OF_SWEEPS, finds_gpus
+from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.leaves import flat
 from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
@@ -157,10 +157,7 @@ def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
     for one in runs:
         if isinstance(one, DiscoverConfig):
             parts_of(one)
-    on_models = [run for run in runs if works_on_a_model(run)]
-    if (ranks := max((run.ranks_requested for run in on_models), default=1)) > 1 and not finds_gpus():
-        note(f"note: gpus={ranks}, and torch finds no GPU here: all ranks share the processor, which is slow")
-    for line in preflight(on_models, folder):
+    for line in preflight([run for run in runs if works_on_a_model(run)], folder):
         note(f"note: {line}")
 
 
