@@ -128,8 +128,7 @@ def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
         (tmp_path / NAME).write_bytes(content)
         with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
             write_report([tmp_path], tmp_path)
-        assert str(raised.value).startswith(str(tmp_path / NAME))
-        assert "\n" not in str(raised.value)
+        assert re.fullmatch(f"{tmp_path / NAME}.*", str(raised.value))
 
 
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
@@ -155,10 +154,9 @@ def test_a_report_says_what_happened_and_what_is_odd_about_a_run(told, said, tmp
     written = report_of(tmp_path, told)
     assert [words for words in said if words not in written] == []
     assert "/home/me" not in written
-    headings = "Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection"
-    assert re.findall("^## (.*)$", written, re.MULTILINE) == list(headings)
-    assert str(tmp_path) not in written
-    assert (tmp_path / "score.png").stat().st_size > 5000
+    headings = ["Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection"]
+    assert re.findall("^## (.*)$", written, re.MULTILINE) == headings
+    assert (str(tmp_path) in written, (tmp_path / "score.png").stat().st_size > 5000) == (False, True)
 
 
 def test_the_reflection_is_kept_to_the_byte_and_one_in_a_prompt_is_none(tmp_path):
@@ -269,15 +267,16 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     told = write_report(runs_below(tmp_path), tmp_path / "out")
     written = (tmp_path / "out" / "report.md").read_text()
     assert f"{tmp_path}/refine_0: " in told.text
-    assert ": 12 runs with refine, simple\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best["score"] for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
     assert f"| {', '.join(map(str, finals))} |" in row
     assert f"| {min(finals)}-{max(finals)} |" in row
-    assert "- **refine:** better than independent draws: after 12 calls 6 seeds have" in written
-    assert "- **simple:** independent draws itself" in written
-    assert "exact rank test against 6 groups of 12 draws" in written
-    assert "zcopy (seed 0) repeats refine\\_5 (seed 5)" in written  # and is no seed
+    for said in (
+        ": 12 runs with refine, simple\n", "exact rank test against 6 groups of 12 draws",
+        "- **refine:** better than independent draws: after 12 calls 6 seeds have",
+        "- **simple:** independent draws itself", "zcopy (seed 0) repeats refine\\_5 (seed 5)",  # and is no seed
+    ):  # fmt: skip
+        assert said in written
     saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
         write_report([tmp_path / "refine_0", tmp_path / "b"], tmp_path)

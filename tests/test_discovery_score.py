@@ -55,8 +55,8 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
     good = verify(padded([1, s], [2, 0]))
     assert (good["score"], good["min_squared_distance"], good["max_squared_norm"]) == (2, 1 + s * s, 1 + s * s)
     bad = verify(padded([1, s], [1, 0]))
-    assert (bad["error_kind"], bad["score"]) == ("too_close", 0)
-    assert (bad["min_squared_distance"], bad["max_squared_norm"]) == (s * s, 1 + s * s)
+    told = bad["error_kind"], bad["score"], bad["min_squared_distance"], bad["max_squared_norm"]
+    assert told == ("too_close", 0, s * s, 1 + s * s)
     shown = f"{s * s} < maximum squared norm {1 + s * s}" if s < 10**20 else "100000000000... (401 digits)"
     assert shown in bad["error"]
     json.dumps(bad)
@@ -114,12 +114,10 @@ def test_every_program_of_the_ladder_gives_what_it_says(name):
 
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     done = rlreason("score", str(EXAMPLES / "roots_220.py"), "--json", "out.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("valid: 220 points")
+    assert (done.returncode, done.stdout[:17]) == (0, "valid: 220 points"), done.stderr
     told = json.loads((tmp_path / "out.json").read_text())
     assert (told["num_points"], told["raw_points"], told["dimension"], told["validity"]) == (220, 220, 11, 1.0)
-    assert told["error"] is told["error_kind"] is told["alarm"] is None
-    assert told["seconds"] > 0
+    assert (told["error"], told["error_kind"], told["alarm"], told["seconds"] > 0) == (None, None, None, True)
     assert told["protections"]
     (tmp_path / "mine.py").write_text("points = [[2, 6] + [0] * 9, [2, 0] + [0] * 9]\n")
     command = f"{sys.executable} -m rlreason score {tmp_path}/mine.py --json {tmp_path}/out.json <&- 2>&-"
@@ -151,8 +149,7 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
     of_it = running()
     os.kill(int(started.process.pid or 0), number)
     assert started.finished(600).returncode in (-9, 130)
-    assert of_it
-    assert psutil.wait_procs(of_it, timeout=MINUTES)[1] == []
+    assert of_it and psutil.wait_procs(of_it, timeout=MINUTES)[1] == []  # noqa: PT018
     if number != signal.SIGKILL:
         assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 

@@ -102,7 +102,7 @@ def version_findings() -> list[DoctorFinding]:
 
 
 def probe(modules: Mapping[str, str], run: RunConfig, patience_s: float) -> dict[str, dict[str, Any]]:
-    """Import modules one after the other in a process; return facts about each, or its `error`."""
+    """Import modules one after the other in a process; return facts about each, or its `error` and the `cure`."""
     found = {}
     with ProcessPool(1, 0, os.dup2, [2, 1], get_context("spawn")) as pool:  # what they print is not in the answer
         for name, module in modules.items():
@@ -112,6 +112,10 @@ def probe(modules: Mapping[str, str], run: RunConfig, patience_s: float) -> dict
                 found[name] = {"error": f"has not ended after --patience {patience_s:g} (seconds)"}
             except ProcessExpired as error:
                 found[name] = {"error": f"the process ended with exit code {error.exitcode}"}
+            helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
+            if "torchvision" in found[name].get("error", ""):  # built for another torch
+                helps = "pip uninstall torchvision torchaudio torchcodec"
+            found[name]["cure"] = helps
     return found
 
 
@@ -145,18 +149,6 @@ def facts_of(module: str, run: RunConfig) -> dict[str, Any]:
         return facts | {"products": products, "kernel": kernel, "why": why}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
-
-
-def import_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[DoctorFinding]:
-    """Return the imports that failed, each with what helps."""
-    found = []
-    for name, of_module in facts.items():
-        if failure := of_module.get("error"):
-            helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
-            if "torchvision" in failure:  # built for another torch
-                helps = "pip uninstall torchvision torchaudio torchcodec"
-            found.append(DoctorFinding(name, FAIL, f"cannot be imported: {failure}", helps))
-    return found
 
 
 # The machine
@@ -265,7 +257,11 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     outcome = planned(run, with_second(here) if here else processor(), assumed_prompt(run))
     gpus = gpu_findings(of_torch, driver, os.environ.get("CUDA_VISIBLE_DEVICES"))
     memory = DoctorFinding("memory", STATES[outcome.verdict], verdict(outcome), cure(outcome))
-    sections["libraries"] += import_findings(facts) + [failed("packages", line) for line in missing_packages(run)]
+    for name, of_module in facts.items():
+        if failure := of_module.get("error"):
+            words = f"cannot be imported: {failure}"
+            sections["libraries"].append(DoctorFinding(name, FAIL, words, of_module["cure"]))
+    sections["libraries"] += [failed("packages", line) for line in missing_packages(run)]
     sections["machine"] = gpus + machine_findings(run, folder)
     sections["this run"] = [*run_findings(run, of_torch), memory]
     return answer(sections, outcome)

@@ -165,7 +165,7 @@ def run_contained(
         tail = os.pread(printed, TAIL, max(0, os.fstat(printed).st_size - TAIL)).decode("utf-8", "backslashreplace")
         if sandbox == "limits":  # a program may have made its folder too deep for Python
             subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
-    code = 128 - code if code is not None and code > 128 else code
+    code = 128 - code if code and code > 128 else code
     return Outcome(stopped, code, bytes(sent).removeprefix(STARTED), tail, seconds, peak_mb)
 
 

@@ -117,7 +117,7 @@ def score_program(source: bytes, problem: DiscoveryProblem, limits: ScoreConfig,
         verdict: Any = None
         with suppress(ValueError):
             verdict = json.loads(outcome.channel)
-        if stopped or outcome.exit != 0 or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
+        if stopped or outcome.exit or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
             raise DataError(f"the verifier {verifier} failed: {tail[-300:] or 'it gave no score'}: correct it")
         valid = verdict.pop("valid", False) is True
         verdict["score"] = verdict["score"] if valid else 0
@@ -174,7 +174,7 @@ def _rows_of(
         raise DataError(f"the program could not be started in the sandbox: {score['output_tail'][-300:]}")
     if outcome.stopped:
         raise Refused(outcome.stopped, over[outcome.stopped])
-    if outcome.exit != 0 or not outcome.channel:
+    if outcome.exit or not outcome.channel:
         raise Refused("exit", f"the program ended (exit code {outcome.exit}) before it gave points")
     rows = read_set(outcome.channel, problem.most_rows, problem.most_digits)
     score["raw_points"] = len(rows)
