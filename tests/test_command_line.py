@@ -53,6 +53,10 @@ LINES = [
     (["micro_batch_tokens=48"], "micro_batch_tokens=48"), (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
     (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "eval_problems=6"),
     (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
+    (["algorithm=discover", "strategy=refine", "budget.calls=null"], "budget.calls=null"),
+    (["algorithm=discover", "strategy=refine", "budget.cost=1"], "client.prompt_price"),
+    (["algorithm=discover", "strategy=refine", "client.extra={max_tokens: 9}"], "client.extra"),
+    (["algorithm=discover", "strategy=refine", "budget.tokens=100"], "client.max_tokens"),
     # settings that nothing reads
     (["kl_estimator=k1"], "kl_estimator=k1 has no effect: it is read only where kl_placement"),
     (["algorithm=evaluate", "data.limit=5"], "data.limit=5 has no effect"),

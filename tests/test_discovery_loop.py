@@ -245,16 +245,6 @@ def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"] < 15
 
 
-def test_settings_that_do_not_go_together_are_refused():
-    for changed, says in (
-        ({"budget": DiscoverBudgetConfig(calls=None)}, "budget"),
-        ({"budget": DiscoverBudgetConfig(cost=1.0)}, "client.prompt_price"),
-        ({"budget": DiscoverBudgetConfig(tokens=100)}, "client.max_tokens"),
-        ({"client": ClientConfig(extra={"max_tokens": 9})}, "max_tokens"),
-    ):
-        assert any(says in line for line in DiscoverConfig(strategy="refine", **changed).problems())
-
-
 def test_what_a_conversation_shows_is_bounded_and_holds_the_best_and_the_newest():
     for history, scores in itertools.product((0, 1, 3), ([0, 0], [5, 1, 2, 3], [1, 2, 9, 4, 4, 4])):
         talk = Conversation(1, [{"role": "user", "content": "first"}])

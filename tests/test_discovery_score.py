@@ -65,16 +65,13 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
 @pytest.mark.parametrize(
     ("rows", "kind", "error"),
     [
-        ([], "empty", "empty"),
-        ([[*row, 0] for row in STARTER], "dimension", "is 12, expected 11"),
-        ([*STARTER, [0] * 11], "zero_vector", "Row 22"),
-        ([*STARTER, [2] * 10, []], "ragged", "row 22 has 10, expected 11"),
+        ([], "empty", "empty"), ([[*row, 0] for row in STARTER], "dimension", "is 12, expected 11"),
+        ([*STARTER, [0] * 11], "zero_vector", "Row 22"), ([*STARTER, [True] * 11], "type", "Row 22"),
+        ([*STARTER, [2] * 10, []], "ragged", "row 22 has 10, expected 11"), ([[2.0] + [0] * 10], "type", "Row 0"),
         (STARTER * 455, "size", "10010 points"),
-        ([[2.0] + [0] * 10], "type", "Row 0"),
-        ([*STARTER, [True] * 11], "type", "Row 22"),
         ([*STARTER, STARTER[3], STARTER[0]], "too_close", "0 < maximum squared norm 4"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
     result = verify(rows)
     assert (result["error_kind"], result["score"], result["num_points"], result["valid"]) == (kind, 0, 0, False)
