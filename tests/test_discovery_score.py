@@ -135,11 +135,8 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
     (tmp_path / "temporary").mkdir()
 
     def running() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                found += [process] if " ".join(process.cmdline()).startswith(f"{tmp_path} ") else []
-        return found
+        every = psutil.process_iter(["cmdline"])
+        return [one for one in every if " ".join(one.info["cmdline"] or []).startswith(f"{tmp_path} ")]
 
     started = Started("score", "mine.py", cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
     wait_for(running)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -73,7 +73,7 @@ def reading(request: Request, note: Note, algorithm: str = "") -> Iterator[Reque
         yield replace(request, overrides=overrides)
 
 
-def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> tuple[RunConfig, Path]:
+def requested_run(words: Sequence[str], subcommand: str, note: Note) -> tuple[RunConfig, Path]:
     """Compose and check the run as a start would, and return it with its folder; `ConfigError` for a mistake.
 
     What only a start refuses (a missing package, a full disk) is not looked at. `subcommand`: named in messages.

@@ -122,13 +122,13 @@ def repeated(folder: Path, overrides: Sequence[str], note: Note, place: Path) ->
 def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     """Return RUN of `resume=RUN`; None where there is no such word. `ConfigError` where others contradict it."""
     resumes = [word for word in words if key_of(word) == RESUME]
+    if not resumes:
+        return None
     others = [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")] + resumes[1:]
     others += ["-m"] if multirun else []
-    if resumes and others:
+    if others:
         raise ConfigError(f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out")
-    for word in resumes:
-        return Path(word.partition("=")[2].strip().strip("'\"")).expanduser()
-    return None
+    return Path(resumes[0].partition("=")[2].strip().strip("'\"")).expanduser()
 
 
 # Whether it could begin
