@@ -150,7 +150,7 @@ def test_independent_samples_see_the_first_prompt_alone_each_with_a_seed_of_its_
         assert len(messages) == len(seeds[strategy]) == log["spent"]["calls"] == 8
     assert not seeds["simple"] & seeds["refine"]
     begun = [(turn["conversation"], turn["prompt_kind"]) for turn in log["turns"]][2:4]
-    assert begun == [(1, "extend"), (2, "first")]  # after two turns without progress
+    assert begun == [(1, "error"), (2, "first")]  # after two turns without progress
 
 
 def test_a_problem_of_ones_own_is_a_folder_and_is_not_gone_on_with_once_it_has_changed(tmp_path):

@@ -192,11 +192,11 @@ def machine_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
             found.append(DoctorFinding("shared memory", WARN, words, helps))
     try:  # as a start does
         check_writable(folder)
+        short = [failed("disk", line, WARN) for line in room_for([run], folder)]
     except ConfigError as error:
-        return [*found, failed("disk", str(error))]
+        short = [failed("disk", str(error))]
     space = space_needed(run)
     words = f"a run writes {size(RECORDS + space.model)} to {size(RECORDS + space.peak)}"
-    short = [failed("disk", line, WARN) for line in room_for([run], folder)]
     return [*found, *(short or [DoctorFinding("disk", OK, words)])]
 
 
