@@ -18,7 +18,7 @@ from rlreason.records.rows import TO_REGRADE, TO_SHOW
 from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.plugins import NAMED_REWARDS
-from rlreason.runtime.streams import Answer, Parser, folded, number_in, refuse_target
+from rlreason.runtime.streams import Answer, Parser, number_in, refuse_target
 from rlreason.runtime.text import visible
 
 EXAMPLES, CASES_SHOWN = 5, 10
@@ -97,7 +97,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         "cases": [cases.figures(row, why) for row, why in zip(shown, found, strict=True)],
         "written": target,
     }
-    return Answer(folded("\n".join([*lines, f"\nwritten to {target}"]), console.width), figures)
+    return Answer("\n".join([*lines, f"\nwritten to {target}"]), figures)
 
 
 def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
@@ -145,4 +145,4 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
         "settings": graded.settings,
         "graders": graders,
     }
-    return Answer(folded("\n".join(lines), console.width), figures)
+    return Answer("\n".join(lines), figures)
