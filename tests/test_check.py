@@ -89,10 +89,10 @@ def test_a_planted_bug_is_named(bug):
 
 def differs(subject, case, mistake):
     try:
-        wrong = subject.observe(lambda inputs: subject.wrong(inputs, mistake), case.inputs)
+        wrong = subject.observe(lambda **inputs: subject.wrong(inputs, mistake), case.inputs)
     except Exception:  # a mistake may make nonsense of a case
         return True
-    return first_difference(wrong, subject.right(case.inputs)) != ""
+    return first_difference(wrong, subject.observe(subject.ours, case.inputs)) != ""
 
 
 @pytest.mark.parametrize("mistake", some(OF_FUNCTIONS, 5), ids=lambda mistake: mistake.kind[0][:40])
