@@ -14,7 +14,7 @@ import pytest
 from rlreason.config.groups import MODES, MonitorsConfig
 from rlreason.config.groups import RULES as OF_MONITORS
 from rlreason.health import watch
-from rlreason.health.monitors import MONITORS, RULES, collapsed
+from rlreason.health.monitors import MONITORS, RULES
 from rlreason.health.watch import Monitors, monitored
 from rlreason.records.reader import exit_code_of_status
 from tests.small_runs import words_of
@@ -132,7 +132,9 @@ def evaluations(right, n: int, **more) -> list[dict[str, float]]:
 )
 def test_collapse(course, found):
     """Bug: a lucky or unlucky evaluation ends a run, or a collapse does not."""
-    assert collapsed(course) is found
+    monitors = watching()
+    monitors.check(1, {}, evaluations=course)
+    assert (monitors.reason_to_stop() is not None) is found
 
 
 def test_off():
@@ -197,7 +199,7 @@ def test_the_rehearsal():
             for member in tar.getmembers():
                 runs += 1
                 rows = [json.loads(line) for line in tar.extractfile(member)]
-                fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {}))
+                fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {"group_size": 8}))
     assert (runs, fired[True, "accuracy"], fired[True, "gradient_norm"] >= 3) == (228, 5, True)
     assert not [rule for (broken, rule) in fired if not broken]
 
@@ -217,7 +219,9 @@ def test_notes():
     live = {"reward/frac_reward_zero_std": 0.5}
     for steps, is_problem in (((3, 9), False), (range(8, 20), True)):
         rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
-        assert [(found.rule, found.problem) for found in monitored(rows, {})] == [("no_live_group", is_problem)]
+        assert [(found.rule, found.problem) for found in monitored(rows, {"group_size": 8})] == [
+            ("no_live_group", is_problem)
+        ]
 
 
 def test_lost_grades():
