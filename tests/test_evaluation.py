@@ -87,7 +87,7 @@ def test_every_evaluation_meets_the_same_luck(rollouts, problems):
 def test_the_interval_counts_questions_and_not_samples():
     """Bug: four questions 32 times counted as 128 problems, with an interval of four hundredths of its width."""
     samples = [sample(f"p{i}", "correct" if i < 3 else "wrong") for i in range(9) for _ in range(4)]
-    found = eval_metrics(samples, mismatches_of(samples, Sampling()))
+    found = eval_metrics(samples, mismatches_of(samples, Sampling()), {})
     assert found["eval/accuracy"] == pytest.approx(1 / 3)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(3, 9))
     assert (found["eval/problems"], found["eval/samples"]) == (9, 36)
@@ -96,7 +96,7 @@ def test_the_interval_counts_questions_and_not_samples():
     found = eval_metrics(samples, mismatches_of(samples, Sampling()), questions_of(problems))
     assert (found["eval/problems"], found["eval/questions"]) == (128, 4)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(0, 4))
-    assert "eval/questions" not in eval_metrics(samples, mismatches_of(samples, Sampling()))
+    assert "eval/questions" not in eval_metrics(samples, mismatches_of(samples, Sampling()), {})
     assert categories(samples, problems)["correct"]["interval"] == pytest.approx(list(wilson_interval(0, 4)))
 
 
@@ -114,9 +114,9 @@ def test_every_response_is_in_one_category_and_what_is_kept_of_it_gives_the_same
     assert len(mismatches) == sum(max(s.length - 1, 0) for s in samples)
     whole = [replace(s, prompt_grade=s.grade) for s in samples]
     kept = [figures_of(s) for s in whole]
-    assert eval_metrics(kept, mismatches) == eval_metrics(whole, mismatches)
+    assert eval_metrics(kept, mismatches, {}) == eval_metrics(whole, mismatches, {})
     assert (categories(kept), ungraded(kept)) == (rows, failed)
-    assert "1 timeout, 1 error" in figure_lines(eval_metrics(kept, mismatches), 64, failed)
+    assert "1 timeout, 1 error" in figure_lines(eval_metrics(kept, mismatches, {}), 64, failed)
 
 
 def test_protocols_differ_in_whatever_changes_an_accuracy_and_in_nothing_else():
