@@ -30,11 +30,6 @@ class Finding:
     causes: str = ""  # the commonest causes, in a sentence
     step: int | None = None  # where it began
 
-    @property
-    def sentence(self) -> str:
-        """Return what is wrong and its cure."""
-        return f"{self.what}; {self.cure}" if self.cure else self.what
-
 
 def found(entry: str, figures: dict[str, float] | None = None, what: str = "", **more: Any) -> Finding:
     """Return a finding with the words of an entry of rules.yaml, "RULE" or "RULE: CASE". `what`: another sentence."""

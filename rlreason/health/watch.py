@@ -84,14 +84,14 @@ class Monitors:
                 self._record(step, "grader", found("grader", what=f"{when}{warning}"))
 
     def _record(self, step: int | None, name: str, finding: Finding) -> None:
-        rule = finding.rule
+        rule, sentence = finding.rule, f"{finding.what}; {finding.cure}" if finding.cure else finding.what
         self.on_finding(replace(finding, step=step))
-        self.warn(step, rule, finding.sentence)
+        self.warn(step, rule, sentence)
         enough = finding.figures.get("steps", 1) >= getattr(self.settings, f"{name}_steps", 1)
         if rule == WEIGHTS or (self.mode(name) == "stop" and enough and not self.stopped):
             self.stopped = {
                 "status": f"{'diverged' if name in DIVERGES else 'stopped'}:{rule}",
-                "reason": f"{_at(step)}{finding.sentence}",
+                "reason": f"{_at(step)}{sentence}",
                 "alarm": {"monitor": name, "rule": rule, "step": step, "numbers": finding.figures},
                 "settings": {key: getattr(self.settings, key) for key in (name, *limits_of(name))},
             }
@@ -282,8 +282,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             more += [("causes", finding.causes), ("try", finding.cure)]
             lines += [f"  {title:<10}{line}" for title, line in more if line]
         lines.append("")
-        about = {"run": str(run), "stands": state, "healthy": not problems}
-        figures.append(about | {"findings": list(map(asdict, findings))})
+        figures.append({
+            "run": str(run), "stands": state, "healthy": not problems, "findings": list(map(asdict, findings)),
+        })  # fmt: skip
     ill = sum(not run["healthy"] for run in figures)
     if len(figures) > 1:
         lines.append(f"{len(figures)} runs, {ill} of them with problems")

@@ -112,7 +112,7 @@ class Session:
         self.tokenizer = story_tokenizer()
         self.model = small_model(vocab=len(self.tokenizer))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
-        self.optimizer.register_step_pre_hook(self._on_step)
+        self.optimizer.register_step_pre_hook(lambda *_: self.updates.append(Update(self)))
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
         self.model.get_output_embeddings().register_forward_hook(self._on_head)
         stories = make_stories(18, 5, sizes=(2, 2, 9))
@@ -129,12 +129,26 @@ class Session:
         return self  # the hooks of a copied policy, such as a reference model, record here too
 
     def run(self, function: Function) -> Any:
-        """Return what a train step returns; a loop, which returns nothing, gets seven parts and the settings it takes.
+        """Return what a train step returns for responses to three questions, or a loop, which need not return anything.
 
-        `NotWrittenError` for a loop that did nothing.
+        A loop gets seven parts and those settings that it takes. `NotWrittenError` for one that did nothing.
         """
         if self.scenario.is_step:
-            return self._run_step(function)
+            size = self.settings["group_size"]
+            rollouts = self.generate(self.prompts[:3], n=size, max_tokens=self.settings["sampling_max_tokens"])
+            rows = [torch.tensor([OUTSIDE] * (len(r.prompt_ids) - 1) + r.log_probs) for r in rollouts]
+            named = {
+                "model": self.model,
+                "tokenizer": self.tokenizer,
+                "optimizer": self.optimizer,
+                "reward_fn": self.reward_fn,
+                "repeated_prompts": [r.prompt for r in rollouts],
+                "rollout_responses": [r.text for r in rollouts],
+                "repeated_ground_truths": [truth for truth in self.truths[:3] for _ in range(size)],
+                "old_log_probs": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=OUTSIDE),
+            } | self.settings
+            own = inspect.signature(cs336_2026.grpo_train_step).parameters
+            return call(function, {name: named[name] for name in own if name in named})
         parts = {
             "policy": self.model,
             "tokenizer": self.tokenizer,
@@ -151,24 +165,6 @@ class Session:
         if answer == [None] and not self.samples and not self.updates:
             raise NotWrittenError
         return answer
-
-    def _run_step(self, step: Function) -> Any:
-        """Return what the train step returns, for responses to three questions."""
-        size = self.settings["group_size"]
-        rollouts = self.generate(self.prompts[:3], n=size, max_tokens=self.settings["sampling_max_tokens"])
-        rows = [torch.tensor([OUTSIDE] * (len(r.prompt_ids) - 1) + r.log_probs) for r in rollouts]
-        named = {
-            "model": self.model,
-            "tokenizer": self.tokenizer,
-            "optimizer": self.optimizer,
-            "reward_fn": self.reward_fn,
-            "repeated_prompts": [r.prompt for r in rollouts],
-            "rollout_responses": [r.text for r in rollouts],
-            "repeated_ground_truths": [truth for truth in self.truths[:3] for _ in range(size)],
-            "old_log_probs": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=OUTSIDE),
-        } | self.settings
-        taken = inspect.signature(cs336_2026.grpo_train_step).parameters
-        return call(step, {name: named[name] for name in taken if name in named})
 
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return the reward of a response with its parts, and record the call."""
@@ -257,10 +253,6 @@ class Session:
         if self.newest and output.requires_grad:
             self.newest.has_logits = True
 
-    def _on_step(self, *_: Any) -> None:
-        self.updates.append(Update(self))
-        self.forwards = []
-
     def gradient(self) -> Tensor:
         """Return the model's gradient as one vector, 0 where there is none."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
@@ -279,7 +271,7 @@ class Update:
         self.model.load_state_dict(session.model.state_dict())  # before the step
         self.at_step = session.gradient()
         self.before = session.updates[-1].at_step if session.updates else torch.zeros_like(self.at_step)
-        self.forwards = session.forwards
+        self.forwards, session.forwards = session.forwards, []
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
         self.rollout = [s for s in samples if s.round == samples[-1].round]
         asked = Counter(s.place for s in self.rollout)
