@@ -150,13 +150,13 @@ def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = ""
     last = {_step(row): n for n, row in enumerate(rows) if "eval/accuracy" not in row}
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     eval_limit = "eval.sampling.max_tokens" if own_limit else "" if last else "sampling.max_tokens"
-    own = settings.get("monitors") or {}
+    own = settings.get("monitors", {})
     thresholds = {name: own[name] for name in NAMES if name in own}
     config = MonitorsConfig(**thresholds | dict.fromkeys(MODES, "warn"))
     monitors = Monitors(settings.get("group_size", 1), lambda line: None, config, eval_limit, steps=bool(last))
-    by_rule: dict[str, list[Finding]] = defaultdict(list)
+    by_rule = defaultdict[str, list[Finding]](list)
     monitors.on_finding = lambda finding: by_rule[finding.rule].append(finding)
-    evaluations, updates = list[dict[str, float]](), list[dict[str, float]]()
+    evaluations, updates = list[Metrics](), list[Metrics]()
     for n, row in enumerate(rows):
         metrics = {name: math.nan if value is None else value for name, value in row.items()}
         compared: Sequence[Metrics] = ()
