@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlreason.evaluation.accuracy import pass_at
-from rlreason.evaluation.cases import category_of
+from rlreason.evaluation.cases import category
 from rlreason.health.monitors import Finding
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
@@ -324,7 +324,7 @@ def cases_of(study: Study) -> list[Case]:
                 texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
                 responses[name, step][label] = {
                     "setting": label,
-                    "outcome": OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})],
+                    "outcome": OUTCOMES[category(row["outcome"], row.get("format_reward") or 0)],
                     "text": shown_text(row["response"]),
                     "where": f"{Path(*file.path.parts[-3:])}:{line}",
                 }

@@ -214,7 +214,8 @@ def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Pr
     It equals that of `algorithm=evaluate`, whose only response to a problem is drawn with the same random numbers.
     `samples` hold n per problem, problem by problem.
     """
-    value, low, high = proportion_with_ci(samples[::n], is_correct, questions_of(problems))
+    firsts = samples[::n]
+    value, low, high = proportion_with_ci(firsts, [is_correct(s) for s in firsts], questions_of(problems))
     return {"accuracy": value, "interval": [low, high]}
 
 

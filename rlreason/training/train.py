@@ -141,7 +141,8 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     removed = sum(map(moments_in, done))
     summary = run_summary(trainer, status, reason) | {"checkpoints": trainer.cost | {"moments_removed": removed}}
     with console.wait("closing the records"):
-        write_card(run.eval.card, folder, summary)
+        if run.eval.card:
+            write_card(folder, summary)
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
@@ -149,7 +150,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     pairs = list(zip(first.samples, last.samples, strict=True))
     improved = [pair for pair in pairs if [s.grade.outcome == "correct" for s in pair] == [False, True]]
     examples = (improved or pairs)[0]  # solved only now, if there is one
-    problem = next(p for p in first.problems if p.id == examples[0].group)
+    problem = next(p for p in trainer.components.eval_problems if p.id == examples[0].group)
     console.say(f"\n  {problem.question}   (answer: {problem.answer})")
     for label, sample in zip(("before", "after"), examples, strict=True):
         console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
@@ -175,7 +176,8 @@ def run_summary(trainer: Trainer, status: str, reason: str) -> dict[str, Any]:
     components, counters, monitors = trainer.components, trainer.counters, trainer.monitors
     before, after = trainer.validation.history[0], trainer.validation.history[-1]
     settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
-    protocol = protocol_of(settings, after.problems, tokenizer)
+    problems = components.final_problems if after.last else components.eval_problems
+    protocol = protocol_of(settings, problems, tokenizer)
     summary = common_summary(components, after.whole, protocol, monitors, counters.clock) | {
         "status": status,
         "reason": reason,
