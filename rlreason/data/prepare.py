@@ -64,9 +64,9 @@ def subset(problems: Problems, limit: int | None, seed: int) -> Problems:
     """Draw `limit` problems by seed; the draws are nested: 128 are among 256. None takes all, in order."""
     if limit is None or limit >= len(problems):
         return problems
-    order = list(range(len(problems)))
-    random.Random(f"subset/{seed}").shuffle(order)
-    return [problems[i] for i in order[:limit]]
+    shuffled = list(problems)
+    random.Random(f"subset/{seed}").shuffle(shuffled)
+    return shuffled[:limit]
 
 
 def without_overlap(
@@ -122,34 +122,26 @@ def by_pass_rate(problems: Problems, path: Path, low: float, high: float, say: S
     """
     samples, correct = Counter[str](), Counter[str]()
     for where, row in file_rows(path):
-        row = row if isinstance(row, dict) else {}
-        key, n, c = (row.get(name) for name in ("question_hash", "samples", "correct"))
-        if not (isinstance(key, str) and isinstance(n, int) and isinstance(c, int) and 0 <= c <= n > 0):
+        try:
+            samples[row["question_hash"]] += row["samples"]
+            correct[row["question_hash"]] += row["correct"]
+        except (KeyError, TypeError):
             raise DataError(
                 f"{path}, {where} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
                 "(0 to samples); algorithm=evaluate writes such a file"
-            )
-        samples[key] += n
-        correct[key] += c
-    kept, counted = Problems(), Counter[str]()
-    for p in problems:
-        key = question_hash(p.question)
-        if key not in samples:
-            counted["unrated"] += 1
-        elif correct[key] / samples[key] < low:
-            counted["hard"] += 1
-        elif correct[key] / samples[key] > high:
-            counted["easy"] += 1
-        else:
-            kept.append(p)
+            ) from None
+    hashes = [(p, question_hash(p.question)) for p in problems]
+    rated = [(p, correct[key] / samples[key]) for p, key in hashes if key in samples]
+    kept = [p for p, rate in rated if low <= rate <= high]
+    hard, unrated = sum(rate < low for _, rate in rated), len(problems) - len(rated)
     counts = (
         f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
-        f"{counted['hard']} below, {counted['easy']} above, {counted['unrated']} without a pass rate"
+        f"{hard} below, {len(rated) - len(kept) - hard} above, {unrated} without a pass rate"
     )
     if not kept:
         cure = "widen data.min_pass_rate and data.max_pass_rate, or make the file with algorithm=evaluate on this data"
         raise DataError(f"data.pass_rates: {counts}: {cure}")
-    say(("! " if counted["unrated"] else "") + counts)
+    say(("! " if unrated else "") + counts)
     return kept
 
 
@@ -174,9 +166,8 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True, validation_only
             return problems[data.n_validation :], problems[: data.n_validation]
         case FunctionDataConfig():
             return read_function(data, say, traces)
-        case FileDataConfig():
-            return read_files(data, say, traces, validation_only)
-    raise TypeError(f"unknown data {data}")
+    assert isinstance(data, FileDataConfig)
+    return read_files(data, say, traces, validation_only)
 
 
 def read_files(data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False) -> Splits:
@@ -266,7 +257,8 @@ def with_ground_truths(
 ) -> Splits:
     """Look up ground truths for rows of files without one, where requested or needed to filter.
 
-    They are found by question in data.ground_truth, or else in the usual splits and the validation data. Return
+    They are found by question in data.ground_truth, or else in the usual splits and the validation data. `fill` writes
+    a question into the run's prompt; a whole prompt whose problem was found gets the bare question. Return
     (train, validation).
     """
     wanting = sum(not p.answer for p in (*train, *validation))
@@ -275,8 +267,17 @@ def with_ground_truths(
     if data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct"):
         return train, validation
     sources = _known(data) | {"the validation data": validation}
-    rows = by_question([*train, *validation], [p for known in sources.values() for p in known], fill)
-    found = wanting - sum(not p.answer for p in rows)
+    partners: dict[str, Problem] = {}  # of two alike, the first counts
+    for p in (p for known in sources.values() for p in known if p.answer):
+        for text in (p.question, fill(p.question)):
+            partners.setdefault(question_hash(text), p)
+    rows, found = Problems(), 0
+    for p in (*train, *validation):
+        partner = partners.get(question_hash(p.question))
+        if partner and not p.answer:  # a bare question keeps its white space
+            p = replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
+            found += 1
+        rows.append(p)
     if not found and (data.ground_truth is not None or not any(p.answer for p in train)):
         key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
         raise DataError(
@@ -289,24 +290,6 @@ def with_ground_truths(
     return rows[: len(train)], rows[len(train) :]
 
 
-def by_question(problems: Problems, known: Problems, fill: Callable[[str], str]) -> Problems:
-    """Give problems without an answer that of the known problem they ask.
-
-    `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
-    """
-    partners: dict[str, Problem] = {}  # of two alike, the first counts
-    for p in known:
-        for text in (p.question, fill(p.question)) if p.answer else ():
-            partners.setdefault(question_hash(text), p)
-    rows: Problems = []
-    for p in problems:
-        partner = partners.get(question_hash(p.question))
-        if partner and not p.answer:  # a bare question keeps its white space
-            p = replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
-        rows.append(p)
-    return rows
-
-
 def _known(data: FileDataConfig) -> dict[str, Problems]:
     """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
     train = locate(data.path, data.train)
@@ -315,8 +298,8 @@ def _known(data: FileDataConfig) -> dict[str, Problems]:
     elif train is None:
         splits = [name for name in hub_splits(data.path or "", data.hub_config) if name != data.train]
     else:
-        files = [locate(folder, name) for folder in (data.path, str(train.parent)) for name in SPLITS]
-        splits = [str(file) for file in dict.fromkeys(files) if file not in (None, train)]
+        files = [locate(data.path or str(train.parent), name) for name in SPLITS]
+        splits = [str(file) for file in files if file not in (None, train)]
     found: dict[str, Problems] = {}
     for split in splits:
         source, rows = rows_of_split(data.path, split, data.hub_config)
