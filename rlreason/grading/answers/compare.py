@@ -110,9 +110,9 @@ def _readings(quantity: Quantity, other_percent: bool, settings: GradingConfig) 
 
 
 def _choice(node: Node) -> str:
-    """Return the letter of a multiple choice in upper case, in brackets or not; else nothing."""
-    inner = node.args[0] if node.op == "group" else node
-    return inner.name.upper() if inner.op == "symbol" and inner.name.upper() in CHOICES else ""
+    """Return the letter of a multiple choice in upper case; else nothing."""
+    letter = node.name.upper()
+    return letter if node.op == "symbol" and letter in CHOICES else ""
 
 
 def _collections(answer: Collection, reference: Collection, settings: GradingConfig) -> bool:

@@ -110,8 +110,7 @@ def tokens(text: str) -> list[Token]:
         else:
             found.append(Token(kind, _SIGN_OF_TEXT.get(written, written), spaced))
         spaced = False
-        if found[-1].kind == "sign":
-            depth += (found[-1].text in _LISTS) - (found[-1].text in _LISTS.values())
+        depth += (found[-1].text in _LISTS) - (found[-1].text in _LISTS.values())
     return found
 
 
@@ -238,20 +237,20 @@ def check(text: str) -> None:
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "₀₁₂₃₄₅₆₇₈₉"
 _FULL_SIZE = str.maketrans(_RAISED + _LOWERED, "0123456789+-()nx0123456789")
 _SMALL = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi _ pi rho _ sigma tau "
-_GREEK += "upsilon phi chi psi omega"
 #: Signs, and after each run of them what stands for any of them; `~` is a space.
 _SIGNS = r"""
     −–—﹣－‐‑‒ -  ＋ +  ×✕✖ \times~  ·⋅∙• \cdot~  ÷⁄∕／ /  √ \sqrt~  ∛ \sqrt[3]~  ∞ \infty~  ≤⩽≦ \le~  ≥⩾≧ \ge~
     ≠ \ne~  ∪ \cup~  ∩ \cap~  ∈ \in~  °º˚ ^\circ~  ± \pm~  ∓ \mp~  ∅ \emptyset~  ℝ \mathbb{R}  ≈ \approx~  ， ,
     （ (  ） )  ［ [  ］ ]  ｛ \{  ｝ \}  ％ %  ＝ =  ＜ <  ＞ >  ＄ \$  ： :  ． .  ’‘′ '  “” "  … \ldots~
     ⌊ \lfloor~  ⌋ \rfloor~  ⌈ \lceil~  ⌉ \rceil~  ∖ \setminus~  ⟨ \langle~  ⟩ \rangle~  ∗ *  ⅈ i  ℯ e
+    α \alpha~  β \beta~  γ \gamma~  δ \delta~  ε \epsilon~  ζ \zeta~  η \eta~  θ \theta~  ι \iota~  κ \kappa~
+    λ \lambda~  μ \mu~  ν \nu~  ξ \xi~  π \pi~  ρ \rho~  σ \sigma~  τ \tau~  υ \upsilon~  φ \phi~  χ \chi~  ψ \psi~
+    ω \omega~
     Δ \Delta~  Ω \Omega~  Σ \Sigma~  Γ \Gamma~  ϕ \phi~
     ½ ~1/2~  ⅓ ~1/3~  ⅔ ~2/3~  ¼ ~1/4~  ¾ ~3/4~  ⅕ ~1/5~  ⅖ ~2/5~  ⅗ ~3/5~  ⅘ ~4/5~  ⅙ ~1/6~  ⅚ ~5/6~  ⅛ ~1/8~
     ⅜ ~3/8~  ⅝ ~5/8~  ⅞ ~7/8~
 """
 _TABLE = {char: out.replace("~", " ") for chars, out in pairs(_SIGNS).items() for char in chars}
-_TABLE |= {chr(0x3B1 + index): f"\\{name} " for index, name in enumerate(_GREEK.split()) if name != "_"}
 _TABLE |= dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n", " ")
 _TABLE |= dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062", "")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlreason.grading.answers.lexer import MAX_DEPTH, RefusedError, Token, UnreadableError, pairs, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, pairs, words
 
 FUNCTIONS = words(
     """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc
@@ -53,8 +53,6 @@ def symbols(node: Node) -> frozenset[str]:
 
 def infinity(node: Node) -> int:
     """Return 1 or -1 for plus or minus infinity, else 0."""
-    if node.op == "group":
-        return infinity(node.args[0])
     if node.op == "neg":
         return -infinity(node.args[0])
     return int(node == Node("constant", name="oo"))
@@ -75,7 +73,7 @@ _INVERSE = Node("neg", (number(1),))
 
 
 def parse(tokens: Sequence[Token]) -> Node:
-    """Parse all tokens as one expression. Raises `UnreadableError` or `RefusedError`."""
+    """Parse all tokens as one expression. Raises `UnreadableError`."""
     parser = ExpressionParser(tokens)
     node = parser.sum()
     if parser.at < len(parser.tokens):
@@ -91,7 +89,6 @@ class ExpressionParser:
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.at = tokens, 0
-        self.depth = 0
         self.bars = 0  # 1 inside |...|, where the next bar closes
 
     def peek(self, ahead: int = 0) -> Token:
@@ -117,13 +114,9 @@ class ExpressionParser:
 
     def sum(self) -> Node:
         """Terms joined by `+`, `-` or both at once."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise RefusedError  # nested too deep
         node = self.term(self.sign(*_SIGNS))
         while sign := self.sign(*_SIGNS):
             node = Node("add", (node, self.term(sign)))
-        self.depth -= 1
         return node
 
     def term(self, sign: str | None) -> Node:
@@ -276,7 +269,7 @@ class ExpressionParser:
             node = Node(_BETWEEN[between], (node, self.sum()))
         self.expect(_BRACKETS[opening])
         self.bars = bars
-        return Node("abs" if opening == "|" else "group", (node,))
+        return Node("abs", (node,)) if opening == "|" else node
 
     def named(self, token: Token) -> Node:
         """What a word or command stands for, with its arguments."""
@@ -322,28 +315,22 @@ class ExpressionParser:
         r"""A function with its base or power, applied to a bracket or to the factors that follow: `\sin 2x`."""
         name, base, power = _LIBRARY.get(name, name), None, None
         if name == "log" and self.sign("_"):
-            base = self.group() if self.peek().text == "{" else self.log_base()
+            token, following = self.peek(), self.peek(1)
+            if token.kind != "number" or not token.text.isdigit() or following.spaced:
+                base = self.atom()
+            elif following.text in ("(", "{") or following.kind in ("letter", "command"):
+                base = self.single_number()  # `\log_10(x)` is read as meant, base 10
+            else:
+                base = self.group()  # `\log_28` as printed, base 2
         if self.sign("^"):
             power = self.exponent()
-        if name == "log" and base is None and self.sign("_"):
-            base = self.group()
         if self.peek().text in _BRACKETS:
             argument = self.atom()
         else:  # up to the next sum, function or bracket
             argument = self.signed_factor()
             while self.begins_factor() and self.peek().text not in FUNCTIONS and self.peek().text not in ("(", "["):
                 argument = Node("mul", (argument, self.factor()))
-        if power in (_INVERSE, Node("group", (_INVERSE,))):
+        if power == _INVERSE:
             name, power = "a" + name, None
         node = Node("call", (argument, base) if base else (argument,), name=name)
         return Node("pow", (node, power)) if power else node
-
-    def log_base(self) -> Node:
-        r"""A base without braces: `\log_28` is read as printed, base 2; `\log_10(x)` as meant, base 10."""
-        token, following = self.peek(), self.peek(1)
-        if token.kind != "number" or not token.text.isdigit() or following.spaced:
-            return self.atom()
-        if following.text in ("(", "{") or following.kind in ("letter", "command"):
-            self.at += 1
-            return number(int(token.text))
-        return self.group()

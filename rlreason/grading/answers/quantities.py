@@ -109,9 +109,8 @@ def _name(part: str) -> str:
     """Return the short name of a known unit, and the singular of any other word."""
     stem, caret, power = part.partition("^")
     name = UNIT_NAMES.get(stem, stem)
-    if name == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
-        name = stem[:-3] + "y" if stem.endswith("ies") and len(stem) > 4 else stem[:-1]
-        name = name[:-1] if name.endswith(("xe", "she", "che")) else name
+    if name == stem and len(stem) > 3 and not stem.endswith("ss"):
+        name = stem.removesuffix("s")
     return name + caret + power
 
 
