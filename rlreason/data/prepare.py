@@ -36,6 +36,7 @@ from rlreason.data.sources import (
 from rlreason.data.tasks import load_countdown, make_countdown, make_gym, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
+from rlreason.grading.formats import FORMATS
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
@@ -234,7 +235,9 @@ def check_ground_truths(
     """
     if grader is None or grader.plugin:
         return problems
-    wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
+    stated, answers = FORMATS[grader.reward].written, [p.answer for p in problems]
+    grades = grader.grade_batch(list(map(stated.format, answers)), answers)  # each by a response that states it
+    wrong = {p.id for p, grade in zip(problems, grades, strict=True) if grade.outcome != "correct"}
     if not needed and not any(p.answer for p in problems):
         say("! no validation problem has a ground truth: accuracy stays 0 and says nothing")
         return problems

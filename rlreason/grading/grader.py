@@ -166,16 +166,6 @@ class Grader:
                 del self.cache[oldest]
         return grades
 
-    def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
-        """Return the indices of ground truths that are graded wrong when a response states them word for word.
-
-        Not for a plug-in, whose form of a response is unknown.
-        """
-        written = FORMATS[self.reward].written
-        responses = [written.format((reference_answers(truth) or [""])[0]) for truth in ground_truths]
-        grades = self.grade_batch(responses, ground_truths)
-        return [index for index, grade in enumerate(grades) if grade.outcome != "correct"]
-
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return a sentence for each kind of failure of more than 0.5% of the responses and each doubtful setting."""
         events, n, warnings = Counter(map(event, grades)), len(grades), list[str]()

@@ -74,7 +74,13 @@ def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
         case Collection(kind="set", items=(only,)):
             return equal(only, other, settings)
         case Ratio():
-            return _ratios(one, _as_ratio(other))
+            other = _as_ratio(other)
+            if isinstance(other, Quantity) and other.node.op == "div" and not other.unit:
+                other = Ratio(other.node.args)
+            if not isinstance(other, Ratio) or len(one.parts) != len(other.parts):
+                return False
+            (first, second), *pairs = zip(one.parts, other.parts, strict=True)
+            return all(same(Node("mul", (a, second)), Node("mul", (b, first))) for a, b in pairs)
     return answer == reference
 
 
@@ -141,16 +147,6 @@ def _collections(answer: Collection, reference: Collection, settings: GradingCon
 def _as_ratio(value: Value) -> Value:
     """Return a time such as `11:21` as a ratio, where it could be one."""
     return Ratio(tuple(map(number, value.parts))) if isinstance(value, TimeOfDay) and value.parts else value
-
-
-def _ratios(answer: Ratio, reference: Value) -> bool:
-    if isinstance(reference, Quantity) and reference.node.op == "div" and len(answer.parts) == 2:
-        return not reference.unit and same(Node("div", answer.parts), reference.node, 0.0)
-    if not isinstance(reference, Ratio) or len(answer.parts) != len(reference.parts):
-        return False
-    pairs = list(zip(answer.parts, reference.parts, strict=True))
-    first, second = pairs[0]
-    return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
 
 
 def _sets_of_reals(answer: Value, reference: Value) -> bool:

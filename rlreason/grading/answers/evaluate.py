@@ -53,14 +53,9 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
         raise RefusedError  # a power beyond the limits
     if exponent.denominator == 1:
         return base**exponent.numerator
-    root = _perfect_root(base, exponent.denominator) if base > 0 else None
-    return None if root is None else root**exponent.numerator
-
-
-def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
-    parts = []
-    for part in (value.numerator, value.denominator):
-        if part.bit_length() > 4_096:
+    degree, roots = exponent.denominator, []
+    for part in (base.numerator, base.denominator):
+        if part < 0 or part.bit_length() > 4_096:
             return None
         low, high = 0, 1 << (part.bit_length() // degree + 1)
         while high - low > 1:  # by bisection on whole numbers
@@ -68,8 +63,8 @@ def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
             low, high = (middle, high) if middle**degree <= part else (low, middle)
         if low**degree != part:
             return None
-        parts.append(low)
-    return Fraction(*parts)
+        roots.append(low)
+    return Fraction(*roots) ** exponent.numerator
 
 
 MAX_LOG2 = 20_000.0  # of any intermediate magnitude

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewriter, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewritten, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
@@ -79,14 +79,14 @@ def is_word(text: str) -> bool:
     return len(text) > 3 or (len(text) == 3 and any(char in "aeiou" for char in text[1:]) and text.islower())
 
 
-_plain_units = rewriter(
+_PLAIN_UNITS = (
     (r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°"),
     (r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1"),
     (r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/"),
     (r"\s*\b([a-z]+)(?:\^-[01]|(\^)-(\d))", r"/\1\2\3"),  # s^-1 is /s, s^-2 is /s^2
     (r"\b(?:degrees? |deg )?(?:(c)elsius|(f)ahrenheit)\b", r"°\1\2"),
 )
-_powers = rewriter((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
+_POWERS = ((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
 
 
 def canonical(text: str) -> str | None:
@@ -95,11 +95,11 @@ def canonical(text: str) -> str | None:
     >>> canonical("square centimeters"), canonical("miles per hour"), canonical("more apples")
     ('cm^2', 'mi/h', None)
     """
-    text = _plain_units(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()))
+    text = rewritten(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()), _PLAIN_UNITS)
     parts = re.split(r"([ /*()])", text)
     if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
         return None
-    return _powers("".join(map(_name, parts)).strip())
+    return rewritten("".join(map(_name, parts)).strip(), _POWERS)
 
 
 def _name(part: str) -> str:

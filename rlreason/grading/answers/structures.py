@@ -78,16 +78,26 @@ def read_tokens(tokens: Sequence[Token]) -> Value:
         raise UnreadableError
     if spoken := _words(tokens):
         return spoken
-    joined_by = (
-        ((",", "or", "and"), _separated),
-        (RELATIONS, read_relation),
-        (SET_ALGEBRA, _set_algebra),
-        ((":", "to"), _ratio),
-    )
-    for at, read_pieces in joined_by:
+    for at, read_pieces in (((",", "or", "and"), _separated), (RELATIONS, read_relation)):
         pieces, signs = split(tokens, at)
         if signs:
             return read_pieces(pieces, signs)
+    pieces, signs = split(tokens, SET_ALGEBRA)
+    if signs:
+        sets = [part for part in map(as_reals, map(read_tokens, pieces)) if part is not None]
+        if len(sets) < len(pieces):
+            raise UnreadableError
+        value = sets[0]
+        for sign, part in zip(signs, sets[1:], strict=True):
+            value = SET_ALGEBRA[sign](value, part)
+        return value
+    pieces, signs = split(tokens, (":", "to"))
+    if signs:
+        parts = map(read_tokens, pieces)
+        nodes = [part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent]
+        if len(nodes) < len(pieces):
+            raise UnreadableError
+        return Ratio(tuple(nodes))
     named = NAMED_SETS.get("".join(token.text for token in tokens))
     return named or _enclosed(tokens) or _grid(tokens) or read_quantity(tokens)
 
@@ -200,17 +210,6 @@ def check_chain(values: Sequence[Value], agree: Callable[[Node, Node], bool] = s
             raise UnreadableError  # a chain of values that are not equal
 
 
-def _set_algebra(pieces: Pieces, signs: Sequence[str]) -> Value:
-    """Evaluate unions, intersections and differences of sets of reals, from left to right."""
-    value = read_tokens(pieces[0])
-    for sign, piece in zip(signs, pieces[1:], strict=True):
-        left, right = as_reals(value), as_reals(read_tokens(piece))
-        if left is None or right is None:
-            raise UnreadableError
-        value = SET_ALGEBRA[sign](left, right)
-    return value
-
-
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
     """Read one pair of brackets around everything: a set, a tuple or an interval."""
     brackets = tokens[0].text + tokens[-1].text
@@ -248,14 +247,6 @@ def _grid(tokens: Sequence[Token]) -> Value | None:
         raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
     return Collection("vmatrix" if name == "vmatrix" else "matrix", rows_read)
-
-
-def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
-    parts = list(map(read_tokens, pieces))
-    nodes = tuple(part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent)
-    if len(nodes) < len(parts):
-        raise UnreadableError
-    return Ratio(nodes)
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
