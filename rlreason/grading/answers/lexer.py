@@ -27,6 +27,7 @@ class RefusedError(Exception):
 
 MAX_CHARS = 400
 MAX_DIGITS = 200
+MAX_ITEMS = 60
 MAX_POWER = 5_000  # of ten in 1e3, and of whole exponents elsewhere
 
 
@@ -180,6 +181,8 @@ def split(tokens: Sequence[Token], at: Collection[str]) -> tuple[list[list[Token
         else:
             signs.append(sign_of(token))
             pieces.append([])
+    if len(pieces) > MAX_ITEMS:
+        raise RefusedError  # more than 60 items
     return pieces, signs
 
 
@@ -284,6 +287,7 @@ _PLAIN_SIGNS = (
     (r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)", r"\\ldots "),
     ("~", " "),
     (r"(?<=\d) ?[xX] ?10\^", r"\\times 10^"),
+    (r", *(?=(?:\\text *\{ *)?(?:and|or)\b)", " "),
 )
 _PLAIN_SPACES = ((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
