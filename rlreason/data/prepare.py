@@ -115,13 +115,13 @@ def note_repetitions(problems: Sequence[Problem], what: str, judge: Grader | Non
         say(f"! {len(conflicts)} {what} rows have another ground truth than their question had: {few(conflicts, 3)}")
 
 
-def by_pass_rate(problems: Problems, path: Path, low: float, high: float, say: Say) -> Problems:
-    """Return the problems with a pass rate in [low, high], and count the others.
+def by_pass_rate(problems: Problems, data: DataConfig, path: Path, say: Say) -> Problems:
+    """Return the problems with a pass rate in the range of the settings, and count the others.
 
     `path`: a file of correct answers and samples by question hash; lines of the same question add up. `DataError` for
     a malformed line, or where no problem is left.
     """
-    samples, correct = Counter[str](), Counter[str]()
+    low, high, samples, correct = data.min_pass_rate, data.max_pass_rate, Counter[str](), Counter[str]()
     for where, row in file_rows(path):
         try:
             samples[row["question_hash"]] += row["samples"]
@@ -337,8 +337,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         sizes["train_read"] = len(train)
         train = without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file), say)
         if data.pass_rates is not None:
-            path = Path(data.pass_rates).expanduser()
-            train = by_pass_rate(train, path, data.min_pass_rate, data.max_pass_rate, say)
+            train = by_pass_rate(train, data, Path(data.pass_rates).expanduser(), say)
         if run.reads_traces:
             train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
         if data.filter == "correct":
@@ -362,32 +361,21 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
 
 def read_problems(run: RunConfig, say: Say) -> Splits:
     """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
-    train: Problems = []
-    validation: Problems = []
+    train, validation = Problems(), Problems()
     if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
         train, validation = read_splits(run.data, say, run.reads_traces)
-        if run.uses_training_data and not run.trains:
-            check_enough(run, train)
-        elif run.eval.data is None:
-            check_enough(run, validation)
         train = train if run.uses_training_data else []
         fill = prompt_renderer(run.asking.prompt.file)
         train, validation = with_ground_truths(run.data, train, validation, fill, say)
-    if run.eval.data is None:
-        return train, validation
-    own, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
+    if run.eval.data is not None:
+        own, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
 
-    def note(text: str) -> None:
-        say(as_eval("data", text, own))
+        def note(text: str) -> None:
+            say(as_eval("data", text, own))
 
-    with naming_eval_settings(run, "data"):
-        validation = read_splits(own, note, traces=False, validation_only=True)[1]
-        validation = with_ground_truths(own, [], validation, fill, note)[1]
-        check_enough(run, validation)
-    return train, validation
-
-
-def check_enough(run: RunConfig, problems: Problems) -> None:
-    """`ConfigError` where the settings evaluate on more problems than there are."""
-    if bad := too_many_problems(run, len(problems)):
+        with naming_eval_settings(run, "data"):
+            validation = read_splits(own, note, traces=False, validation_only=True)[1]
+            validation = with_ground_truths(own, [], validation, fill, note)[1]
+    if bad := too_many_problems(run, len(validation if run.trains or not run.uses_training_data else train)):
         raise ConfigError("\n".join(bad))
+    return train, validation

@@ -178,10 +178,9 @@ class _Worker:
     has_begun = False  # whether the function has been loaded
 
     def __init__(self, work: Work, caller: Connection) -> None:
-        fork = get_context("fork")
         self.work = work
-        self.pipe, theirs = fork.Pipe()
-        self.process = fork.Process(target=_work, args=(work, theirs, (self.pipe, caller)))
+        self.pipe, theirs = Pipe()
+        self.process = get_context("fork").Process(target=_work, args=(work, theirs, (self.pipe, caller)))
         self.process.start()
         theirs.close()
 
@@ -208,8 +207,6 @@ def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None
     killed_with_parent()
     for one in inherited:
         one.close()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # else all workers draw the same numbers
     try:
         function = work.load()
     except BaseException as error:

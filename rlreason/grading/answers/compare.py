@@ -10,8 +10,8 @@ from rlreason.config.groups import GradingConfig
 from rlreason.grading.answers import lexer, structures
 from rlreason.grading.answers.evaluate import UndefinedError, exact, ratio, same
 from rlreason.grading.answers.lexer import RefusedError, clean, plain
-from rlreason.grading.answers.parser import Node, number, symbols
-from rlreason.grading.answers.quantities import agree, conversion
+from rlreason.grading.answers.parser import Node, number
+from rlreason.grading.answers.quantities import NO_SIZE, SIZES, agree
 from rlreason.grading.answers.values import (
     Based,
     Collection,
@@ -57,7 +57,7 @@ def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
         case Equation(), Equation():
             if answer.label and answer.label == reference.label and answer.value and reference.value:
                 return equal(answer.value, reference.value, settings)
-            if answer.gap is None or reference.gap is None or symbols(answer.gap) != symbols(reference.gap):
+            if answer.gap is None or reference.gap is None:
                 return False
             return bool(ratio(answer.gap, reference.gap))
         case TimeOfDay(), TimeOfDay():
@@ -86,10 +86,10 @@ def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
 
 def _quantities(answer: Quantity, reference: Quantity, settings: GradingConfig) -> bool:
     if not agree(answer.unit, reference.unit):
-        factor = conversion(answer.unit, reference.unit)
-        if factor is None:
+        (size, kind), (other, kind_of_other) = SIZES.get(answer.unit, NO_SIZE), SIZES.get(reference.unit, NO_SIZE)
+        if kind != kind_of_other or not kind:
             return False
-        answer = answer._replace(node=Node("mul", (answer.node, number(factor))))
+        answer = answer._replace(node=Node("mul", (answer.node, number(size / other))))
     if (answer.percent and reference.unit) or (reference.percent and answer.unit):
         return False
     choices = {_choice(answer.node), _choice(reference.node)}
@@ -177,8 +177,6 @@ def _expanded(value: Value) -> Value:
         return Collection("set", tuple(both))
     if isinstance(value, Collection) and value.kind in ("set", "list"):
         return value._replace(items=tuple(part for item in value.items for part in _both(item)))
-    if isinstance(value, Equation) and isinstance(value.value, Quantity):
-        return value._replace(value=_expanded(value.value))
     return value
 
 

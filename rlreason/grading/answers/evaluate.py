@@ -48,8 +48,6 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if exponent.denominator > MAX_ROOT:
         return None
     if abs(exponent.numerator) > MAX_POWER or abs(exponent.numerator) * bits(base) > MAX_BITS:
-        if base in (1, -1) and exponent.denominator == 1:
-            return base if exponent.numerator % 2 else Fraction(1)
         raise RefusedError  # a power beyond the limits
     if exponent.denominator == 1:
         return base**exponent.numerator

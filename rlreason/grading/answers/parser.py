@@ -184,8 +184,6 @@ class ExpressionParser:
             rest = token.text[1:]  # the other digits stay
             self.replace(*([Token("number", rest, value=Fraction(int(rest)))] if rest else []))
             return number(int(token.text[0]))
-        if token.kind == "word":
-            raise UnreadableError
         return self.atom()
 
     def letter(self, letter: str) -> Node:
@@ -203,7 +201,7 @@ class ExpressionParser:
             return ""
         if not self.sign("{"):
             self.at += 1
-            return "_" + self.tokens[self.at - 1].text if self.at <= len(self.tokens) else ""
+            return "_" + self.peek(-1).text
         name = "_"
         while not self.sign("}"):
             if self.peek().kind == "end":
@@ -227,8 +225,16 @@ class ExpressionParser:
         match token.kind:
             case "number":
                 return self.number()
-            case "sign":
-                return self.bracket(token.text)
+            case "sign" if name in _BRACKETS:  # in bars too, or `{a \over b}` and its like
+                self.at += 1
+                bars, self.bars = self.bars, int(name == "|")
+                node, between = self.sum(), self.peek().text
+                if name == "{" and between in _BETWEEN:
+                    self.at += 1
+                    node = Node(_BETWEEN[between], (node, self.sum()))
+                self.expect(_BRACKETS[name])
+                self.bars = bars
+                return Node("abs", (node,)) if name == "|" else node
             case "word" | "command":
                 return self.named(token)
             case "letter":
@@ -257,20 +263,6 @@ class ExpressionParser:
             self.at, self.tokens = at, tokens
         return whole
 
-    def bracket(self, opening: str) -> Node:
-        r"""An expression in brackets or bars, or `{a \over b}` and its like."""
-        if opening not in _BRACKETS:
-            raise UnreadableError
-        self.at += 1
-        bars, self.bars = self.bars, int(opening == "|")
-        node, between = self.sum(), self.peek().text
-        if opening == "{" and between in _BETWEEN:
-            self.at += 1
-            node = Node(_BETWEEN[between], (node, self.sum()))
-        self.expect(_BRACKETS[opening])
-        self.bars = bars
-        return Node("abs", (node,)) if opening == "|" else node
-
     def named(self, token: Token) -> Node:
         """What a word or command stands for, with its arguments."""
         name, is_command = token.text, token.kind == "command"
@@ -285,8 +277,6 @@ class ExpressionParser:
             if self.sign("["):
                 degree = self.sum()
                 self.expect("]")
-            if self.sign("-"):
-                raise UnreadableError
             return Node("root", (self.single_number() or self.atom(), degree))  # \sqrt12: the root of twelve
         if name in FUNCTIONS:
             return self.function(name)

@@ -57,6 +57,7 @@ _SCALES_OF_UNITS = """
     mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 usd 100
 """
 SIZES = {unit: (Fraction(size), kind) for kind in _SCALES_OF_UNITS.split(";") for unit, size in pairs(kind).items()}
+NO_SIZE = Fraction(1), ""
 LETTER_UNITS = words("m g s h l L N J W V A K C F")
 _OF_UNITS = words("% ° ^ / * { } ( ) .")
 _BEFORE_FACTORS = words("+ - * / ^ _ (")
@@ -119,18 +120,6 @@ def agree(first: str, second: str) -> bool:
     return power == power_of_other and "unit" in (stem, other)
 
 
-def conversion(first: str, second: str) -> Fraction | None:
-    """Return the number of second units in one first unit, or None where it is not known.
-
-    >>> conversion("h", "min"), conversion("cm", "kg")
-    (Fraction(60, 1), None)
-    """
-    if first not in SIZES or second not in SIZES:
-        return None
-    (size, kind), (other, kind_of_other) = SIZES[first], SIZES[second]
-    return size / other if kind == kind_of_other else None
-
-
 def is_product(tokens: Sequence[Token]) -> bool:
     """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
     if len(tokens) > 1:
@@ -147,9 +136,8 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     The signs or codes of one currency are its unit: `$5`, `-$5`, `5 $`, `\text{USD }5`, `$7 - $2`.
     """
     found = [CURRENCIES.get(token.text.strip().removeprefix("\\").casefold(), "") for token in tokens]
-    follows = zip(found[1:-1], tokens[2:], strict=True)
     currency = ""
-    if len(set(found) - {""}) == 1 and not any(sign and after.kind != "number" for sign, after in follows):
+    if len(set(found) - {""}) == 1:
         tokens, currency = [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
     levels = depths(tokens)
     starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at))
@@ -164,7 +152,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
         else:
             written += (" " if written and token.spaced else "") + token.text
     unit = canonical(written)
-    if unit is None or (percent and currency):
+    if unit is None:
         raise UnreadableError  # words that are no unit
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
