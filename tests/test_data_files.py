@@ -14,12 +14,12 @@ from rlreason.config.leaves import render, resource_dir, template_of
 from rlreason.config.rules import wrong_values
 from rlreason.data.prepare import (
     by_pass_rate,
-    by_question,
     check_ground_truths,
     hold_out,
     load_data,
     read_files,
     subset,
+    with_ground_truths,
     without_overlap,
 )
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
@@ -98,9 +98,9 @@ def test_the_gold_answer_by_rule():
 
 
 BAD = {
-    b"[" * 100_000: "is not JSON",
-    b'{"question": "caf\xe9", "answer": "1"}': "is not JSON in UTF-8",
-    b'{"question": "q"}': "has no text under 'ground_truth', 'answer'",
+    b"[" * 100_000: "is no JSON object",
+    b'{"question": "caf\xe9", "answer": "1"}': "is no JSON object in UTF-8",
+    b'{"question": "q"}': "has no text under ('ground_truth', 'answer'",
     b'["q", "a"]': "is no JSON object",
     b'{"question": "q", "answer": "work ####  "}': "has an empty ground truth",
     b'{"question": "\\ud800", "answer": "1"}': "has half a surrogate pair",
@@ -108,7 +108,7 @@ BAD = {
     b'{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}': "has messages other",
     b'{"question": "q", "answer": NaN}': "has nan",
     b'{"question": "q", "answer": "-Infinity"}': "has the ground truth -Infinity",
-    b'{"messages": "hello"}': "has messages that are no list",
+    b'{"messages": "hello"}': "has messages other",
 }
 
 
@@ -300,12 +300,13 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
     rows = [{"question_hash": question_hash(p.question + "\n"), "samples": 8, "correct": correct}
             for p, correct in zip(problems, (0, 1, 4, 8), strict=False)]  # fmt: skip
     rates, notes = lines(tmp_path / "r.jsonl", [*rows, {**rows[1], "correct": 3}]), list[str]()
-    assert [p.id for p in by_pass_rate(problems, rates, 0.25, 0.9, notes.append)] == ["p1", "p2"]
+    middle = DataConfig(min_pass_rate=0.25, max_pass_rate=0.9)
+    assert [p.id for p in by_pass_rate(problems, middle, rates, notes.append)] == ["p1", "p2"]
     assert re.findall(r"\d \w+", notes[0].partition("dropped")[2]) == ["1 below", "1 above", "1 without"]
     with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
-        by_pass_rate(problems, rates, 0.95, 0.96, print)
+        by_pass_rate(problems, DataConfig(min_pass_rate=0.95, max_pass_rate=0.96), rates, print)
     with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
-        by_pass_rate(problems, lines(tmp_path / "broken.jsonl", [rows[0], {"samples": 1}]), 0, 1, print)
+        by_pass_rate(problems, middle, lines(tmp_path / "broken.jsonl", [rows[0], {"samples": 1}]), print)
     rows = [{"question_hash": question_hash(r["question"]), "samples": 4, "correct": i} for i, r in enumerate(sums(4))]
     words = (f"data.pass_rates={lines(tmp_path / 'rates.jsonl', rows)}", "data.min_pass_rate=0.3")
     assert [p.question for p in load(*words, train=sums(4))[0].train] == ["2+2?", "3+3?"]
@@ -339,8 +340,6 @@ def test_a_given_response_is_imitated_word_for_word_and_problems_without_a_trace
     assert with_traces(problems, TRACE, True, notes.append) == problems[:3]
     assert with_traces(problems[:3], TRACE, False, notes.append) == problems[:3]
     assert ["2 of 5" in note for note in notes] == [True]
-    with pytest.raises(ConfigError, match="problem bare"):
-        trace_text(problems[3], TRACE)
 
 
 def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
@@ -420,14 +419,17 @@ def test_ground_truth_is_asked_for_where_it_is_missing_and_read_from_a_file_of_i
     assert {p.answer for p in loaded.train} == {"7"}
 
 
-def test_nothing_but_the_question_that_is_asked_is_taken_for_it():
+def test_nothing_but_the_question_that_is_asked_is_taken_for_it(tmp_path):
     """Bug: the answer to a part of a question, or to a longer one; of two problems alike the first counts."""
-    known = [Problem("a", "1?", ""), Problem("b", "1?", "2"), Problem("c", " 1? ", "3"), Problem("d", "2+1?", "4")]
+    answers = (("1?", None), ("1?", 2), (" 1? ", 3), ("2+1?", 4))
+    known = [{"question": question, "solution": "s", "answer": answer} for question, answer in answers]
+    data = FileDataConfig(name="x", ground_truth=str(lines(tmp_path / "known.jsonl", known)))
     for write in (fill, str):
         asked = [Problem("r", write(q), "", prompt=write(q)) for q in ("1?", "11?", "-1?", "2*1+1?", "2+1?", "\n 2+1?")]
-        assert [p.answer for p in by_question(asked, known, fill)] == ["2", "", "", "", "4", "4"]
+        found, _ = with_ground_truths(data, asked, [], fill, print)
+        assert [p.answer for p in found] == ["2", "", "", "", "4", "4"]
     bare, own = Problem("bare", "1?\n", ""), Problem("own", "1?", "9")
-    assert by_question([bare, own], known, fill) == [replace(bare, answer="2"), own]
+    assert with_ground_truths(data, [bare, own], [], fill, print)[0] == [replace(bare, answer="2"), own]
 
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")

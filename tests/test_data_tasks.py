@@ -175,7 +175,7 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert is_validation(numbers, target) == (problem in validation)
-    bad = {"nums": '{"nums": [1, "2"], "target": 5}', "target": '{"nums": [1], "target": 2.5}', "JSON": "n"}
+    bad = {"nums": '{"nums": [1, "2"], "target": 5}', "target": '{"nums": [1], "target": 2.5}', "no nums": "n"}
     for reason, row in bad.items():
         file.write_text(good + row)
         with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{reason}"):
@@ -211,7 +211,7 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
 def test_a_task_that_cannot_be_used_and_settings_out_of_range_are_named():
     """Bug: a traceback of a task that cannot check its own answers, or of one that is none."""
     pytest.importorskip("reasoning_gym")
-    for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count .*leg_counting")):
+    for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count ")):
         with pytest.raises(ConfigError, match=rf"data\.task={says}"):
             make_gym([task], 3, seed=0)
     assert CountdownConfig(name="countdown").problems() == GymConfig(name="g", task=["gcd", "lcm"]).problems() == []

@@ -18,7 +18,7 @@ from rlreason.config.data import (
 )
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
-from rlreason.config.run import RunConfig, as_eval, naming_eval_settings
+from rlreason.config.run import RunConfig, naming_eval_settings
 from rlreason.data.prompts import check_template, filter_correct, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,
@@ -49,7 +49,7 @@ def with_ids(tables: Sequence[Table]) -> list[Problems]:
     """Return each table's problems under the data's own ids if every row has a different one; else numbered."""
     own = [id for table in tables for _, id in table]
     numbered = None in own or len(set(own)) < len(own)
-    return [[p if numbered or id is None else replace(p, id=id) for p, id in table] for table in tables]
+    return [[p if numbered else replace(p, id=id or "") for p, id in table] for table in tables]
 
 
 def hold_out(problems: Problems, n: int, seed: int) -> Splits:
@@ -324,24 +324,37 @@ class Loaded(NamedTuple):
 
 
 def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
-    """Load the problems of a run, with a note on everything that is left out.
+    """Load the problems of a run, with a note on everything that is left out; a run that only measures has none to
+    train on.
 
     With a grader, ground truths are checked: of validation by `judge`, which grades evaluations, and of train where
     it is sampled from.
     """
     judge, data, sizes = judge or grader, run.data, dict[str, int]()
+    fill = prompt_renderer(run.asking.prompt.file)
     if run.reads_traces:
         check_template(run.prompt.trace)
-    train, validation = read_problems(run, say)
+    train, validation = Problems(), Problems()
+    if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
+        train, validation = read_splits(data, say, run.reads_traces)
+        train = train if run.uses_training_data else []
+        train, validation = with_ground_truths(data, train, validation, fill, say)
+    if run.eval.data is not None:
+        own, fill_own = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
+        with naming_eval_settings(run, "data"):
+            validation = read_splits(own, say, traces=False, validation_only=True)[1]
+            validation = with_ground_truths(own, [], validation, fill_own, say)[1]
+    if bad := too_many_problems(run, len(validation if run.trains or not run.uses_training_data else train)):
+        raise ConfigError("\n".join(bad))
     if run.uses_training_data:
         sizes["train_read"] = len(train)
-        train = without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file), say)
+        train = without_overlap(train, validation, data.overlap, fill, say)
         if data.pass_rates is not None:
             train = by_pass_rate(train, data, Path(data.pass_rates).expanduser(), say)
         if run.reads_traces:
             train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
         if data.filter == "correct":
-            assert grader is not None, "data.filter=correct needs the grader"
+            assert grader is not None
             sizes["train_before_filter"] = len(train)
             train = filter_correct(train, run.prompt.trace, grader, say)
             sizes["train_filtered"] = len(train)
@@ -357,25 +370,3 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         train = subset(train, data.limit, run.seed)
         sizes["train"] = len(train)
     return Loaded(train, validation, sizes | {"validation": len(validation)})
-
-
-def read_problems(run: RunConfig, say: Say) -> Splits:
-    """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
-    train, validation = Problems(), Problems()
-    if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
-        train, validation = read_splits(run.data, say, run.reads_traces)
-        train = train if run.uses_training_data else []
-        fill = prompt_renderer(run.asking.prompt.file)
-        train, validation = with_ground_truths(run.data, train, validation, fill, say)
-    if run.eval.data is not None:
-        own, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
-
-        def note(text: str) -> None:
-            say(as_eval("data", text, own))
-
-        with naming_eval_settings(run, "data"):
-            validation = read_splits(own, note, traces=False, validation_only=True)[1]
-            validation = with_ground_truths(own, [], validation, fill, note)[1]
-    if bad := too_many_problems(run, len(validation if run.trains or not run.uses_training_data else train)):
-        raise ConfigError("\n".join(bad))
-    return train, validation

@@ -122,7 +122,7 @@ class ProblemSampler:
     @property
     def n_solved(self) -> int:
         """The number of problems that are excluded from now on."""
-        return sum(map(self.solved, list(self.streaks)))
+        return sum(map(self.solved, self.streaks))
 
     def update(self, samples: Sequence[Sample]) -> None:
         """Update the number of all-correct groups in a row of each problem."""
@@ -135,7 +135,7 @@ class ProblemSampler:
     @property
     def state(self) -> dict[str, Any]:
         """The state, as JSON values, with which a resumed run draws the same problems as an uninterrupted one."""
-        return {"position": self.position, "streaks": {k: v for k, v in self.streaks.items() if v}}
+        return {"position": self.position, "streaks": dict(+self.streaks)}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from rlreason.runtime.text import few, first_line
 from rlreason.types import Problem
 
 Say = Callable[[str], None]  # prints a note
-#: (its place, such as "line 3", and the row, or a `BadRowError` where it could not be read)
+#: (its place, such as "line 3", and the row, or None where it could not be read)
 RawRow = tuple[str, Any]
 Table = list[tuple[Problem, str | None]]  # of one file or split, with the data's own ids
 GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
@@ -31,7 +31,7 @@ class BadRowError(Exception):
 def file_rows(path: Path) -> Iterator[RawRow]:
     """Yield the rows of a .jsonl file, line by line, or of the list in a .json file; `DataError` if it has no list.
 
-    A line that is no JSON is yielded as a `BadRowError`, not raised.
+    A line that is no JSON is yielded as None.
     """
     if path.suffix != ".json":
         with path.open("rb") as file:
@@ -64,7 +64,7 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # also of a number with thousands of digits
-        return BadRowError("is not JSON in UTF-8")
+        return None
 
 
 @cache  # several splits are read one by one
@@ -98,8 +98,6 @@ def read_table(
     bad: dict[str, list[str]] = {}
     for number, (where, row) in enumerate(rows):
         try:
-            if isinstance(row, BadRowError):
-                raise row
             table.append(parse(row, f"{prefix}-{number}"))
         except BadRowError as reason:
             if not skip:
@@ -150,8 +148,8 @@ def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: s
 
 def validation_split(data: FileDataConfig) -> str:
     """Return the split to validate on where the settings name none."""
-    is_folder = Path(data.path or "").expanduser().is_dir()
-    on_hub = {} if is_folder else hub_splits(data.path or "", data.hub_config)
+    path = data.path or ""
+    on_hub = {} if Path(path).expanduser().is_dir() else hub_splits(path, data.hub_config)
     for name in ("validation", "test"):
         if name in on_hub or locate(data.path, name):
             return name
@@ -195,7 +193,7 @@ def to_problem(
     response is graded against it.
     """
     if not isinstance(row, dict):
-        raise BadRowError("is no JSON object")
+        raise BadRowError("is no JSON object in UTF-8")
     names = {key: (name,) if (name := getattr(data.fields, key)) else known for key, known in KNOWN.items()}
     if data.fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
         names["prompt"] = ()
@@ -279,7 +277,6 @@ READERS: dict[str, tuple[Callable[[str], str | None], ...]] = {
     "boxed": (boxed,),
     "final": (_closing_sentence,),
     "tag": (_tag,),
-    "field": (),
     "auto": (_after_hash, boxed, _closing_sentence, _tag, _hash_line),
 }
 
@@ -292,7 +289,7 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     matches, in the answer field and then in the trace. Any other rule that finds none raises `BadRowError`.
     """
     for text in (answer, trace):
-        for read in READERS[rule]:
+        for read in READERS.get(rule, ()):
             if text is not None and (found := read(text)) is not None:
                 return _usable(found)
         if text is not None and text is answer and rule in ("field", "auto"):

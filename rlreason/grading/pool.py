@@ -240,7 +240,7 @@ def _end(server: "subprocess.Popen[bytes]", pipe: Connection) -> None:
 class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
-    def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
+    def __init__(self, grading: GradingConfig, plugin: str | None, pickled: bytes | None) -> None:
         """Start nothing yet. `plugin`, `pickled`: see `Work`."""
         limits = (grading.workers, grading.timeout_s, grading.start_timeout_s, grading.memory_mb)
         self.work = Work(*limits, plugin, pickled)

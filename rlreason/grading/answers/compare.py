@@ -55,7 +55,7 @@ def equal(answer: Value, reference: Value, settings: GradingConfig) -> bool:
         case Collection(), Collection():
             return _collections(answer, reference, settings)
         case Equation(), Equation():
-            if answer.label and answer.label == reference.label and answer.value and reference.value:
+            if answer.label == reference.label and answer.value and reference.value:
                 return equal(answer.value, reference.value, settings)
             if answer.gap is None or reference.gap is None:
                 return False

@@ -55,7 +55,7 @@ def infinity(node: Node) -> int:
     """Return 1 or -1 for plus or minus infinity, else 0."""
     if node.op == "neg":
         return -infinity(node.args[0])
-    return int(node == Node("constant", name="oo"))
+    return int(node.name == "oo")
 
 
 _SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
@@ -164,8 +164,6 @@ class ExpressionParser:
     def exponent(self) -> Node:
         """What stands behind `^`: one number or atom with its sign and the tower above it."""
         negative = self.sign("-", "+") == "-"
-        if negative:
-            self.sign("+")
         node = self.single_number() or self.atom()
         if self.sign("^", "**"):  # towers lean right
             node = Node("pow", (node, self.exponent()))
@@ -258,7 +256,7 @@ class ExpressionParser:
             at, tokens = self.at, self.tokens
             fraction = self.atom()
             parts = [part.value for part in fraction.args if part.op == "number" and part.places is None]
-            if len(parts) == 2 and 0 < parts[0] < parts[1] and self.peek().text != "^":
+            if len(parts) == 2 and 0 < parts[0] < parts[1]:
                 return Node("add", (whole, fraction))
             self.at, self.tokens = at, tokens
         return whole
@@ -269,7 +267,7 @@ class ExpressionParser:
         self.at += 1
         if name in _FRACTIONS:
             top, bottom = self.group(), self.group()
-            if top == Node("symbol", name="d"):
+            if top.name == "d":
                 raise UnreadableError  # a derivative
             return Node(_FRACTIONS[name], (top, bottom))
         if name == "sqrt":

@@ -128,10 +128,11 @@ def _separated(pieces: Pieces, signs: Sequence[str]) -> Value:
     reals = [part for part in sets if part is not None]
     if len(connectives) == 1 and len(reals) == len(items) and len({part.name for part in reals}) == 1:
         return reduce(union if connectives == {"or"} else intersection, reals)
+    named = [isinstance(item, Equation) for item in items]
     names = {NUMBERED.sub(r"\1", item.label) for item in items if isinstance(item, Equation)}
     values = [item.value if isinstance(item, Equation) else item for item in items]
     stripped = tuple(value for value in values if value is not None)
-    if len(names) != 1 or "" in names or len(stripped) < len(items):
+    if len(names) != 1 or "" in names or (any(named[1:]) and not all(named)) or len(stripped) < len(items):
         return Collection("list", items)
     return Collection("list", stripped, names.pop())
 
