@@ -260,7 +260,7 @@ def decide_pair(answer: str, reference: str, settings: GradingConfig) -> Decisio
         return decision(equal(left, right, settings), path)
     except UndefinedError:
         return Decision("wrong", "undefined")
-    except RefusedError:
+    except (RefusedError, RecursionError):  # bars within bars have no depth that is counted
         return Decision("refused", "guard")
     except Exception as error:  # a bug in the rules must not end a run
         return Decision("error", f"internal_{type(error).__name__}")

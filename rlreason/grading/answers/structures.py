@@ -229,7 +229,7 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
 def _grid(tokens: Sequence[Token]) -> Value | None:
     if tokens[0].kind != "begin" or tokens[0].text != tokens[-1].text:
         return None
-    name = tokens[0].text.rstrip("*")
+    name = tokens[0].text
     rows, _ = split(tokens[1:-1], ("\\\\",))
     if not rows[-1]:
         rows.pop()
