@@ -331,11 +331,11 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     it is sampled from.
     """
     judge, data, sizes = judge or grader, run.data, dict[str, int]()
-    fill = prompt_renderer(run.asking.prompt.file)
     if run.reads_traces:
         check_template(run.prompt.trace)
     train, validation = Problems(), Problems()
     if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
+        fill = prompt_renderer(run.asking.prompt.file)
         train, validation = read_splits(data, say, run.reads_traces)
         train = train if run.uses_training_data else []
         train, validation = with_ground_truths(data, train, validation, fill, say)
