@@ -106,14 +106,14 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
     for reward, grades in (("r1_zero", f"{VERIFIER}:r1_zero"), ("mine:reward", "mine:reward")):
         config = {"prompt": {"reward": reward}, "data": {"verifier": VERIFIER}, "grading": {"percent": False}}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
-        assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(grades, {"percent": False})
+        assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(GradingConfig(percent=False), grades)
     for own, counted in (
         ("null", "r1_zero"),
         ("{reward: 'a:b', prompt: null, data: null}", "a:b"),
         ("{reward: null, prompt: {reward: question_only}, data: {verifier: v}}", "v:question_only"),
     ):
         (tmp_path / "config.yaml").write_text(f"prompt: {{reward: r1_zero}}\ngrading: {{}}\neval: {own}\n")
-        assert RunGrading.of(*RunFolder(tmp_path).grading(evaluates=True)) == RunGrading(counted, {})
+        assert RunGrading.of(*RunFolder(tmp_path).grading(evaluates=True)) == RunGrading(GradingConfig(), counted)
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):

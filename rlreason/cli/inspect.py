@@ -5,11 +5,13 @@ Without --regrade or --gradients: responses of an evaluation, or of a training r
 
 import argparse
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
 from rlreason.evaluation.cases import agreement, grade_rows, opinions, regraded, second_grader
+from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.console import Console
 from rlreason.records.files import CASES, ROLLOUTS
@@ -76,7 +78,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         chosen = [row for row, second in judged if second not in (None, row["outcome"] == "correct")]
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
-    grader, shown, counts = graded.grader(symbolic=False), chosen[: arguments.n], cases.counts(rows)
+    grader, shown, counts = Grader(*graded, symbolic=False), chosen[: arguments.n], cases.counts(rows)
     told = f"{len(rows)} responses: {', '.join(f'{count} {name}' for name, count in counts.items())}"
     counted = dict(Counter(cases.reasons(row, grader)[0].partition(": ")[0] for row in chosen).most_common())
     seconds = opinions(shown, graded, console) if graded.reward in NAMED_REWARDS else [None] * len(shown)
@@ -129,7 +131,7 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
     marks = {"saved": [row["outcome"] == "correct" for row in rows]}
     marks |= {name: [grade.outcome == "correct" for grade in grades] for name, grades in graded_by.items()}
     graders, width = agreement(marks), max(map(len, marks)) + 2
-    about = f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.settings or 'defaults'}"
+    about = f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.grading}"
     lines = [about, "", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
     examples = []
     for name, of in graders.items():
@@ -152,7 +154,7 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
         "files": len(files),
         "written": arguments.write,
         "reward": graded.reward,
-        "settings": graded.settings,
+        "settings": asdict(graded.grading),
         "graders": graders,
     }
     return Answer("\n".join(lines), figures)

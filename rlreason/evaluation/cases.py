@@ -296,7 +296,7 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> lis
 
     Raise `ConfigError` before grading if a function cannot be loaded.
     """
-    with graded.grader() as grader, console.wait(f"grading with {graded.reward}"):
+    with Grader(*graded) as grader, console.wait(f"grading with {graded.reward}"):
         if grader.plugin and (why := grader.wait()):
             raise ConfigError(f"{graded.reward}: {why}")
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])

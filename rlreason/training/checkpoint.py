@@ -112,7 +112,7 @@ class Resumable:
             "lines": self.records.lines(),
             "weight_version": self.engine.weight_version,
             "generators": generators,
-            "graders": [grader.remembered() for grader in self.components.graders.all()],
+            "graders": [list(grader.cache) for grader in self.components.graders.all()],
             "parts": {key: part.state_dict() for key, part in self.parts.items()},
         }
         path = self.checkpoint_path()
@@ -136,7 +136,7 @@ class Resumable:
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
         for grader, remembered in zip(self.components.graders.all(), state["graders"], strict=True):
-            grader.load_remembered(remembered)
+            grader.cache = dict.fromkeys(remembered)  # so that cache hits are counted as in an uninterrupted run
         self.engine.load_weights(self.policy)
         self.engine.weight_version = state["weight_version"]
         set_random_states(state["generators"], tensors)  # last, because building and loading may draw
