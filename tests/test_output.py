@@ -106,7 +106,7 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
     assert not (tmp_path / "run/model").exists()
     assert all(json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open())
     with pytest.raises(ConfigError, match="No such file or directory"):
-        append_line(tmp_path / "nowhere/a", "x")
+        append_line(tmp_path / "nowhere/a", b"x")
 
 
 LONG = "engine and trainer disagree by 0.200 nats per token (monitors.parity_bound=0.05): weights or precision differ"
@@ -136,7 +136,6 @@ def test_everything_fits_the_terminal_and_a_file_and_a_long_wait_is_shown(tmp_pa
         console.start(200)
         console.step(100, 0.5, ROW, keep=True)
         console.step(101, 0.5, ROW, keep=False)
-        console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
         lines = seen()
         console.shown_after_s = 600

@@ -6,14 +6,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
+from rlreason.config.leaves import locate, may_be_hub_name
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
 from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, count, group, number, share, text
 
-#: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
-MOST_BYTES = 20_000_000  # of files
-MOST_STORIES = 20_000  # of generated problems
 RATED = "trains_on(here) and here.pass_rates is not None"
 
 
@@ -23,7 +20,7 @@ class DataConfig(Settings):
 
     has_stories = False  # generated ones, in random order, which the tiny model understands
     on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
-    quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
+    quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and no user's code
 
     name: str = text(
         doc="of the option, for records and protocols", only_if="here is not data or trains or eval.data is None"
@@ -79,7 +76,7 @@ class HabitsConfig:
 class StoriesConfig(DataConfig):
     """Generated stories with numbers, from which the tiny model learns its habits."""
 
-    has_stories = True
+    has_stories = quickly_read = True
 
     min_events: int = count(2, "fewest sums in a story", 99)
     max_events: int = count(4, "most sums in a story", 99)
@@ -91,11 +88,6 @@ class StoriesConfig(DataConfig):
     n_train: int = count(8192, "training problems", MADE)
     n_validation: int = count(1024, "validation problems", MADE)
     habits: HabitsConfig = group(HabitsConfig, only_if="here is data and warms_up")
-
-    @property
-    def quickly_read(self) -> bool:
-        """Whether reading it takes little time."""
-        return self.n_train + self.n_validation <= MOST_STORIES
 
 
 @dataclass
@@ -158,8 +150,7 @@ class FileDataConfig(RowsDataConfig):
         if self.validation is not None and held_out:
             both = f"data.validation={self.validation} and data.n_validation={self.n_validation}"
             yield f"{both}: set one of them to null"
-        unused = "" if not evaluated else "validation" if held_out else "train"
-        read = [key for key in ("train", "validation", "ground_truth") if key != unused]
+        read = ("validation", "ground_truth") if evaluated and not held_out else ("train", "validation", "ground_truth")
         absent = [line for key in read for line in self.absent(key)]
         yield from absent
         if not absent and not held_out and self.path is None and self.validation is None:
@@ -170,10 +161,9 @@ class FileDataConfig(RowsDataConfig):
         split = getattr(self, key)
         if split is None or locate(self.path, split):
             return
-        if self.path is None or Path(split).suffix:
-            yield Absent(f"data.{key}={split} is no .jsonl or .json file: give one, or a folder as data.path")
-        elif Path(self.path).expanduser().is_dir():
-            yield f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"
+        if self.path is None or Path(split).suffix or Path(self.path).expanduser().is_dir():
+            missing = f"data.{key}={split} is no .jsonl or .json file, also in data.path={self.path}"
+            yield Absent(f"{missing}: give one, or the folder that holds it")
         elif not may_be_hub_name(self.path):
             cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
             yield Absent(f"data.path={self.path} is no folder: {cure}")
@@ -188,12 +178,8 @@ class FileDataConfig(RowsDataConfig):
 
     @property
     def quickly_read(self) -> bool:
-        """Whether reading it takes little time."""
-        if self.path and not Path(self.path).expanduser().is_dir():
-            return False
-        named = (self.train, self.validation, self.ground_truth, *SPLITS)
-        files = {file for name in named if name and (file := locate(self.path, name))}
-        return sum(file.stat().st_size for file in files) <= MOST_BYTES
+        """Whether reading it takes no network."""
+        return not self.on_hub
 
     def evaluation_problems(self) -> list[str]:
         return [*DataConfig.rules(self), *self.rules(evaluated=True)]

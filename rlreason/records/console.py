@@ -101,16 +101,6 @@ class Console:
         row = in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
         self.table(row) if keep else self._in_place(row)
 
-    def progress(self, text: str) -> None:
-        """Show a line in place on a terminal, such as the warm start's loss; it is then the innermost wait's."""
-        alive()
-        if self._waits:
-            wait = self._waits[-1]
-            wait.text, wait.more = text, str
-            self._show(wait)
-        else:
-            self._in_place(text)
-
     @contextmanager
     def wait(self, what: str, more: Callable[[], str] = str) -> Iterator[Wait]:
         """Show the activity of this block in place on a terminal after 2 s, with the time so far.
@@ -142,15 +132,12 @@ class Console:
     def _watch(self, wait: Wait) -> None:
         with suppress(OSError):  # the terminal was closed
             while self.live and not wait.over.wait(0.5):
-                if self._waits[-1:] == [wait] and time.monotonic() - wait.began > self.shown_after_s:
-                    self._show(wait)
+                spent = time.monotonic() - wait.began
+                if self._waits[-1:] == [wait] and spent > self.shown_after_s:
+                    wait.shown, time_spent = True, f", {clock(spent)}"
+                    self._in_place(f"{wait.text}{wait.more()}"[: self.width - 1 - len(time_spent)] + time_spent)
             if wait.shown:
                 self._in_place("")
-
-    def _show(self, wait: Wait) -> None:
-        wait.shown = True
-        spent = f", {clock(time.monotonic() - wait.began)}"
-        self._in_place(f"{wait.text}{wait.more()}"[: self.width - 1 - len(spent)] + spent)
 
     def _in_place(self, text: str) -> None:
         if self.live:
@@ -230,15 +217,9 @@ def run_cli(command: Callable[[], int | None]) -> NoReturn:
 
     After a signal the command cleans up; a second signal ends it immediately.
     """
-
     with signals.stoppable():
-        try:
-            find_modules_here()
-            code = exit_code_of(command)
-        except KeyboardInterrupt as error:  # it came while the error was being printed
-            signals.arrived()
-            print_error(error)
-            code = exit_code(error)
+        find_modules_here()
+        code = exit_code_of(command)
         if signals.stop_signal():
             signals.leave(code)
     sys.exit(code)

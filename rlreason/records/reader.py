@@ -1,7 +1,6 @@
 """Read a run: the files of its folder, its status (written here too), exit code and time; compare two bit for bit."""
 
 import errno
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,16 @@ import yaml
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files, write_json
+from rlreason.records.files import (
+    STATUS,
+    SUMMARY,
+    ResponseFile,
+    digest,
+    each_line,
+    read_json,
+    response_files,
+    write_json,
+)
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.streams import print_stderr
@@ -59,7 +67,7 @@ def known_status(status: str) -> str:
 def read_object(path: Path, say: Callable[[str], object] = str) -> dict[str, Any] | None:
     """Return the JSON object in a file; None where there is no such file, or a broken one, of which it will `say`."""
     with suppress(OSError, ValueError):
-        if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
+        if isinstance(value := read_json(path), dict):
             return value
     if path.is_file():
         say(f"{path} is left out: it is no JSON object")

@@ -1,6 +1,5 @@
 """Write a run folder, for training and for jobs that do not train: the only place that does."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import finite, line_of, opened, read_state, write_json, written
+from rlreason.records.files import line_of, opened, read_state, write_json, written
 from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
@@ -51,8 +50,7 @@ class RunWriter:
         self.resumed = resumes(folder, config, trains)
         self.checkpoint = checkpoint_to_resume(folder, config, say) if trains and self.resumed else None
         if self.resumed and not trains and (folder / files.SUMMARY).exists():  # discovery with a larger budget
-            with explained(folder / files.SUMMARY):
-                (folder / files.SUMMARY).rename(folder / "summary_before.json")
+            (folder / files.SUMMARY).rename(folder / "summary_before.json")
         folder.mkdir(parents=True, exist_ok=True)
         sources = sources or {}
         self._provenance = provenance(words, list(sources))
@@ -60,9 +58,6 @@ class RunWriter:
         if self.resumed:
             earlier = RunFolder(folder).provenance
             parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
-            for part in parts:
-                ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
-                say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
             for line in differences(earlier, self._provenance, ["code"]):
                 say(f"! {line}: the numbers of this run come from both")
             self._provenance["earlier_parts"] = parts
@@ -97,8 +92,7 @@ class RunWriter:
             )
         state, summary = read_state(self.checkpoint), self.folder / files.SUMMARY
         if summary.exists():  # before any other change, so that the run can resume also if this start is killed
-            with explained(summary):
-                summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
+            summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
         self._describe()
         drop_behind(self.checkpoint)
         dropped = drop_later(self.folder, state)
@@ -130,7 +124,7 @@ class RunWriter:
         """Append a flat row with every counter (`rows.Counters`), and the clock's times since the row before."""
         with self.clock.phase("record"):
             row = row | self.clock.row()
-            append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
+            append_line(self.folder / files.METRICS, line_of(row))
             self.loggers.log(row)
 
     def responses(
@@ -160,7 +154,7 @@ class RunWriter:
             path = self.folder / kind / files.step_name(step, update)
             path.parent.mkdir(exist_ok=True)
             write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
-            self.loggers.table(kind, step, [finite(row_of(i, s)) for i, s in enumerate(samples[:ROWS_SENT])])
+            self.loggers.table(kind, step, [row_of(i, s) for i, s in enumerate(samples[:ROWS_SENT])])
 
     @contextmanager
     def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
@@ -175,7 +169,7 @@ class RunWriter:
             block = list(rows)
             with self.clock.phase("record"), held(), explained(path), partial.open("ab") as file:
                 file.writelines(map(line_of, block))
-            to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
+            to_send.extend(block[: ROWS_SENT - len(to_send)])
 
         partial.unlink(missing_ok=True)  # of a process that was killed
         try:

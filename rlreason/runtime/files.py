@@ -48,10 +48,10 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: bytes) -> None:
     """Add a line to the end of a file, or nothing of it. `UnwritableError` where the system refuses."""
     with explained(path), path.open("ab", buffering=0) as file:
-        before, left = os.fstat(file.fileno()).st_size, memoryview(f"{line}\n".encode())
+        before, left = os.fstat(file.fileno()).st_size, memoryview(line)
         try:
             while left:
                 left = left[file.write(left) :]
