@@ -33,7 +33,6 @@ def main() -> None:
 def run() -> None:
     """Run the command line in the only process of the command, or in the first of several."""
     heed_signals()
-    divide_memory_finely()  # torch reads it when it is imported, here or in a process that is started from here
     if missing := [name for name in ("hydra", "torch", "transformers") if find_spec(name) is None]:
         print(
             f"rlreason: {sys.executable} has no {', '.join(missing)}: activate the environment that rlreason is "
@@ -41,6 +40,7 @@ def run() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    divide_memory_finely()  # torch reads it when it is imported, here or in a process that is started from here
     from rlreason.cli.subcommands import named_subcommand, run_subcommand
     from rlreason.records.console import run_cli
 

@@ -98,11 +98,11 @@ def typed_word(value: Any) -> str:
 
 def locate(path: str | None, split: str) -> Path | None:
     """Return a split's file: `split` in the folder `path`, with or without its suffix, or `split` itself as a path."""
-    named = [Path(path).expanduser() / f"{split}{suffix}" for suffix in ("", *FORMATS)] if path else []
-    if file := next((file for file in named if file.is_file() and file.suffix in ("", *FORMATS)), None):
-        return file
-    direct = Path(split).expanduser()
-    return direct if direct.suffix in FORMATS and direct.is_file() else None
+    places = [Path(path, f"{split}{suffix}") for suffix in ("", *FORMATS)] if path else []
+    if Path(split).suffix in FORMATS:
+        places.append(Path(split))
+    files = [place.expanduser() for place in places if place.suffix in ("", *FORMATS)]
+    return next((file for file in files if file.is_file()), None)
 
 
 def may_be_hub_name(path: str) -> bool:

@@ -123,13 +123,10 @@ class ResponseLog:
                 f"{self.path} holds responses of another model or to other problems than these settings now give "
                 "(a file behind them has changed): choose another hydra.run.dir"
             )
-        by_problem: dict[str, dict[int, Row]] = {}
-        for row in lines[1:]:
-            by_problem.setdefault(row["problem_id"], {})[row["sample"]] = row
-        complete = {id: rows for id, rows in by_problem.items() if rows.keys() == set(range(n))}
-        self.samples = {id: [sample_of(rows[j]) for j in range(n)] for id, rows in complete.items()}
-        rows_to_keep = [{"identity": identity}, *(rows[j] for rows in complete.values() for j in range(n))]
-        write_rows(self.path, rows_to_keep)
+        rows = {(row["problem_id"], row["sample"]): row for row in lines[1:]}
+        complete = [p.id for p in problems if all((p.id, j) in rows for j in range(n))]
+        self.samples = {id: [sample_of(rows[id, j]) for j in range(n)] for id in complete}
+        write_rows(self.path, [{"identity": identity}, *(rows[id, j] for id in complete for j in range(n))])
 
     def add(self, number: int, sample: Sample) -> None:
         """Append a response; `number` is its index among the responses to its problem."""

@@ -16,7 +16,7 @@ from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import checkpoint_to_resume, drop_behind, drop_later, resumes
 from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.files import append_line, explained, write_whole
+from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.streams import log_stderr_in, print_stderr
 from rlreason.runtime.text import redacted
@@ -142,42 +142,35 @@ class RunWriter:
         `update`: the optimizer update, in the second evaluation of a step. `prompts`: the prompt of each, to be
         written too; rollouts have it only as token ids, for their size.
         """
-        by_id = {p.id: p for p in problems}
-
-        def row_of(place: int, s: Sample) -> Row:
-            row = response_row(step, s, by_id[s.group]) | ({"prompt": prompts[place]} if prompts else {})
-            if kind == files.ROLLOUTS and s.log_probs:  # the denominators of a loss, where training scored them
-                row["trainer_log_probs"] = [round(lp, 5) for lp in s.log_probs]
-            return row
-
+        by_id, rows = {p.id: p for p in problems}, list[Row]()
         with self.clock.phase("record"):
+            for place, s in enumerate(samples):
+                row = response_row(step, s, by_id[s.group])
+                if prompts:
+                    row["prompt"] = prompts[place]
+                if kind == files.ROLLOUTS and s.log_probs:  # the denominators of a loss, where training scored them
+                    row["trainer_log_probs"] = [round(lp, 5) for lp in s.log_probs]
+                rows.append(row)
             path = self.folder / kind / files.step_name(step, update)
             path.parent.mkdir(exist_ok=True)
-            write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
-            self.loggers.table(kind, step, [row_of(i, s) for i, s in enumerate(samples[:ROWS_SENT])])
+            write_rows(path, rows)
+            self.loggers.table(kind, step, rows[:ROWS_SENT])
 
     @contextmanager
-    def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+    def growing(self, name: str) -> Iterator[Callable[[Sequence[Row]], None]]:
         """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.
 
-        A signal ends the block between two additions. `UnwritableError` where the system refuses.
+        `UnwritableError` where the system refuses.
         """
-        path, to_send = self.folder / name, list[Row]()
-        partial = path.with_name(path.name + ".partial")
+        to_send = list[Row]()
+        with written(self.folder / name) as file:
 
-        def add(rows: Iterable[Row]) -> None:
-            block = list(rows)
-            with self.clock.phase("record"), held(), explained(path), partial.open("ab") as file:
-                file.writelines(map(line_of, block))
-            to_send.extend(block[: ROWS_SENT - len(to_send)])
+            def add(rows: Sequence[Row]) -> None:
+                with self.clock.phase("record"):
+                    file.writelines(map(line_of, rows))
+                to_send.extend(rows[: ROWS_SENT - len(to_send)])
 
-        partial.unlink(missing_ok=True)  # of a process that was killed
-        try:
             yield add
-            with held(), explained(path):
-                os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
         self.loggers.table(files.EVALS, 0, to_send)
 
     def document(self, name: str, text: str) -> None:

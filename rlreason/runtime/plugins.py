@@ -72,8 +72,6 @@ def _state(value: Any, seen: dict[int, Any]) -> str:
         held = list(value)
     elif isinstance(value, dict):
         held = [part for item in value.items() for part in item]
-    elif isinstance(value, set | frozenset):
-        held = sorted(_state(one, seen) for one in value)
     elif isinstance(value, partial) or inspect.ismethod(value):
         held = list(value.__reduce__())
     elif (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
@@ -160,13 +158,7 @@ def load(name: str) -> Callable[..., Any]:
     try:
         value: Any = importlib.import_module(module)
     except BaseException as error:  # also what ends a process, such as SystemExit
-        gone = error.name if isinstance(error, ModuleNotFoundError) else None
-        if gone is not None and f"{module}.".startswith(f"{gone}."):
-            raise NotImportableError(
-                f"there is no module {gone} in {Path.cwd()} or among the installed packages: fix the name, or set "
-                "PYTHONPATH to its folder"
-            ) from None
-        cure = "fix that" if gone is None else "fix or install that"
+        cure = "fix that, or the name, or set PYTHONPATH to the module's folder"
         raise NotImportableError(f"importing {module} fails: {describe_error(error)}: {cure}") from None
     for part in function.split("."):
         near = difflib.get_close_matches(part, dir(value), n=1)

@@ -176,7 +176,7 @@ def why_stopped(error: KeyboardInterrupt) -> str:
 
 def arrived() -> None:
     """Note that clean-up begins: from now on only a second signal interrupts it."""
-    _stop.raised = _stop.raised or _stop.first is not None
+    _stop.raised |= _stop.first is not None
 
 
 @contextmanager
