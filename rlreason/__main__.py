@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 
 from rlreason.runtime.machine import VISIBLE, Place, divide_memory_finely, own_gpu, place_of
-from rlreason.runtime.signals import FOLLOWS, SIGNALS, heed_signals, killed_with_parent
+from rlreason.runtime.signals import SIGNALS, heed_signals, killed_with_parent
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     elif place.rank:
         sys.exit(serve(place))
     else:
-        os.environ[FOLLOWS] = str(os.getppid())  # it ends in order, as by SIGTERM, when torchrun does
+        killed_with_parent(signal.SIGTERM)  # it ends in order when torchrun does
         try:
             run()
         finally:

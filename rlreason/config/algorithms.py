@@ -14,7 +14,6 @@ from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, count, group, 
 
 OF_THE_RUN = ("model", "messages", "n", "max_tokens")  # parts of a request that the run decides itself
 SIDE_BY_SIDE = "strategy in ('best_of_n', 'hybrid')"
-DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass
@@ -309,8 +308,8 @@ class DiscoverConfig(AnyRunConfig):
     @property
     def most_spent(self) -> str:
         """What a run may spend at most, as overrides."""
-        bounds = {name: getattr(self.budget, name) for name in DISCOVERY_BUDGETS}
-        return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
+        bounds = vars(self.budget).items()
+        return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds if bound is not None)
 
     @property
     def converses(self) -> bool:

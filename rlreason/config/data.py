@@ -151,22 +151,18 @@ class FileDataConfig(RowsDataConfig):
             both = f"data.validation={self.validation} and data.n_validation={self.n_validation}"
             yield f"{both}: set one of them to null"
         read = ("validation", "ground_truth") if evaluated and not held_out else ("train", "validation", "ground_truth")
-        absent = [line for key in read for line in self.absent(key)]
-        yield from absent
-        if not absent and not held_out and self.path is None and self.validation is None:
+        for key in read:
+            split = getattr(self, key)
+            if split is None or locate(self.path, split):
+                continue
+            if self.path is None or Path(split).suffix or Path(self.path).expanduser().is_dir():
+                missing = f"data.{key}={split} is no .jsonl or .json file, by itself or in data.path={self.path}"
+                yield Absent(f"{missing}: give one, or the folder that holds it")
+            elif not may_be_hub_name(self.path):  # what a hub holds is checked when it is read
+                cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
+                yield Absent(f"data.path={self.path} is no folder: {cure}")
+        if not held_out and self.path is None and self.validation is None:
             yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-
-    def absent(self, key: str) -> Iterator[str]:
-        """Complain about a missing file; what a hub holds is checked when it is read."""
-        split = getattr(self, key)
-        if split is None or locate(self.path, split):
-            return
-        if self.path is None or Path(split).suffix or Path(self.path).expanduser().is_dir():
-            missing = f"data.{key}={split} is no .jsonl or .json file, also in data.path={self.path}"
-            yield Absent(f"{missing}: give one, or the folder that holds it")
-        elif not may_be_hub_name(self.path):
-            cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
-            yield Absent(f"data.path={self.path} is no folder: {cure}")
 
     @property
     def on_hub(self) -> bool:
@@ -254,8 +250,6 @@ def of_function(name: str) -> FunctionDataConfig:
         parameters = list(inspect.signature(load(name)).parameters.values())
     except NotImportableError as error:
         raise ConfigError(f"data={name}: {error}") from None
-    except (TypeError, ValueError):
-        parameters = []
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     options = {p.name: MISSING if p.default is p.empty else p.default for p in named}
     plain = {key: value for key, value in options.items() if isinstance(value, int | float | str | list | None)}

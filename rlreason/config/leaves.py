@@ -1,7 +1,6 @@
 """A run's settings one by one, as on the command line; the files, templates and packages that they name."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -117,23 +116,13 @@ def resource_dir(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-def needs(setting: str, package: str, reason: object = None) -> str:
-    """Return the complaint if `setting` needs a package that is missing or, for a `reason`, broken.
+def needs(setting: str, package: str) -> str:
+    """Return the complaint if `setting` needs a package that is missing.
 
     >>> needs("logger=wandb", "wandb")
     'logger=wandb needs the wandb package: pip install wandb, or choose logger=none'
     """
-    broken = f" ({reason})" if reason else ""
-    return f"{setting} needs the {package.replace('_', '-')} package{broken}: {PACKAGES[package]}"
-
-
-@contextmanager
-def required(setting: str, package: str) -> Iterator[None]:
-    """Import a package in this block: `ConfigError` in one line if that fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(needs(setting, package, error)) from error
+    return f"{setting} needs the {package.replace('_', '-')} package: {PACKAGES[package]}"
 
 
 def template_of(file: str) -> str:

@@ -52,7 +52,7 @@ def wrong_values(settings: Any, prefix: str = "") -> list[str]:
         words = leaf.metadata.get("choices")
         if bounds is not None:
             members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
-            numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
+            numbers = [n for n in members if isinstance(n, int | float)]
             default = "give such a number" if leaf.default == "???" else f"try {leaf.key}={typed_word(leaf.default)}"
             if rule := next(filter(None, map(bounds.broken_by, numbers)), ""):
                 bad.append(f"{leaf.key}={typed_word(leaf.value):.40} {rule}: {bounds.cure or default}")

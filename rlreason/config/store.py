@@ -73,34 +73,26 @@ def sweep_path(name: str) -> Path:
 def sweep_file(name: str, content: Mapping[str, Any]) -> SweepFile:
     """Parse the content of a sweep's file; `ConfigError` if a block is invalid."""
     blocks = dict((content.get("hydra") or {}).get("sweeper") or {})
-    file, own = _parsed(name, content, blocks), blocks.get("embedded")
-    if own is None:
-        return file
-    params = {key: value for key, value in own.items() if key not in ("cells", "reference")}
-    merged = blocks | own | {"params": (blocks.get("params") or {}) | params}
-    return replace(file, embedded=_parsed(name, content, merged))
-
-
-def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) -> SweepFile:
+    axes, own, reference = blocks.get("params") or {}, blocks.pop("embedded", None), blocks.get("reference") or []
+    embedded = None
+    if own is not None:
+        params = axes | {key: value for key, value in own.items() if key not in ("cells", "reference")}
+        embedded = sweep_file(name, {**content, "hydra": {"sweeper": blocks | own | {"params": params}}})
     settings = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
-    axes, reference = blocks.get("params") or {}, blocks.get("reference") or []
     places = [str(place) for item in content.get("defaults") or () if isinstance(item, Mapping) for place in item]
     chosen = {place.removeprefix("override ").removeprefix("/").partition("@")[0] for place in places}
     if blocks.get("chain") and settings:
         raise ConfigError(f"sweep/{name}.yaml: {min(settings)} stands beside chain: give it to the sweeps of the chain")
-    blocks = {key: value for key in ("cells", "carries", "best_of", "chain") if (value := blocks.get(key)) is not None}
+    given = {key: value for key in ("cells", "carries", "best_of", "chain") if (value := blocks.get(key)) is not None}
+    given |= {
+        "name": name,
+        "axes": {key: typed_word(value) for key, value in axes.items()},  # commas in a text separate values
+        "reference": [FIRST] if reference == FIRST else reference,
+        "chosen": chosen,
+        "settings": set(settings),
+    }
     try:
-        return convert(
-            {
-                "name": name,
-                "axes": {key: typed_word(value) for key, value in axes.items()},  # commas in a text separate values
-                "reference": [FIRST] if reference == FIRST else reference,
-                "chosen": frozenset(chosen),
-                "settings": frozenset(settings),
-                **blocks,
-            },
-            SweepFile,
-        )
+        return replace(convert(given, SweepFile), embedded=embedded)
     except ValidationError as error:
         raise ConfigError(f"sweep/{name}.yaml: {error}: mend it, as the files in multirun_sweeps/") from None
 

@@ -11,7 +11,7 @@ from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, count, group, number, text
 
 MOST_RANKS = 1024
-UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
+UNKNOWN_EVALUATIONS = 12  # at most about so many, if eval_every does not say how many
 
 
 @dataclass
@@ -139,8 +139,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         """Approximately: those of the saved steps, of the evaluations on the way, and of the last one."""
         evaluation, steps, last = self.evaluation, self.n_steps or 0, super().responses_saved()
         sampled = steps * self.responses_per_step // self.save_rollouts_every if self.save_rollouts_every else 0
-        every = self.eval_every
-        evaluations = 2 if every == 0 else steps // every + 2 if every else UNKNOWN_EVALUATIONS
+        evaluations = steps // self.eval_every + 2 if self.eval_every else UNKNOWN_EVALUATIONS
         on_the_way = evaluation.samples * evaluation.problems if evaluation.problems else last
         return sampled + evaluations * on_the_way + last
 

@@ -114,6 +114,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     """
     common = [key for key in keys if key in then and key in now]
     before, after = (flat({key: facts[key] for key in common}) for facts in (then, now))
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    texts = [[shorten(str(facts.get(key, "none")), 100) for facts in (before, after)] for key in changed]
-    return [f"{key}: {old} then, {new} now" for key, (old, new) in zip(changed, texts, strict=True)]
+    lines = []
+    for key in before | after:
+        old, new = (facts.get(key, "none") for facts in (before, after))
+        if old != new:
+            lines.append(f"{key}: {shorten(str(old), 100)} then, {shorten(str(new), 100)} now")
+    return lines

@@ -109,8 +109,8 @@ def written_source(name: str) -> str:
     if (thing := _known.get(name)) is not None:
         return source_of(thing)
     with suppress(Exception):  # of a finder, or no file
-        spec = find_spec(name.partition(":")[0])  # which does not import it
-        return Path(spec.origin or "").read_text("utf-8") if spec else ""
+        spec: Any = find_spec(name.partition(":")[0])  # which does not import it
+        return Path(spec.origin).read_text("utf-8")
     return ""
 
 
@@ -188,8 +188,6 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(ValueError("no sum"))
     'ValueError: no sum'
     """
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     ours = (str(Path(__file__).parents[1]), "<")  # the place is in neither this package nor Python's imports
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith(ours) and "importlib" not in f.filename]
