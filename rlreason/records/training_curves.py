@@ -97,6 +97,5 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     run = RunFolder(arguments.run)
     with console.wait("drawing the curves"):
         picture = draw_curves(run)
-    figures = {"run": run.path, "title": title_of(run), "picture": picture}
-    figures |= {"rows": len(run.metrics), "last": run.metrics[-1]}
-    return Answer(folded(f"curves: {picture}", console.width), figures)
+    figures = {"run": run.path, "title": title_of(run), "picture": picture, "rows": len(run.metrics)}
+    return Answer(folded(f"curves: {picture}", console.width), figures | {"last": run.metrics[-1]})

@@ -95,9 +95,8 @@ class RunWriter:
             summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
         self._describe()
         drop_behind(self.checkpoint)
-        dropped = drop_later(self.folder, state)
-        again = f"; {dropped} later rows are written again" if dropped else ""
-        say(f"goes on    from the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
+        where = f"the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name})"
+        say(f"goes on    from {where}; {drop_later(self.folder, state)} later rows are written again")
 
     def _describe(self) -> None:
         self.add_provenance({})

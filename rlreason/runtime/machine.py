@@ -65,10 +65,9 @@ def query_driver() -> Driver:
             bf16 = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= BF16_SINCE
             gpus.append(Device("cuda", pynvml.nvmlDeviceGetName(handle), free, total, bf16))
         return Driver(tuple(gpus), pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError_LibraryNotFound:
-        return Driver()
     except pynvml.NVMLError as error:
-        return Driver(failure=f"NVIDIA's driver does not answer ({error})")
+        there = not isinstance(error, pynvml.NVMLError_LibraryNotFound)
+        return Driver(failure=f"NVIDIA's driver does not answer ({error})" if there else "")
 
 
 @cache
