@@ -70,9 +70,9 @@ def _json(text: bytes) -> Any:
 @cache  # several splits are read one by one
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
     """Return split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
-    from datasets import load_dataset
-
     try:
+        from datasets import load_dataset
+
         return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read
         raise ConfigError(
