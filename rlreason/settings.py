@@ -121,9 +121,9 @@ def choice(words: str, doc: str, default: Any = ..., *, cure: str = "choose one"
     return _field(choices[0] if default is ... else default, choices=choices, cure=cure, doc=doc, only_if=only_if)
 
 
-def text(default: Any = MISSING, doc: str = "", *, only_if: str = "") -> Any:
-    """Define any other setting: a text, a list of texts, a switch."""
-    return _field(default, doc=doc, only_if=only_if)
+def text(default: Any = MISSING, doc: str = "", *, only_if: str = "", takes: str = "") -> Any:
+    """Define any other setting: a text, a list of texts, a switch. `takes` is its type in words, where it has none."""
+    return _field(default, takes=takes, doc=doc, only_if=only_if)
 
 
 def group(kind: type, doc: str = "", *, only_if: str = "") -> Any:

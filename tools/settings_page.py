@@ -220,8 +220,8 @@ def table(rows: Sequence[Setting], algorithms: Iterable[str], schema: str = "") 
     lines = [f"All are read {where}.\n" for where in shared]
     lines += ["| setting | type | default | rule | what it is for |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        kind = spelled(row.field.type, row.key)
-        cells = [f"`{row.key}`", kind, default(row.field, row.key, algorithms, schema), rule(row), about(row, shared)]
+        takes = row.metadata.get("takes") or spelled(row.field.type, row.key)
+        cells = [f"`{row.key}`", takes, default(row.field, row.key, algorithms, schema), rule(row), about(row, shared)]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 

@@ -225,7 +225,7 @@ class ClientConfig:
     system: str | None = text(None, "the system message; null: none")
     prompt_price: float | None = number(None, "of a million prompt tokens, in budget.cost's currency", high=LARGE)
     completion_price: float | None = number(None, "of a million tokens of replies", high=LARGE)
-    extra: dict[str, Any] | None = text(None, "more of the body, as {top_p: 0.95}; nulls are left out")
+    extra: Any = text(None, "more of the body, as {top_p: 0.95}; nulls are left out", takes="mapping or null")
 
 
 @dataclass
@@ -297,8 +297,11 @@ class DiscoverConfig(AnyRunConfig):
         if budget.tokens is not None and budget.tokens <= client.max_tokens:
             longest = f"client.max_tokens={client.max_tokens}, one reply's"
             yield f"budget.tokens={budget.tokens} is not above {longest}: raise it"
-        if reserved := [name for name in OF_THE_RUN if (client.extra or {}).get(name) is not None]:
-            yield f"client.extra={client.extra} sets {reserved[0]}, which the run itself decides: leave it out"
+        extra = client.extra or {}
+        if not isinstance(extra, dict):
+            yield f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}"
+        elif reserved := [name for name in OF_THE_RUN if extra.get(name) is not None]:
+            yield f"client.extra={extra} sets {reserved[0]}, which the run itself decides: leave it out"
 
     @property
     def side_by_side(self) -> int:
