@@ -152,7 +152,7 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
     (tmp_path / "rows/t.csv").write_bytes(b"PAR1")
     for settings_, complaint in (
         ({"path": "/nowhere"}, "path=/nowhere "),
-        ({"path": str(tmp_path), "validation": "test"}, f"path={tmp_path} holds no test.jsonl"),
+        ({"path": str(tmp_path), "validation": "test"}, f"validation=test is .*path={tmp_path}"),
         ({"train": file, "validation": file, "n_validation": 1}, f"validation={file} and data.n_validation=1"),
         ({"train": file, "validation": "rows/t.csv"}, "validation=rows/t.csv.* no .jsonl or .json file"),
         ({"train": file, "n_validation": 1, "ground_truth": "/nowhere.jsonl"}, "ground_truth=/nowhere.jsonl"),

@@ -213,7 +213,7 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_wh
 
 
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):
-    for gone, cure in (("no.such:reward", "there is no module"), ("python:f-12345678", "name it module:function")):
+    for gone, cure in (("no.such:reward", "No module named"), ("python:f-12345678", "name it module:function")):
         run = save(tmp_path, f"prompt: {{reward: '{gone}'}}\n", {"rollouts/step_00001": [saved_as("38", "38", 1.0)]})
         before = saved(run)
         assert cure in refused(capsys, run, "--regrade", "--write")

@@ -289,14 +289,15 @@ def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(text, tmp_path
     assert max(parts, key=parts.get) in p.conclusion(told)
 
 
-def test_a_control_groups_limit_bounds_the_memory():
+def test_a_control_groups_limit_bounds_the_memory(monkeypatch):
     files = {
         "/proc/self/cgroup": "0::/job",
         "/sys/fs/cgroup/job/memory.max": "1000000",
         "/sys/fs/cgroup/job/memory.current": "300000",
         "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
     }
-    assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
+    monkeypatch.setattr("rlreason.runtime.machine.read_text", files.get)
+    assert processor() == Device("cpu", "the processor", 800_000, 1_000_000)
 
 
 # Several ranks: whole models or parts of one, and engines on GPUs of their own

@@ -107,7 +107,6 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
 
 def cli() -> None:
     """Run the command line and end the process. A user's mistake: exit code 2."""
-    signals.follow()
     run_cli(partial(do, sys.argv[1:]))
 
 

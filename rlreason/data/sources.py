@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.data import FileDataConfig, RowsDataConfig
-from rlreason.config.leaves import locate, required
+from rlreason.config.leaves import locate
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
 from rlreason.runtime.text import few, first_line
@@ -70,9 +70,9 @@ def _json(text: bytes) -> Any:
 @cache  # several splits are read one by one
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
     """Return split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
-    with required(f"data.path={path} is no folder here, and reading it from the hub", "datasets"):
-        from datasets import load_dataset
     try:
+        from datasets import load_dataset
+
         return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read
         raise ConfigError(

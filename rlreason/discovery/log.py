@@ -21,7 +21,7 @@ import msgspec
 
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONVERSATION, finite
+from rlreason.records.files import CONVERSATION, line_of
 from rlreason.runtime.files import append_line
 from rlreason.runtime.text import shorten, visible
 
@@ -213,7 +213,7 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """Append an event to the file. `UnwritableError` if the system refuses."""
         line = {"event": event, "at": round(self.seconds, 3), **fields}
-        append_line(self.path, json.dumps(finite(line), allow_nan=False))
+        append_line(self.path, line_of(line))
         self._add(line)
 
 

@@ -186,11 +186,11 @@ def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[s
     return out
 
 
-PRINT_EVERY_S = 60.0  # between lines of a log file
+PRINT_EVERY_S = 60.0
 
 
 class SamplingProgress:
-    """Prints done, accuracy so far and tokens per second: in place on a terminal, a few lines in a log."""
+    """Prints every minute how many responses are there, their accuracy and tokens per second."""
 
     def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
@@ -204,12 +204,9 @@ class SamplingProgress:
         self.answered, self.tokens = self.answered + 1, self.tokens + sample.length
         self.correct += sample.grade.outcome == "correct"
         now = time.monotonic()
-        text = (
-            f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}, "
-            f"{self.tokens / max(now - self.began, 1e-9):.0f} tokens/s"
-        )
-        if self.console.live:
-            self.console.progress(text)
-        elif now > self.printed + PRINT_EVERY_S:
+        if now > self.printed + PRINT_EVERY_S:
             self.printed = now
-            self.console.say(text)
+            self.console.say(
+                f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}, "
+                f"{self.tokens / max(now - self.began, 1e-9):.0f} tokens/s"
+            )

@@ -16,7 +16,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import ENGINE_LOG, LOG, METRICS, STACKS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
 from rlreason.runtime.files import holder
-from rlreason.runtime.streams import Answer, Parser, folded
+from rlreason.runtime.streams import Answer, Parser, folded, run_folder
 from rlreason.runtime.text import few, shorten
 
 #: Metrics whose values the monitors keep, step by step.
@@ -266,7 +266,8 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason health`."""
-    parser.add_run("the folder of a run, or of a sweep: then of each of its runs", several=True)
+    help = "the folder of a run, or of a sweep: then of each of its runs"
+    parser.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:

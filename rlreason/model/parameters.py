@@ -33,7 +33,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rlreason.config.leaves import required
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
 from rlreason.errors import ConfigError
 from rlreason.model.memory import matches
@@ -279,8 +278,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     `targets` are patterns on layer names; None: every linear layer but the output head. A and B are float32
     whatever the model's weights are. Return a line on what was done.
     """
-    with required("model.lora.rank above 0", "peft"):
-        from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig, inject_adapter_in_model
 
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]

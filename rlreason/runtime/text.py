@@ -152,8 +152,10 @@ def redacted(value: T) -> T:
     """
     result: Any = value
     if isinstance(value, Mapping):
-        names = {name for name, one in value.items() if isinstance(one, str) and str(name).upper().endswith(ENDINGS)}
-        result = {name: HIDDEN if name in names else redacted(one) for name, one in value.items()}
+        result = {
+            name: HIDDEN if isinstance(one, str) and str(name).upper().endswith(ENDINGS) else redacted(one)
+            for name, one in value.items()
+        }
     elif isinstance(value, list | tuple):
         result = [redacted(one) for one in value]
     elif isinstance(value, str):

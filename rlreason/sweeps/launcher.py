@@ -31,7 +31,6 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import (
     GPUS_VARIABLE,
     VISIBLE,
-    place_sockets,
     query_driver,
     shares,
     torch_has_gpus,
@@ -208,7 +207,6 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
 
     folder, several = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
-    place_sockets()
     context = get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED) if launcher.preload else [])
     resource_tracker.ensure_running()  # which unblocks signals

@@ -69,7 +69,7 @@ def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console:
     own: list[Tensor] = []
     scores: list[Score] = []
     for name, other in variants(run).items():
-        console.progress(f"{name} ...")
+        console.part(name)
         compared = with_advantages(samples, other)
         gradient = make_learner(other, policy).gradient(compared)
         own = own or gradient.parameters

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rlreason.config.leaves import required
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import token_ids
@@ -48,8 +47,8 @@ def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -
     kind: Callable[..., Optimizer] = partial(torch.optim.AdamW, fused=True)
     if settings.optimizer == "adamw_8bit":  # bitsandbytes runs on processors from version 0.50 on
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that optimizers do not use
-        with required("optimizer=adamw_8bit", "bitsandbytes"):
-            from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
+
         kind = AdamW8bit
     return kind(
         parameters, lr=settings.learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay

@@ -83,7 +83,7 @@ def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -
             ]
             rate = peak * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
             loss = learner.update(samples, learning_rate=rate)["train/loss"]
-            progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
+            progress(f"{step + 1}/{steps}, loss {loss:.3f}")
     finally:
         torch.set_num_threads(threads)
 
@@ -202,7 +202,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         else:
             console.say(f"teaching a new tiny model its habits (data.habits), formats: {len(set(lessons.formats))} ...")
             with console.wait("warm start"):
-                warm_up(policy, lessons, console.progress)
+                warm_up(policy, lessons, console.part)
             if kept:
                 try:
                     kept.parent.mkdir(parents=True, exist_ok=True)
