@@ -177,7 +177,7 @@ def text(plain: str) -> str:
     r"""Escape a text for Markdown and the HTML in it, on one line.
 
     >>> text("<b> a|b *c*\u202e")
-    '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
+    '&lt;b&gt; a\\|b \\*c\\*\\\\u202e'
     """
     line = " ".join(visible(plain).split())
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(line, quote=False))

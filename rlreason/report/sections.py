@@ -111,9 +111,8 @@ def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
         finals = [final for final in one.finals if len(final) >= FEW_PROBLEMS]
-        answers = [{name: problem.share for name, problem in final.items()} for final in finals]
-        mixed = [shares for shares in answers if len({*shares.values()}) > 1]
-        if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
+        mixed = [final for final in finals if len({problem.share for problem in final.values()}) > 1]
+        if len(mixed) > 1 and all(final == mixed[0] for final in mixed[1:]):
             yield (
                 f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
                 "one run, they tell no more than one seed."
@@ -195,8 +194,8 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    right = np.stack(list(correctness(one, problems, one.questions).values()))  # (seeds, problems)
-    difference = paired_difference(right)
+    [right] = correctness([one], problems)
+    difference = paired_difference(np.stack(list(right.values())))  # of (seeds, questions)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 

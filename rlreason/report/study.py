@@ -119,12 +119,6 @@ class Setting:
         return [run.final for run in self.runs if run.final]
 
     @property
-    def questions(self) -> dict[str, str]:
-        """Return the question that each problem asks; equal ones are one problem."""
-        asked = {name: p.question for final in self.finals for name, p in final.items()}
-        return question_keys(asked.items())
-
-    @property
     def accuracies(self) -> list[float]:
         """Return the accuracies of its runs that have one."""
         return [run.accuracy for run in self.runs if run.accuracy is not None]
@@ -193,15 +187,18 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     return [" ".join(f"{short[name]}={value}" for name, value in pairs) or "the default" for pairs in parts]
 
 
-def correctness(setting: Setting, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
-    """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
-    names = [questions.get(name, name) for name in problems]
-    right: dict[int, Floats] = {}
-    for run in setting.runs:
-        if run.final:
-            right[run.seed] = of_clusters(np.array([run.final[name].share for name in problems]), names)
-        elif run.accuracy is not None:  # it diverged at once
-            right[run.seed] = np.zeros(len(set(names)))
+def correctness(settings: Sequence[Setting], problems: Sequence[str]) -> list[dict[int, Floats]]:
+    """Return of each setting seed -> correctness on each question that these problems ask (`of_clusters`)."""
+    asked = {name: p.question for setting in settings for final in setting.finals for name, p in final.items()}
+    questions = list(question_keys((name, asked.get(name, "")) for name in problems).values())
+    right: list[dict[int, Floats]] = [{} for _ in settings]
+    for setting, of_setting in zip(settings, right, strict=True):
+        for run in setting.runs:
+            if run.final:
+                shares = np.array([run.final[name].share for name in problems])
+                of_setting[run.seed] = of_clusters(shares, questions)
+            elif run.accuracy is not None:  # it diverged at once
+                of_setting[run.seed] = np.zeros(len(set(questions)))
     return right
 
 

@@ -133,8 +133,7 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
     problems = sorted(common if study.among is None else common & study.among)
     empty = next((setting for setting in (one, reference) if not setting.accuracies), None)
     if problems and empty is None and not differing:
-        questions = one.questions | reference.questions
-        a, b = (correctness(setting, problems, questions) for setting in (one, reference))
+        a, b = correctness((one, reference), problems)
         n = len(problems)
         most = max(map(len, answered), default=0) if study.among is None else n
         return Pairing(one, reference, compared(a, b), (a, b), n, most, on_purpose)
