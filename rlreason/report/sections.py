@@ -155,7 +155,7 @@ def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) ->
 
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
-    """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
+    """Return for each setting its mean, difference to the reference, seeds and cost."""
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "time a run", "tokens a run"]
     rows = []
     for one, verdict in zip(study.settings, [None, *verdicts], strict=True):
@@ -211,22 +211,21 @@ def passes_table(study: Study) -> Table | None:
     It is unbiased (Chen et al. 2021), the mean over the problems, for k = 1, 2, 4 ... to the fewest samples of one.
     Of a run with both evaluations, only the problems that were asked both times count.
     """
-    curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    graded: dict[tuple[str, str], list[list[tuple[int, int]]]] = defaultdict(list)  # of each run (samples, correct)
     for one, run in study.each:
         answers = {when: problems for when, problems in (("before", run.start), ("after", run.final)) if problems}
         for when, problems in answers.items():
-            common = [name for name in sorted(problems) if all(name in other for other in answers.values())]
-            counts = [(problems[name].samples, round(problems[name].correct)) for name in common]
-            powers = range(min((samples for samples, _ in counts), default=0).bit_length())
-            curve = [float(np.mean([pass_at(samples, right, 2**k) for samples, right in counts])) for k in powers]
-            curves[one.label, when].append(curve)
-    points = min((len(curve) for of_runs in curves.values() for curve in of_runs), default=0)
-    if points < 2:
+            common = [problems[name] for name in sorted(problems) if all(name in other for other in answers.values())]
+            graded[one.label, when].append([(problem.samples, round(problem.correct)) for problem in common])
+    samples = [n for runs in graded.values() for counts in runs for n, _ in counts or [(0, 0)]]
+    powers = [2**power for power in range(min(samples, default=0).bit_length())]
+    if len(powers) < 2:
         return None
-    rows = [
-        [*of, *(percent(np.mean(k)) for k in zip(*runs, strict=False))][: points + 2] for of, runs in curves.items()
-    ]
-    head = ["setting", "training", *(f"k = {2**power}" for power in range(points))]
+    rows = []
+    for of, runs in graded.items():
+        curves = [[np.mean([pass_at(n, correct, k) for n, correct in counts]) for k in powers] for counts in runs]
+        rows.append([*of, *map(percent, np.mean(curves, axis=0))])
+    head = ["setting", "training", *(f"k = {power}" for power in powers)]
     note = (
         "The probability that at least one of k responses is right, the mean over problems and seeds. Before and after "
         "training are of the same problems, those that were asked both times."
