@@ -60,7 +60,8 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
     run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
     run.protocol = run.summary.get("protocol") or {}
     if rows:
-        columns = {name: np.array([row.get(name) for row in rows], np.float64) for row in rows for name in row}
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: np.array([row.get(name) for row in rows], np.float64) for name in names}
         counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
         for name, values in columns.items():
             finite = np.isfinite(values)  # None has become NaN
