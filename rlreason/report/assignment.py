@@ -182,8 +182,11 @@ def runs_below(course: Course, folder: Path) -> Runs:
     if not folder.is_dir():
         raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
     written = {file.parent: file.stat().st_mtime for name in (CONFIG, FILE) for file in folder.rglob(name)}
-    outermost = [place for place in sorted(written) if written.keys().isdisjoint(place.parents)]
-    found = [Found(place) for place in outermost if "/." not in f"/{place.relative_to(folder)}"]
+    found = list[Found]()
+    for place in sorted(written):
+        is_hidden = any(part.startswith(".") for part in place.relative_to(folder).parts)
+        if not is_hidden and written.keys().isdisjoint(place.parents):  # of a sweep's runs the sweep alone
+            found.append(Found(place))
     for one in found:
         with suppress(ConfigError):  # reported when its question reads it
             if (one.path / FILE).exists():

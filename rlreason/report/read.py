@@ -142,7 +142,7 @@ def read_study(folders: Sequence[Path]) -> Study:
         setting.label = label
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
     question = f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
-    file = resource_dir("multirun_sweeps") / f"{state.sweep if state else ''}.yaml"
+    file = resource_dir("multirun_sweeps") / f"{Path(state.sweep).name if state else ''}.yaml"
     if file.is_file():  # its first sentence, from its colon on
         comment = " ".join(re.findall(r"^# ?(.*)", file.read_text("utf-8"), re.M))
         if match := re.search(r"(?:[^.?:]*:)?\s*([^.?:]{9,}\??)", comment):
