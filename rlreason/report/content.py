@@ -152,6 +152,15 @@ def plain_colours(svg: str) -> str:
     return re.sub(r"var\(--([\w-]+)\)", lambda match: LIGHT[match[1]], svg)
 
 
+def printable(text: str) -> str:
+    r"""Return a text with control characters, and halves of characters, which no file can hold, as escapes.
+
+    >>> print(printable("a\x1b[2Jb \ud800"))
+    a\x1b[2Jb \ud800
+    """
+    return visible(text).encode("utf-8", "backslashreplace").decode()
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: `counted(1228, "run")` is '1,228 runs'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -170,7 +179,7 @@ def _escaped(context: Context, value: Any) -> Any:
     kind = str(context.name).split(".")[1]
     if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
         return value
-    return Markup(text(value)) if kind == "md" else visible(value)
+    return Markup(text(value)) if kind == "md" else printable(value)
 
 
 def text(plain: str) -> str:
@@ -179,14 +188,14 @@ def text(plain: str) -> str:
     >>> text("<b> a|b *c*\u202e")
     '&lt;b&gt; a\\|b \\*c\\*\\\\u202e'
     """
-    line = " ".join(visible(plain).split())
+    line = " ".join(printable(plain).split())
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(line, quote=False))
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
 
 def fenced(plain: str) -> list[str]:
     """Return text in a fence longer than any run of backticks in it."""
-    visible_text = visible(plain)
+    visible_text = printable(plain)
     longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return [f"{fence}text", *visible_text.splitlines(), fence]
@@ -203,6 +212,6 @@ ENVIRONMENT = jinja2.Environment(
 ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 ENVIRONMENT.globals |= {"tables": TABLES, "version": __version__}
 ENVIRONMENT.filters["colour"] = colour_of
-ENVIRONMENT.filters["attribute"] = lambda value: Markup(html.escape(" ".join(visible(value).split())))
-ENVIRONMENT.filters["breakable"] = lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(visible(value)))))
+ENVIRONMENT.filters["attribute"] = lambda value: Markup(html.escape(" ".join(printable(value).split())))
+ENVIRONMENT.filters["breakable"] = lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(printable(value)))))
 ENVIRONMENT.filters["fenced"] = lambda value: Markup("\n".join(fenced(value)))

@@ -11,9 +11,9 @@ import numpy as np
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ended_by_itself
-from rlreason.report.content import TABLES, Series
+from rlreason.report.content import TABLES, Series, printable
 from rlreason.runtime.statistics import Floats, of_clusters
-from rlreason.runtime.text import question_keys, visible
+from rlreason.runtime.text import question_keys
 from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
@@ -142,7 +142,7 @@ class Study:
     def __post_init__(self) -> None:
         """Write out control characters in the labels, which pictures hold as they are."""
         for setting in self.settings:
-            setting.label = visible(setting.label)
+            setting.label = printable(setting.label)
 
     @property
     def reference(self) -> Setting:

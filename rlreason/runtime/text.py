@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
 
-#: Characters that control a terminal or a page, or that no file can hold: control characters except new line and tab,
-#: those that change the direction of writing or break lines unexpectedly, invisible separators, surrogates.
+#: Characters that control a terminal or a page: control characters except new line and tab, those that change the
+#: direction of writing or break lines unexpectedly, invisible separators.
 _OBEYED = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]"
 )
 
 
