@@ -28,10 +28,10 @@ from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms import GRPO, Algorithm, with_advantages
-from rlreason.training.build import build_components, make_algorithm, make_learner
-from rlreason.training.jobs import Job, start
+from rlreason.training.build import build_components, make_algorithm, make_learner, start_records
+from rlreason.training.jobs import start
 from rlreason.training.learner import Learner
-from rlreason.training.train import print_header, train
+from rlreason.training.train import train
 from tests.run_settings import settings
 from tests.test_rollouts_and_records import graded
 
@@ -141,13 +141,11 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     components = build_components(run, folder, console)
     components.close()
+    start_records(run, components, RunWriter(folder / "records", "seed: 0\n"), console)
     protocol_of(components.evaluator.settings, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
         algorithm = make_algorithm(run, components, console)
-        print_header(console, run, components, folder, algorithm.n_steps)
         learn(make_learner(run, components.policy), algorithm)
-    else:
-        Job(run, components, RunWriter(folder / "job", "seed: 0\n"), console).print_start()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -164,11 +163,6 @@ def print_accuracies(console: Console, summary: Mapping[str, Any]) -> None:
     console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
     for line in describe_accuracies(summary["accuracy"], summary):
         console.say(line)
-
-
-def short_path(folder: Path) -> str:
-    """Return the path relative to the current folder if it is inside, otherwise unchanged."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def print_loggers(console: Console, loggers: Loggers) -> None:

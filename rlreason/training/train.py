@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +26,16 @@ from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
 from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, world_of
 from rlreason.runtime.text import shorten
 from rlreason.training.algorithms import Batches
-from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_records
+from rlreason.training.build import (
+    Components,
+    build_components,
+    make_algorithm,
+    make_learner,
+    short_path,
+    start_records,
+)
 from rlreason.training.learner import Learner
-from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies, print_loggers, short_path
+from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies, print_loggers
 from rlreason.training.trainer import Trainer
 
 NEXT = """
@@ -81,7 +87,10 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
-        print_header(console, run, components, records.folder, algorithm.n_steps)
+        train, validate, last = components.train_problems, components.eval_problems, components.final_problems
+        sizes = f"{len(train)} to train on, {len(validate)} to validate on the way, {len(last)} at the end"
+        console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
+        console.say(f"batch      {run.describe_batch(algorithm.n_steps)}, learning rate {run.learning_rate:g}")
         card = run.card()
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
@@ -91,8 +100,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
         for name, warning in run.warnings().items():
             monitors.warn(0, name, warning)
-        problems = components.eval_problems, components.final_problems
-        validation = Validation(components.evaluator, *problems, records, monitors, counters, console)
+        validation = Validation(components.evaluator, validate, last, records, monitors, counters, console)
         yield Trainer(run, components, batches, learner, validation)
 
 
@@ -113,19 +121,6 @@ def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
     if not config.tie_word_embeddings:
         parameters -= policy.model.get_input_embeddings().weight.numel()  # which are looked up
     clock.model = ModelSize(parameters, config.num_hidden_layers, width, peak, ranks)
-
-
-def print_header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
-    """Print what will be trained, on what data, how it is evaluated, and where the records go."""
-    asks = components.evaluator.settings
-    train, validate, last = components.train_problems, components.eval_problems, components.final_problems
-    sizes = f"{len(train)} to train on, {len(validate)} to validate on the way, {len(last)} at the end"
-    evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
-    console.say(f"model      {run.model.name}: {components.policy.describe()}")
-    console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
-    console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
-    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
-    console.say(f"records    {short_path(folder)}")
 
 
 def close_records(trainer: Trainer, status: str, reason: str) -> float:
@@ -152,7 +147,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     problem = next(p for p in first.problems if p.id == examples[0].group)
     console.say(f"\n  {problem.question}   (answer: {problem.answer})")
     for label, sample in zip(("before", "after"), examples, strict=True):
-        console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
+        console.say(f"  {label:6} {shorten(sample.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
     console.table("\n" + closing_table(first.metrics, last.metrics))
     print_accuracies(console, summary)
     console.say(time_line(summary))
