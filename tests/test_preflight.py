@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from rlreason.config.groups import LOGGERS, GradingConfig
+from rlreason.config.groups import LOGGERS
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.store import typed
 from rlreason.data.prepare import Loaded
@@ -21,7 +21,6 @@ from rlreason.training import preflight as pre
 from rlreason.training.build import try_own_rewards
 from rlreason.types import Problem
 from tests.starts import ROOT, SMALL, rlreason
-from tests.waiting import patient
 
 MODULES = {
     "good.py": "number = 3\n",
@@ -54,14 +53,14 @@ def modules(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_reward_that_cannot_judge_is_one_line_with_its_own_reason(composed, modules, name, says):
     """Bug: a run learns from a reward that fails on everything."""
-    grading, word = GradingConfig(timeout_s=0.5) if name == "judge:slow" else patient(), f"prompt.reward={name}"
-    if not (why := pre.unusable(word, name, grading)):
-        run = typed(composed(word, f"grading.timeout_s={grading.timeout_s}"))
-        with Grader(grading, name) as grader:
-            try:
-                try_own_rewards(run, Graders(grader, grader, None), Loaded([], [Problem("p", "q", "20")], {}))
-            except ConfigError as error:
-                why = str(error)
+    word, limit_s, why = f"prompt.reward={name}", 0.5 if name == "judge:slow" else 60, ""
+    run = typed(composed(word, f"grading.timeout_s={limit_s}", "grading.start_timeout_s=600"))
+    with Grader(run.grading, name) as grader:
+        try:
+            pre.preflight([run], modules)
+            try_own_rewards(run, Graders(grader, grader, None), Loaded([], [Problem("p", "q", "20")], {}))
+        except ConfigError as error:
+            why = str(error)
     assert says.format(here=modules) in why
     assert why.startswith(word) == bool(says)
     assert len(why.splitlines()) == bool(says)

@@ -28,7 +28,7 @@ from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms import GRPO, Algorithm, with_advantages
-from rlreason.training.build import build_components, make_algorithm, make_learner, start_records
+from rlreason.training.build import build_components, make_algorithm, make_learner
 from rlreason.training.jobs import start
 from rlreason.training.learner import Learner
 from rlreason.training.train import train
@@ -141,8 +141,9 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     components = build_components(run, folder, console)
     components.close()
-    start_records(run, components, RunWriter(folder / "records", "seed: 0\n"), console)
-    protocol_of(components.evaluator.settings, components.eval_problems, components.policy.tokenizer)
+    asks = components.evaluator.settings
+    assert asks.data.name and asks.prompt.name and asks.sampling.describe()  # noqa: PT018 - `start_records` prints them
+    protocol_of(asks, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
         algorithm = make_algorithm(run, components, console)
         learn(make_learner(run, components.policy), algorithm)

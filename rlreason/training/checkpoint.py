@@ -1,5 +1,6 @@
 """Write a run's state at the end of a step, and restore it: moments and weights as tensors, the rest as JSON."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlreason.config.training import CheckpointConfig, TrainingConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Validation
 from rlreason.model.policy import Policy
 from rlreason.records.files import (
@@ -39,28 +40,6 @@ SHARE = 0.05  # of a run's time that checkpoints may take if checkpoint.every is
 SHARE_AT_MOST = 0.1  # and if `checkpoint.minutes` have passed
 
 
-def checkpoint_due(
-    step: int, settings: CheckpointConfig, elapsed: float, since: float, spent: float, next_one: float
-) -> bool:
-    """Return whether a checkpoint is due after this step, `since` seconds after the newest one.
-
-    every: steps between them, 0 for none. None: as long as the seconds `spent` on them and expected for the next one
-    stay within 5% of the run's `elapsed` seconds; and after `minutes`, within 10%.
-
-    >>> [checkpoint_due(step, CheckpointConfig(every=2), 0, 0, 0, 1.0) for step in (1, 2)]
-    [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(), elapsed, 25.0, 0, 1.0) for elapsed in (19, 20)]
-    [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), 700.0, s, 0, 60.0) for s in (599, 600)]
-    [False, True]
-    """
-    if settings.every is not None:
-        return settings.every > 0 and step % settings.every == 0
-    if settings.minutes is not None and since >= max(60 * settings.minutes, next_one / SHARE_AT_MOST):
-        return True
-    return spent + next_one <= SHARE * elapsed
-
-
 @dataclass
 class Resumable:
     """The parts of a training run, and the checkpoints from which it can resume."""
@@ -77,11 +56,14 @@ class Resumable:
         validation, self.policy, self.engine = self.validation, self.components.policy, self.components.engine
         self.records, self.console = validation.records, validation.console
         self.counters, self.monitors, self.clock = validation.counters, validation.monitors, self.records.clock
-        self.parts: dict[str, Any] = {"counters": self.counters, "validation": validation}
-        self.parts |= {"batches": self.batches, "monitors": self.monitors}
-        size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
-        size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
-        self.next_one = size / BYTES_PER_S  # seconds
+        self.parts: dict[str, Any] = {
+            "counters": self.counters,
+            "validation": validation,
+            "batches": self.batches,
+            "monitors": self.monitors,
+        }
+        moments = sum(8 * p.numel() for p in self.learner.parameters)  # bytes
+        self.next_one = (sum(p.nbytes for p in self.policy.model.parameters()) + moments) / BYTES_PER_S  # seconds
         self.began = self.newest = time.monotonic()
 
     @contextmanager
@@ -91,10 +73,17 @@ class Resumable:
             yield
 
     def checkpoint_due(self) -> bool:
-        """Return whether the settings ask for a checkpoint after this step."""
-        now, spent = time.monotonic(), self.cost["seconds"]
-        times = now - self.began, now - self.newest, spent, self.next_one
-        return checkpoint_due(self.steps_done, self.run.checkpoint, *times)
+        """Return whether a checkpoint is due after this step.
+
+        every: steps between them, 0 for none. None: as long as the seconds spent on them and expected for the next one
+        stay within 5% of the run's; and `minutes` after the newest one, within 10%.
+        """
+        settings, now = self.run.checkpoint, time.monotonic()
+        if settings.every is not None:
+            return settings.every > 0 and self.steps_done % settings.every == 0
+        longest = math.inf if settings.minutes is None else max(60 * settings.minutes, self.next_one / SHARE_AT_MOST)
+        spent = self.cost["seconds"] + self.next_one
+        return now - self.newest >= longest or spent <= SHARE * (now - self.began)
 
     def write_checkpoint(self) -> None:
         """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.

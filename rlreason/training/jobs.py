@@ -51,10 +51,10 @@ from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RA
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row, write_rows
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
-from rlreason.runtime.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
+from rlreason.runtime.statistics import bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components, short_path, start_records
-from rlreason.training.progress import common_summary, print_accuracies, print_loggers, print_responses
+from rlreason.training.progress import common_summary, print_accuracies, print_responses
 from rlreason.types import Problem, Sample, SampleFigures
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
@@ -70,9 +70,7 @@ def start(run: RunConfig, records: RunWriter, console: Console) -> float:
     components = build_components(run, records.folder, console, records.clock)
     try:
         start_records(run, components, records, console)
-        accuracy = answered(run, components, scorer, records, console)
-        print_loggers(console, records.loggers)
-        return accuracy
+        return answered(run, components, scorer, records, console)
     except KeyboardInterrupt:
         records.loggers.finish({"status": "interrupted"})
         raise
@@ -93,8 +91,7 @@ def answered(
     if run.split == "train":
         problems = components.train_problems[: asks.final_problems]
     say(f"asks       {len(problems)} {run.split} problems")
-    key = "eval.data" if run.eval.data else "data"
-    check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)
+    check_askable(problems, f"split={run.split} of {asks.data.name}")
     protocol = protocol_of(asks, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
@@ -104,16 +101,16 @@ def answered(
     monitors = Monitors(1, say, run.monitors, run.sampling_key("max_tokens"), steps=False)
     metrics = evaluator.figures(samples, mismatches, problems, None, monitors)
     metrics["eval/tokens_per_second"] = clock.overall().get("perf/eval_tokens_per_second", 0.0)
-    pass_rates: list[Row] = []  # for curricula (data.pass_rates)
-    for i, p in enumerate(problems):
-        correct = sum(map(is_correct, samples[i * n : (i + 1) * n]))
-        row = {"problem_id": p.id, "question_hash": question_hash(p.question)}
-        pass_rates.append(row | {"samples": n, "correct": correct})
-    write_rows(records.folder / PASS_RATES, pass_rates)
+    rates: list[Row] = [
+        {"problem_id": p.id, "question_hash": question_hash(p.question), "samples": n} for p in problems
+    ]
+    for i, row in enumerate(rates):
+        row["correct"] = sum(map(is_correct, samples[i * n : (i + 1) * n]))
+    write_rows(records.folder / PASS_RATES, rates)  # for curricula (data.pass_rates)
     more: dict[str, Any]
     if isinstance(run, BestOfNConfig):
         with console.wait("choosing among the responses"):
-            curves = with_intervals(estimates(run, problems, samples, scorer, grader), run.seed, problems)
+            curves = best_of_n(run, problems, samples, scorer, grader)
         title = f"{run.model.name}, {asks.data.name}, {len(problems)} problems x {n} samples"
         sampled = f"prompt={asks.prompt.name}, {asks.sampling.distribution}, protocol {protocol['hash']}"
         with console.wait("drawing the curves"):
@@ -148,7 +145,7 @@ def answered(
     tables += [share_table(fact, parts) for fact, parts in summary.get("accuracy_by", {}).items()]
     for table in tables:
         console.table("\n" + table)
-    print_accuracies(console, summary)
+    print_accuracies(console, summary, records.loggers)
     say(f"{metrics['eval/tokens_per_second']:.0f} tokens/s, {seconds:.0f} s of sampling")
     say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
     return metrics["eval/accuracy"]
@@ -202,17 +199,14 @@ def respond(
     return samples, examples, mismatches, seconds
 
 
-def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
-    """Refuse an empty split, and problems without a ground truth.
-
-    `key`: of the data's settings, `data` or `eval.data`.
-    """
+def check_askable(problems: Sequence[Problem], where: str) -> None:
+    """Refuse an empty split, and problems without a ground truth."""
     if not problems:
         raise DataError(f"{where} holds no problems: give data, or choose the other split")
     if without := [p.id for p in problems if not p.answer.strip()]:
         raise DataError(
             f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}): "
-            f"complete or remove these rows, or say where it stands ({key}.gold)"
+            "complete or remove these rows, or say where it stands (data.gold or eval.data.gold)"
         )
 
 
@@ -241,47 +235,42 @@ def load_scorer(name: str | None) -> Scorer | None:
     return scorer
 
 
-def estimates(
+def best_of_n(
     run: BestOfNConfig,
     problems: Sequence[Problem],
     samples: Sequence[SampleFigures],
     scorer: Scorer | None,
     grader: Grader,
-) -> dict[str, Floats]:
-    """Return each selection's expected success for every problem and N: (problems, len(n_list))."""
+) -> Curves:
+    """Return each selection's expected success for every N, a mean over problems with its bootstrap interval.
+
+    All selections and all N use the same resampled problems; those with the same question are resampled together. If
+    all problems have the same outcome, resampling says nothing: then it is Wilson's interval over problems.
+    """
     n, at = run.answers, run.n_list
     groups = [samples[i : i + n] for i in range(0, len(samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
-    out = {"pass@N": [[pass_at(n, sum(r), k) for k in at] for r in right]}
     scores = {"best mean log-prob": [[s.mean_log_prob for s in group] for group in groups]}
     scores["best summed log-prob"] = [[s.log_prob for s in group] for group in groups]
     if scorer:
         asked = zip(problems, groups, strict=True)
         scores["best by scorer"] = [[scorer(p.question, s.text) for s in group] for p, group in asked]
-    for name, values in scores.items():
-        out[name] = [[best_at(of_group, r, k) for k in at] for of_group, r in zip(values, right, strict=True)]
+    values = {"pass@N": [[pass_at(n, sum(r), k) for k in at] for r in right]}  # way -> (problems, len(n_list))
+    for name, of_groups in scores.items():
+        values[name] = [[best_at(of, r, k) for k in at] for of, r in zip(of_groups, right, strict=True)]
     if not grader.plugin:
         subsets = [subsets_of(n, k, run.seed) for k in at]
         classes = [answer_classes([s.text for s in group], grader) for group in groups]
         voted = zip(classes, right, strict=True)
-        out["maj@N"] = [[majority_at(c, r, chosen) for chosen in subsets] for c, r in voted]
-    return {name: np.array(rows) for name, rows in out.items()}
-
-
-def with_intervals(values: dict[str, Floats], seed: int, problems: Sequence[Problem]) -> Curves:
-    """Return means over problems with bootstrap intervals; all selections and all N use the same resampled problems.
-
-    Problems with the same question are resampled together. If all problems have the same outcome, resampling says
-    nothing: then it is Wilson's interval over problems.
-    """
-    together = of_clusters(np.concatenate(list(values.values()), axis=1).T, list(questions_of(problems).values())).T
-    low, high = bootstrap_intervals(together, seed)
+        values["maj@N"] = [[majority_at(c, r, chosen) for chosen in subsets] for c, r in voted]
+    together = np.concatenate([np.array(rows) for rows in values.values()], axis=1)
+    together = of_clusters(together.T, list(questions_of(problems).values())).T
+    low, high = bootstrap_intervals(together, run.seed)
     points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
     for column in np.flatnonzero(np.ptp(together, axis=0) == 0).tolist():
         share, count = points[column][0], len(together)
         points[column] = (share, *wilson_interval(share * count, count))
-    width = len(points) // len(values)
-    return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
+    return {name: points[i * len(at) : (i + 1) * len(at)] for i, name in enumerate(values)}
 
 
 def write_curves(n_list: Sequence[int], curves: Curves, records: RunWriter, title: str, subtitle: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
-from rlreason.config.groups import WITHOUT_VLLM, GradingConfig
+from rlreason.config.groups import WITHOUT_VLLM
 from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges, naming_eval_settings
 from rlreason.data.prepare import load_data
@@ -137,13 +137,6 @@ def own_sources(run: RunConfig) -> dict[str, str]:
     return {setting: written_source(name) for name, setting in named.items() if not name.startswith("rlreason.")}
 
 
-def unusable(setting: str, name: str, grading: GradingConfig) -> str:
-    """Say why a function cannot be loaded, tried in a grading process; "" if it can."""
-    with Grader(replace(grading, workers=1), name) as grader:
-        why = grader.wait()
-        return f"{setting}: {why}" if why else ""
-
-
 def missing_packages(run: RunConfig) -> list[str]:
     """Return a message for each package that this run needs and that is not installed. Nothing is imported."""
     needed = {name: needs(f"logger={name}", name) for name in run.logger.chosen}  # package -> message
@@ -171,7 +164,10 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     named = {
         pair: run.grading for run in runs for pair in own_functions(run).items()
     }  # each is tried once for all runs
-    bad += [line for (name, setting), grading in named.items() if (line := unusable(setting, name, grading))]
+    for (name, setting), grading in named.items():
+        with Grader(replace(grading, workers=1), name) as grader:  # loaded in a process of its own
+            if why := grader.wait():
+                bad.append(f"{setting}: {why}")
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     for run in {repr((run.data, run.eval)): run for run in reversed(runs)}.values():  # data of each kind once

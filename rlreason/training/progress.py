@@ -157,15 +157,11 @@ def common_summary(
     }
 
 
-def print_accuracies(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print the accuracies of a summary as they should be quoted."""
+def print_accuracies(console: Console, summary: Mapping[str, Any], loggers: Loggers) -> None:
+    """Print the accuracies of a summary as they should be quoted, and where each logging service has the run."""
     low, high = summary["accuracy_interval"]
     console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
     for line in describe_accuracies(summary["accuracy"], summary):
         console.say(line)
-
-
-def print_loggers(console: Console, loggers: Loggers) -> None:
-    """Print where the run is in each logging service, or why it is not there."""
     for name, place in loggers.places.items():
         console.say(f"logger     {name}: {place}")

@@ -111,8 +111,11 @@ class Trainer(Resumable):
             finite = not updates or learner.weights_are_finite()  # a GPU may still be at work
         with clock.phase("rollout"):
             self.batches.finish_ahead()  # samples drawn ahead keep the weights that they began with
-        handing = self.hand_over_weights(number) if updates and finite else {}
-        handing["train/moments_not_finite"] = len(learner.broken_moments())
+        handing: dict[str, float] = {"train/moments_not_finite": len(learner.broken_moments())}
+        if updates and finite:
+            with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
+                found = self.engine.load_weights(self.policy)
+            handing |= clock.parts_of("weight_sync", found)
         self.records.metrics(counters.row() | row | handing)
         if samples and (every := self.run.save_rollouts_every) and number % every == 0:
             self.records.responses(ROLLOUTS, number, samples, parts.train_problems)
@@ -136,12 +139,6 @@ class Trainer(Resumable):
                 collected = with_missing_scores(collected, parts.scorer, by_learning)
         self.counters.sampled(collected.samples)
         return replace(collected, metrics=collected.metrics | signs)
-
-    def hand_over_weights(self, number: int) -> dict[str, float]:
-        """Give the engine the new weights; return how long the parts of that took, and what the check found."""
-        with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
-            metrics = self.engine.load_weights(self.policy)
-        return self.clock.parts_of("weight_sync", metrics)
 
     def reason_to_stop(self) -> tuple[str, str] | None:
         """Return (status, reason) if the run ends here: by a monitor, after its last step, by its budget."""
