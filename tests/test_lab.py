@@ -36,11 +36,6 @@ def rewarded(policy, noise=0.3):
     return [replace(s, log_probs=s.response.log_probs, old_log_probs=s.response.log_probs) for s in samples]
 
 
-def learned(samples, objective):
-    """With the objective's advantages, and a reference only where it has a KL term."""
-    return with_advantages(samples, objective)[0]
-
-
 @pytest.fixture
 def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
@@ -62,13 +57,13 @@ def test_the_numbers_of_every_objective_are_the_learners(policy):
     assert "length_norm=token" not in lab.variants(run_with("objective=gspo")[0])  # which gspo does not have
     samples = rewarded(policy)
     result = lab.compare(run, policy, samples, QUIET)
-    parts = make_learner(run, policy).gradient(learned(samples, run)).parameters
+    parts = make_learner(run, policy).gradient(with_advantages(samples, run)[0]).parameters
     for m, other in zip(result, lab.variants(run).values(), strict=True):
-        gradient = make_learner(other, policy).gradient(learned(samples, other)).parameters
+        gradient = make_learner(other, policy).gradient(with_advantages(samples, other)[0]).parameters
         a, b = (torch.cat([p.flatten() for p in each]) for each in (parts, gradient))
         assert m["cosine"] == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m["name"]
         assert m["grad_norm"] == pytest.approx(b.norm().item(), rel=1e-4)
-    own, step = result[0], make_learner(run, policy).update(learned(samples, run))
+    own, step = result[0], make_learner(run, policy).update(with_advantages(samples, run)[0])
     assert own["loss"] == pytest.approx(step["train/loss"], rel=1e-5)
     assert own["clipped"] == pytest.approx(step["train/clip_fraction"], rel=1e-6)
     assert own["zero_advantage"] >= 8 / 16  # the groups that earned alike

@@ -24,7 +24,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.chat import check_prompts, encoder, end_of_turn, prompt_facts, remarks
-from rlreason.model.memory import ModelShape, shape_of
+from rlreason.model.memory import shape_of
 from rlreason.model.parameters import (
     DTYPES,
     TAGS,
@@ -56,17 +56,17 @@ from rlreason.training.warm_start import StartWeights, formats_of, hashed, teach
 from rlreason.types import Problem, Sample
 
 
-def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> tuple[str, str]:
+def mode_of(run: TrainingConfig, world: int) -> tuple[str, str]:
     """Choose between replicate and shard, and why, by the memory plan.
 
     `ConfigError` if the engine cannot sample from a sharded model.
     """
     memory = processor()
-    if device.type == "cuda":
+    if on_gpu := torch.cuda.is_available():
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         memory = Device("cuda", torch.cuda.get_device_name(), total, total)
-    mode, why = parallel_mode(run, shape, memory, world)
-    needs_whole = run.rollout.compile or (run.rollout.engine == "hf" and device.type == "cuda")
+    mode, why = parallel_mode(run, shape_of(run.model)[0], memory, world)
+    needs_whole = run.rollout.compile or (run.rollout.engine == "hf" and on_gpu)
     if needs_whole and mode == "shard":
         raise ConfigError(
             f"parallel={run.parallel} divides the model ({why}), and rollout=hf or rollout.compile=true "
@@ -100,7 +100,7 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
         spread = False  # over ranks: then the model is never whole on a GPU
         if isinstance(run, TrainingConfig):
             world = world_of(run.gpus, place_of(), torch.cuda.device_count())
-            spread = world > 1 and mode_of(run, shape_of(model)[0], pick_device(), world)[0] == "shard"
+            spread = world > 1 and mode_of(run, world)[0] == "shard"
         return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, spread)
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
     tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
@@ -171,11 +171,10 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         train, validation = loaded.train, loaded.validation
         for remark in [*remarks(asking.prompt, train), *remarks(evaluation.prompt, validation)]:
             console.say(remark)
-        with console.wait("loading the model"):
+        with console.wait("loading the model, measuring the prompts"):
             policy = make_policy(run, stories)
-        set_threads(run, policy)
-        prompt_ids, eval_prompt_ids = encoder(policy, asking.prompt), encoder(policy, evaluation.prompt)
-        with console.wait("measuring the prompts"):
+            set_threads(run, policy)
+            prompt_ids, eval_prompt_ids = encoder(policy, asking.prompt), encoder(policy, evaluation.prompt)
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 prompt_ids.check(train)
                 train = fitting(run, policy, "train", train, [len(prompt_ids(p)) for p in train], console)
@@ -215,11 +214,6 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     )
 
 
-def short_path(folder: Path) -> str:
-    """Return the path relative to the current folder if it is inside, otherwise unchanged."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
-
-
 def start_records(run: RunConfig, components: Components, records: RunWriter, console: Console) -> None:
     """Drop the later records of a resumed run, start the loggers, record and print what the run is made of.
 
@@ -235,7 +229,7 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
     records.add_provenance(facts)
     asks = components.evaluator.settings
     evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
-    console.say(f"records    {short_path(records.folder)}")
+    console.say(f"records    {records.folder}")
     console.say(f"model      {run.model.name}: {components.policy.describe()}")
     console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
 
@@ -400,7 +394,6 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
             "attention": policy.attention,
             "threads": torch.get_num_threads(),
             "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
-            "float32_matmul": torch.get_float32_matmul_precision(),
             "name": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "",
             "count": torch.cuda.device_count(),
             "cuda": torch.version.cuda,

@@ -29,7 +29,6 @@ from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import use_fast_products
-from rlreason.model.memory import shape_from
 from rlreason.model.parameters import from_config, materialize, pick_device, round_weights, skeleton_of
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.terms import StepSums, StepValues
@@ -405,7 +404,7 @@ def make_ranked_learner(
 
     In the mode `shard`, `policy` becomes a whole copy in main memory, unless it was loaded there.
     """
-    mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
+    mode, why = mode_of(run, world)
     mode = "shard" if policy.in_main_memory else mode  # as decided before loading
     policy.remarks.append(f"{world} ranks train (parallel={mode}: {why})")
     whole = {"policy": policy} | ({"reference": reference.policy} if reference else {})

@@ -53,7 +53,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
-from rlreason.training.build import Components, build_components, short_path, start_records
+from rlreason.training.build import Components, build_components, start_records
 from rlreason.training.progress import common_summary, print_accuracies, print_responses
 from rlreason.types import Problem, Sample, SampleFigures
 
@@ -109,17 +109,16 @@ def answered(
     write_rows(records.folder / PASS_RATES, rates)  # for curricula (data.pass_rates)
     more: dict[str, Any]
     if isinstance(run, BestOfNConfig):
-        with console.wait("choosing among the responses"):
-            curves = best_of_n(run, problems, samples, scorer, grader)
         title = f"{run.model.name}, {asks.data.name}, {len(problems)} problems x {n} samples"
         sampled = f"prompt={asks.prompt.name}, {asks.sampling.distribution}, protocol {protocol['hash']}"
-        with console.wait("drawing the curves"):
+        with console.wait("choosing among the responses"):
+            curves = best_of_n(run, problems, samples, scorer, grader)
             write_curves(run.n_list, curves, records, title, f"{sampled}; bands: 95%, over problems")
         # The first response to a problem is drawn with the random numbers of algorithm=evaluate's only one.
         first, low, high = proportion_with_ci(samples[::n], is_correct, questions_of(problems))
         more = {"n_list": list(run.n_list), "best_of_n": curves}
         more["first_samples"] = {"accuracy": first, "interval": [low, high]}
-        tables = [curves_table(run.n_list, curves), f"curves: {short_path(records.folder / BEST_OF_N_PICTURE)}"]
+        tables = [curves_table(run.n_list, curves), f"curves: {records.folder / BEST_OF_N_PICTURE}"]
     else:
         more = {"categories": categories(samples, problems), "ungraded": ungraded(samples)}
         named = {CATEGORY_TEXTS[name]: row for name, row in more["categories"].items()}
@@ -140,14 +139,13 @@ def answered(
         "seconds": round(seconds, 1),  # of sampling
     }
     records.summary(summary)
-    folder = short_path(records.folder)
     print_responses(console, examples, problems, grader)
     tables += [share_table(fact, parts) for fact, parts in summary.get("accuracy_by", {}).items()]
     for table in tables:
         console.table("\n" + table)
     print_accuracies(console, summary, records.loggers)
     say(f"{metrics['eval/tokens_per_second']:.0f} tokens/s, {seconds:.0f} s of sampling")
-    say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
+    say(f"\nall responses: {records.folder / RESPONSES}; to read some: python -m rlreason inspect {records.folder}")
     return metrics["eval/accuracy"]
 
 

@@ -20,7 +20,6 @@ from rlreason.grading.grader import reward_name_of
 from rlreason.model.memory import PROMPT, moment_bytes, shape_of, trained_numbers, weight_bytes
 from rlreason.model.plan import conclusion, planned
 from rlreason.objectives.losses import broken_contract
-from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import Device, believed_device
 from rlreason.runtime.plugins import written_source
 from rlreason.runtime.text import size
@@ -186,8 +185,8 @@ def mistakes_of(run: RunConfig) -> list[str]:
                 template_of(run.eval.prompt.file)
     except ConfigError as error:
         errors.insert(0, str(error))
-    loss: ChosenLoss | None = getattr(run, "loss", None)
-    if loss and run.own_loss and (why := broken_contract(loss.loss_type, loss.numbers())):
+    loss = getattr(run, "loss", None)
+    if run.own_loss and loss and (why := broken_contract(loss.loss_type, loss.numbers())):
         errors.append(why)
     return errors
 

@@ -132,10 +132,12 @@ def sampling_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str
 
 
 def print_responses(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], grader: Grader) -> None:
-    """Print responses with their grades, so that a wrong format or prompt shows before hours are spent."""
-    by_id = {p.id: p for p in problems}
-    for number, sample in enumerate(samples, 1):
-        row = numbered_row(sample, by_id[sample.group], 0)
+    """Print responses with their grades, so that a wrong format or prompt shows before hours are spent.
+
+    They are those to the first of these problems, one each.
+    """
+    for number, (sample, problem) in enumerate(zip(samples, problems, strict=False), 1):
+        row = numbered_row(sample, problem, 0)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
 

@@ -30,7 +30,6 @@ from rlreason.training.build import (
     build_components,
     make_algorithm,
     make_learner,
-    short_path,
     start_records,
 )
 from rlreason.training.learner import Learner
@@ -124,7 +123,7 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     run, console, records, components = trainer.run, trainer.console, trainer.records, trainer.components
     folder, first, last = records.folder, trainer.validation.history[0], trainer.validation.history[-1]
     if status != "finished":
-        console.say(f"! {status}: {reason}; resume={short_path(folder)} with a larger budget, or this monitor at warn")
+        console.say(f"! {status}: {reason}; resume={folder} with a larger budget, or this monitor at warn")
     with trainer.waiting("drawing the curves", "record"):
         draw_curves(RunFolder(folder))
     trainer.prune(keep=1)  # one is enough to train for more steps
@@ -165,5 +164,5 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         console.say("notices    " + ", ".join(f"{name} x{count}" for name, count in notices.items()))
     if run.eval.card:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    console.say(f"{status} in {summary['seconds']:.0f} s; curves: {short_path(folder / CURVES)}")
+    console.say(f"{status} in {summary['seconds']:.0f} s; curves: {folder / CURVES}")
     return float(summary["accuracy"])

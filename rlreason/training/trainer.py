@@ -28,7 +28,7 @@ from rlreason.types import Collected
 class Trainer(Resumable):
     """A training run: the loop over its steps."""
 
-    metrics: dict[str, float] = field(default_factory=dict)  # of the newest step of this process
+    metrics: dict[str, float] = field(default_factory=dict)  # of the newest step of this process, 0 included
 
     def train(self) -> tuple[str, str]:
         """Run every step that is left, save the model, evaluate on the whole split; return (status, reason)."""
@@ -37,10 +37,11 @@ class Trainer(Resumable):
             self.clock.begin()
             self.evaluate()
             (before,) = self.validation.history
+            self.metrics |= before.metrics
             shown = before.samples[: self.run.log_generations]
             print_responses(console, shown, self.components.eval_problems, self.components.graders.evaluation)
             console.start(n_steps)
-            console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
+            self.show()
         else:
             with console.wait("going on from the checkpoint"):
                 self.restore()
