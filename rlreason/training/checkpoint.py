@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,9 +67,9 @@ class Resumable:
         self.began = self.newest = time.monotonic()
 
     @contextmanager
-    def waiting(self, what: str, phase: str, more: Callable[[], str] = str) -> Iterator[None]:
+    def waiting(self, what: str, phase: str) -> Iterator[None]:
         """Show `what` on the console, and time this block as `phase`."""
-        with self.console.wait(what, more), self.clock.phase(phase):
+        with self.console.wait(what), self.clock.phase(phase):
             yield
 
     def checkpoint_due(self) -> bool:

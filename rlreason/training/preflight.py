@@ -99,15 +99,15 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
     on_gpu = device.kind == "cuda"
     if on_gpu and len(runs) > 1:
         device = replace(device, free=device.total, second_free=None)
-    tight: dict[str, None] = {}  # each text once
+    tight = list[str]()
     for run in runs:
         plan = planned(run, device, assumed_prompt(run))
         text = f"memory: {conclusion(plan)}"
         if on_gpu and run.model.check_memory and plan.verdict == "too large":
             raise ConfigError(f"{text}; {GO_ON}")
-        if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown"):
-            tight[text] = None
-    return list(tight)
+        if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown") and text not in tight:
+            tight.append(text)
+    return tight
 
 
 def own_functions(run: RunConfig) -> dict[str, str]:

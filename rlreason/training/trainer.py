@@ -131,7 +131,7 @@ class Trainer(Resumable):
     def collect(self, number: int) -> Collected:
         """Sample, grade and score the responses of a step."""
         parts = self.components
-        with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
+        with self.console.wait(f"step {number}", parts.rollouts.progress_text), self.clock.phase("rollout"):
             collected = self.batches.collect(number)  # with rollout.async_level=1, most of it was done ahead
             with self.clock.phase("score"):
                 truths = {problem.id: problem.answer for problem in parts.train_problems}
