@@ -58,6 +58,8 @@ from rlreason.training.progress import common_summary, print_accuracies, print_r
 from rlreason.types import Problem, Sample, SampleFigures
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
+Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
+Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
 
 
 def start(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -80,7 +82,7 @@ def start(run: RunConfig, records: RunWriter, console: Console) -> float:
 
 
 def answered(
-    run: EvalJobConfig, components: Components, scorer: "Scorer | None", records: RunWriter, console: Console
+    run: EvalJobConfig, components: Components, scorer: Scorer | None, records: RunWriter, console: Console
 ) -> float:
     """Let the model answer, compute and record what the job asks for, print it; return the accuracy.
 
@@ -206,10 +208,6 @@ def check_askable(problems: Sequence[Problem], where: str) -> None:
             f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}): "
             "complete or remove these rows, or say where it stands (data.gold or eval.data.gold)"
         )
-
-
-Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
-Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
 
 
 def load_scorer(name: str | None) -> Scorer | None:
