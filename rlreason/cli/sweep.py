@@ -192,9 +192,9 @@ def _checked(
     if absent is None:
         check_start(checked, folder, note)
     else:
-        from rlreason.training.preflight import planned_warnings
+        from rlreason.training.preflight import mistakes_of
 
-        absent += planned_warnings([run for run in checked if works_on_a_model(run)], folder)
+        absent += [line for run in checked if works_on_a_model(run) for line in mistakes_of(run)]
         for line in dict.fromkeys(absent):
             note(f"! not here: {line}")
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
