@@ -103,8 +103,8 @@ def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokeniz
     assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
     written = "2 </think> <answer>4</answer> <final>4</final>"
     ids = tagged.encode(f"{written}<|im_end|>", add_special_tokens=False)
-    assert Stops(tagged, sampling.stop, 0, sampling.tags).text(ids, 0) == written
-    assert Stops(tagged, sampling.stop, 0).text(ids, 0).replace(" ", "") == "244"
+    assert Stops(tagged, sampling).text(ids, 0) == written
+    assert Stops(tagged, Sampling(stop=sampling.stop)).text(ids, 0).replace(" ", "") == "244"
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused_in_a_text(saved, tokenizer):

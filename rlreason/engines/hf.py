@@ -9,7 +9,7 @@ from rlreason.engines.base import Finished, Prompt, Sampling, Stops, closing_tok
 from rlreason.engines.decoding import PROMPT_TOKENS, Batch, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
-from rlreason.types import Response
+from rlreason.types import FinishReason, Response
 
 
 class HFEngine:
@@ -44,8 +44,8 @@ class HFEngine:
 
         Up to `max_rows` sequences are decoded at a time; waiting groups are admitted as others end.
         """
-        policy, vocab, responses = self.policy, self.policy.head.shape[0], dict[int, Response]()
-        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
+        policy, vocab, responses = self.policy, len(self.policy.head), dict[int, Response]()
+        stops = Stops(policy.tokenizer, sampling)
         end_ids = [i for i in sorted(policy.end_ids | sampling.end_ids) if i < vocab]  # a config may name others
         closing = closing_tokens(policy.tokenizer.get_vocab(), sampling.stop)
         may_end = torch.zeros(vocab, dtype=torch.bool)
@@ -62,25 +62,18 @@ class HFEngine:
             while waiting or batch.alive:
                 if waiting and batch.should_compact():
                     batch.compact_and_admit(self._admitted(waiting, n, batch.alive, prompts))
-                rows = batch.draw(banned)
                 self.drawn += batch.alive
                 alive()
-                for row, (token_ids, log_probs) in zip(rows, batch.of_rows(rows) if len(rows) else (), strict=True):
+                for row, token_ids, log_probs in batch.draw(banned):
                     overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
                     if overhang is None and len(token_ids) < sampling.max_tokens:
                         continue
                     batch.ended[row] = True
                     place = int(batch.places[row])
-                    prompt = prompts[place // n]
-                    responses[place] = Response(
-                        problem_id=prompt.problem_id,
-                        prompt_ids=prompt.token_ids,
-                        token_ids=token_ids,
-                        log_probs=log_probs,
-                        text=stops.text(token_ids, overhang or 0),
-                        finish_reason="length" if overhang is None else "stop",
-                        weight_version=self.weight_version,
-                    )
+                    prompt, text = prompts[place // n], stops.text(token_ids, overhang or 0)
+                    drawn = prompt.token_ids, token_ids, log_probs, text
+                    reason: FinishReason = "length" if overhang is None else "stop"
+                    responses[place] = Response(prompt.problem_id, *drawn, reason, self.weight_version)
                     if finished is not None:
                         finished(place, responses[place])
                 if batch.alive:
@@ -96,10 +89,10 @@ class HFEngine:
         """
         admitted, size = list[int](), 0
         while waiting and (alive == 0 or alive + n <= self.max_rows):
-            full = (len(admitted) + 1) * size > PROMPT_TOKENS
-            if not self.policy.packs and alive and (full or size != len(prompts[waiting[0]].token_ids)):
+            before, size = size, len(prompts[waiting[0]].token_ids)
+            full = (len(admitted) + 1) * before > PROMPT_TOKENS
+            if not self.policy.packs and alive and (full or size != before):
                 break
-            size = len(prompts[waiting[0]].token_ids)
             admitted.append(waiting.popleft())
             alive += n
         return admitted

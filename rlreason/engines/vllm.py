@@ -59,9 +59,8 @@ class VLLMEngine:
         self.policy, self.rollout, self.say = policy, rollout, say
         self.max_len = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
         self.max_rows = min(rollout.max_rows, demand.rows)
-        self.asleep = False
-        self.weight_version = 0
-        self.drawn = 0  # tokens sampled since the last `generate` began
+        self.asleep: list[EngineProcess] = []  # whose memory is free while the policy trains
+        self.weight_version = self.drawn = 0
         # The same tokens for every weight sync, spread over the whole vocabulary.
         length, seeded = max(1, min(PROBE_PROMPT, self.max_len - PROBE_TOKENS)), torch.Generator().manual_seed(0)
         ids = torch.randint(policy.padded_from or len(policy.head), (length,), generator=seeded)
@@ -69,26 +68,22 @@ class VLLMEngine:
         self._lock = threading.Lock()  # one call at a time, from whichever thread
         self.processes: list[EngineProcess] = []
         try:
-            began, dtype, arguments = time.monotonic(), policy.compute_dtype, dict[str, dict[str, Any]]()
+            began, exact = time.monotonic(), policy.compute_dtype == torch.float32
             for place, log in zip(places, ENGINE_LOGS, strict=False):
-                process = EngineProcess(place, folder / log, rollout.timeout_s, exact=dtype == torch.float32)
-                self.processes.append(process)
-            lengths = self.max_len, self.max_rows
-            try:
-                version = call_all(self.processes, "version")[0]
-            except EngineError as error:
-                cure = f"{INSTALL}; or choose rollout=hf"
-                raise ConfigError(f"rollout=vllm: vLLM cannot be imported: {cure}. {error}") from error
+                self.processes.append(EngineProcess(place, folder / log, rollout.timeout_s, exact))
+            version = call_all(self.processes, "version")[0]
             if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
                 span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
                 raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
+            arguments: dict[str, dict[str, Any]] = {}
+            sizes = self.max_len, self.max_rows, rollout.kv_cache_gb, demand.reserve
             for place in places:  # each plans with the memory that is free before any of them takes some
-                given, words = llm_arguments(policy, place, *lengths, rollout.kv_cache_gb, demand.reserve)
+                given, words = llm_arguments(policy, place, *sizes)
                 say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {words} ...")
                 arguments[place.name] = given
             for process in self.processes:
-                place, folder_of_model = process.place, write_model(policy, Path(process.files) / "model")
-                process.send("start", folder_of_model, place.transfer, arguments[place.name])
+                model = write_model(policy, Path(process.files) / "model")
+                process.send("start", model, process.place.transfer, arguments[process.place.name])
             for process in self.processes:
                 process.message()
             self._sync_weights()
@@ -98,10 +93,6 @@ class VLLMEngine:
         except BaseException:
             self.close()
             raise
-
-    def sleepers(self) -> list[EngineProcess]:
-        """Return the processes that free their memory while the policy trains."""
-        return [process for process in self.processes if process.place.sleeps]
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Load these weights; return the sync's metrics, see `_sync_weights`.
@@ -123,24 +114,22 @@ class VLLMEngine:
         for prompt in prompts:
             if len(prompt.token_ids) + sampling.max_tokens > self.max_len:
                 raise ConfigError(
-                    f"sampling.max_tokens={sampling.max_tokens} and the prompt of {prompt.problem_id} "
-                    f"({len(prompt.token_ids)} tokens) do not fit into the {self.max_len} tokens that the engine was "
-                    "started for: lower sampling.max_tokens"
+                    f"sampling.max_tokens={sampling.max_tokens} behind a prompt of {len(prompt.token_ids)} tokens is "
+                    f"over the {self.max_len} tokens that the engine was started for: lower sampling.max_tokens"
                 )
         with self._lock:
             if self.asleep:
                 self._sync_weights()
             responses = self._sample(prompts, sampling, n, finished)
-            sleepers = self.sleepers()
-            call_all(sleepers, "ask", "sleep", 2)  # frees weights and cache: neither is needed again
-            self.asleep = bool(sleepers)
-        return [responses[place] for place in range(len(prompts) * n)]
+            self.asleep = [process for process in self.processes if process.place.sleeps]
+            call_all(self.asleep, "ask", "sleep", 2)  # frees weights and cache: neither is needed again
+        return responses
 
     def _sample(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
-    ) -> dict[int, Response]:
+    ) -> list[Response]:
         """Sample with each of k processes every k-th prompt: neighbours are often alike."""
-        stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
+        stops = Stops(self.policy.tokenizer, sampling)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
         responses, busy, self.drawn = dict[int, Response](), list[EngineProcess](), 0
         try:
@@ -161,23 +150,16 @@ class VLLMEngine:
                             raise process.failed(f"a sample ended with {reason!r}, {len(token_ids)} tokens")
                         # a token's id where no string ended it
                         overhang = stops.overhang(token_ids) if isinstance(stop, str) else 0
-                        prompt = prompts[place // n]
-                        responses[place] = Response(
-                            problem_id=prompt.problem_id,
-                            prompt_ids=prompt.token_ids,
-                            token_ids=token_ids,
-                            log_probs=log_probs,
-                            text=stops.text(token_ids, overhang or 0),
-                            finish_reason=reason,
-                            weight_version=self.weight_version,
-                        )
+                        prompt, text = prompts[place // n], stops.text(token_ids, overhang or 0)
+                        drawn = prompt.token_ids, token_ids, log_probs, text, reason
+                        responses[place] = Response(prompt.problem_id, *drawn, self.weight_version)
                         if finished is not None:
                             finished(place, responses[place])
         except BaseException:  # the next call must not see what these still sample
             for process in busy:
                 process.failure = process.failure or "its sampling was broken off"
             raise
-        return responses
+        return [responses[place] for place in range(len(prompts) * n)]
 
     def _sync_weights(self) -> dict[str, float]:
         """Replace the weights in place, empty the prefix caches, and check the result.
@@ -188,13 +170,12 @@ class VLLMEngine:
         began = time.monotonic()
         if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
             torch.cuda.synchronize(self.policy.device)
-        waking = self.sleepers() if self.asleep else []
-        if waking:
+        if self.asleep:
             torch.cuda.empty_cache()  # vLLM cannot use what torch has cached in this process
-        call_all(waking, "ask", "wake_up", ["weights"])
+        call_all(self.asleep, "ask", "wake_up", ["weights"])
         self.send_weights()
-        call_all(waking, "ask", "wake_up", ["kv_cache"])
-        self.asleep = False
+        call_all(self.asleep, "ask", "wake_up", ["kv_cache"])
+        self.asleep = []
         if not all(call_all(self.processes, "ask", "reset_prefix_cache")):
             raise EngineError("vLLM's prefix cache could not be emptied of keys of the old weights")
         metrics = {"time/weight_sync": time.monotonic() - began}
@@ -233,12 +214,11 @@ class VLLMEngine:
         ours = {name: digest(weight) for name, weight in policy.engine_weights()}
         held = call_all(self.processes, "digests")
         probes = self._sample([self._probe] * len(self.processes), PROBE)  # one for each
-        pairs = [(probes[k].prompt_ids, probes[k].token_ids) for k in range(len(probes))]
-        trainer = LogProbScorer(policy, self.max_len).log_probs(pairs)
-        for k, (process, (theirs, fused)) in enumerate(zip(self.processes, held, strict=True)):
-            mismatch = largest_mismatch(probes[k].log_probs, trainer[k])
-            compared = differing_tensors(theirs, ours, fused)
-            checks[process] = WeightCheck(mismatch, mismatch_bound(policy.compute_dtype), *compared)
+        scorer, bound = LogProbScorer(policy, self.max_len), mismatch_bound(policy.compute_dtype)
+        trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids) for probe in probes])
+        for process, probe, scored, (theirs, fused) in zip(self.processes, probes, trainer, held, strict=True):
+            mismatch = largest_mismatch(probe.log_probs, scored)
+            checks[process] = WeightCheck(mismatch, bound, *differing_tensors(theirs, ours, fused))
         return checks
 
     def close(self) -> None:
@@ -348,7 +328,7 @@ def write_model(policy: Policy, folder: Path) -> str:
     There is no generation_config.json, so a model's own top-k or penalties do not affect sampling.
     """
     config = copy.deepcopy(policy.model.config)
-    config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
+    config.architectures = [type(policy.model).__name__]
     if policy.padded_from is not None:
         config.get_text_config().vocab_size = policy.padded_from  # as in `Policy.engine_weights`
     config.save_pretrained(folder)

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,8 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -31,11 +34,9 @@ from rlreason.runtime.text import redacted
 
 LOOK_S = 0.5
 ENDING_S = 10.0  # for a killed process to end
-#: The variables by which torchrun tells a process its rank, besides those that begin with TORCHELASTIC_. vLLM would
-#: take the trainer's rank for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has.
-OF_RANKS = {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"} | {
-    f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")
-}
+#: The variables by which torchrun tells a process its rank. vLLM would take the trainer's rank for its own (the GPU of
+#: LOCAL_RANK), or wait for a port that torchrun has.
+OF_RANKS = re.compile("MASTER_(ADDR|PORT)|TORCHELASTIC_.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,10 @@ def environment(variables: Mapping[str, str], place: Place, files: str, threads:
     Triton kernel, which would round its factors to TF32: by up to 2e-2 nats of a token's log-probability, emulated for
     16 layers.
     """
-    kept = {k: v for k, v in variables.items() if k not in OF_RANKS and not k.startswith("TORCHELASTIC_")}
-    kept = {"VLLM_NO_USAGE_STATS": "1"} | ({"TRITON_F32_DEFAULT": "ieee"} if exact else {}) | kept
+    kept = {k: v for k, v in variables.items() if not OF_RANKS.fullmatch(k)}
+    kept.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if exact:
+        kept.setdefault("TRITON_F32_DEFAULT", "ieee")
     if place.gpu is not None:
         visible = variables.get(VISIBLE)
         kept[VISIBLE] = visible.split(",")[place.gpu].strip() if visible else str(place.gpu)
@@ -175,16 +178,13 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
 
 def last_lines(log: Path, count: int = 5) -> str:
     """Return the end of vLLM's log for an error message; secrets are hidden."""
-    if not log.is_file():
-        return ""
     lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 
 def hide_secrets(log: Path) -> None:
     """Rewrite the log without secrets, once vLLM's process, which writes into it, has ended."""
-    if log.is_file():
-        log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+    log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 # How weights travel.
@@ -211,12 +211,14 @@ def call_all(processes: Sequence[EngineProcess], method: str, *arguments: Any) -
 
 
 BUFFER = 256 << 20  # bytes of weights that are shared between two processes at a time, or of the largest weight
+#: What the sending side of vLLM's weight transfer has its workers do.
+ORDERS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 
 
 class DirectTransfer:
     """The sending side of vLLM's own weight transfer to one process: NCCL to another GPU, CUDA IPC on the same one.
 
-    It is vLLM's `WeightSource`, by `metadata` and iteration, and its `WeightSyncClient`, by the methods below them.
+    It is vLLM's `WeightSource`, by `metadata` and iteration.
     """
 
     def __init__(self, process: EngineProcess, policy: Policy) -> None:
@@ -228,7 +230,7 @@ class DirectTransfer:
         if process.place.transfer == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            largest = max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata())
+            largest = max(weight.nbytes for _, weight in policy.engine_weights())
             info: Any = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
         else:  # the trainer is rank 0 of two and opens a port on this machine
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -237,8 +239,9 @@ class DirectTransfer:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
             info = NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
-        both: Any = self
-        self.sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
+        source: Any = self
+        client: Any = SimpleNamespace(**{method: partial(self._tell, method) for method in ORDERS})
+        self.sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
     def metadata(self) -> list[Any]:
         """Return name, number format and shape of every weight, in the order of a pass."""
@@ -250,17 +253,5 @@ class DirectTransfer:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, weight.to(self.policy.device)) for name, weight in self.policy.engine_weights())
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._tell("init_weight_transfer_engine", init_info=init_info)
-
-    def start_weight_update(self) -> None:
-        self._tell("start_weight_update")
-
-    def update_weights(self, update_info: Any) -> None:
-        self._tell("update_weights", update_info=update_info)
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._tell("finish_weight_update")  # without vLLM's version: responses carry the engine's
-
-    def _tell(self, method: str, **arguments: Any) -> None:
-        call_all([self.process], "ask", "collective_rpc", method, None, (), arguments)
+    def _tell(self, method: str, *arguments: Any) -> None:
+        call_all([self.process], "ask", "collective_rpc", method, None, arguments)

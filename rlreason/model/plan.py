@@ -5,7 +5,7 @@ Where vLLM's engines are placed, too, for both the run and `rlreason doctor`.
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -54,16 +54,6 @@ def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[
             "rollout.placement out"
         )
     return list(range(first, first + engines))
-
-
-def describe_placement(placement: str, gpus: Sequence[int]) -> str:
-    """Describe where the engines run, for the console.
-
-    >>> describe_placement("auto", [0, 1]), describe_placement("second_gpu", [1])
-    ('rollout.placement=colocate: vLLM runs on GPU 0, 1', 'rollout.placement=second_gpu: vLLM runs on GPU 1')
-    """
-    where = placement if placement == "second_gpu" else "colocate"
-    return f"rollout.placement={where}: vLLM runs on GPU {', '.join(map(str, gpus))}"
 
 
 BUCKET = 256 << 20  # bytes of a gradient in float32 while it is summed over ranks: a guess

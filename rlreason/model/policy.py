@@ -17,7 +17,6 @@ from rlreason.model.attention import NAMES, select_kernel
 from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fast_products, without_padding
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import (
-    DTYPES,
     choose_dtype,
     hardware_here,
     load_model,
@@ -27,7 +26,6 @@ from rlreason.model.parameters import (
     pick_device,
     round_weights,
     seeded,
-    with_one_layer,
 )
 from rlreason.runtime.files import alive, whole
 from rlreason.runtime.text import first_line
@@ -95,7 +93,11 @@ class Policy:
         """Check on the device with one layer only: all of them may not fit there."""
         if not self.packs:  # its first layer differs from the others
             raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
-        short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
+        layers = next(part for part in self.model.modules() if isinstance(part, nn.ModuleList))
+        others = layers[1:]
+        del layers[1:]
+        short, dtype, head = copy.deepcopy(self.model), self.compute_dtype, self.head_dtype
+        layers.extend(others)
         part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
         self.shares_prompts = self.shares_prompts and part.shares_prompts
         self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
@@ -255,21 +257,13 @@ class Policy:
             self.tokenizer.save_pretrained(partial)
 
 
-def load_policy(
-    path: str,
-    dtype: str = "auto",
-    weights: str = "float32",
-    attention: str = "auto",
-    head_dtype: torch.dtype = torch.float32,
-    in_main_memory: bool = False,
-) -> Policy:
+def load_policy(path: str, dtype: str = "auto", head_dtype: torch.dtype = torch.float32) -> Policy:
     """Load a policy from a model folder or a hub name; `ConfigError` if it cannot be loaded or fails a check.
 
-    `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory; the others
-    as in `Policy`.
+    `dtype` is that of matrix products (auto, or one of `parameters.DTYPES`).
     """
-    tokenizer, model, products = load_tokenizer(path), load_model(path), choose_dtype(dtype, hardware_here())
-    return Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
+    tokenizer, model = load_tokenizer(path), load_model(path)
+    return Policy(model, tokenizer, choose_dtype(dtype, hardware_here()), head_dtype=head_dtype)
 
 
 Pairs = Sequence[Pair]  # (prompt ids, response ids)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.leaves import leaves, template_of
@@ -38,12 +39,14 @@ from rlreason.model.parameters import (
     choose_types,
     freeze,
     hardware_here,
+    load_model,
+    load_tokenizer,
     machine_remarks,
     model_size,
     pick_device,
 )
 from rlreason.model.plan import parallel_mode
-from rlreason.model.policy import LogProbScorer, Policy, load_policy, weights_hash
+from rlreason.model.policy import LogProbScorer, Policy, weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
@@ -98,15 +101,18 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
-    if not isinstance(model, TinyModelConfig):
-        spread = False  # over ranks: then the model is never whole on a GPU
+    spread = False  # over ranks: then the model is never whole on a GPU
+    tokenizer: PreTrainedTokenizerBase
+    built: PreTrainedModel
+    if isinstance(model, TinyModelConfig):
+        tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
+        built = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
+    else:
         if isinstance(run, TrainingConfig):
             world = world_of(run.gpus, place_of(), torch.cuda.device_count())
             spread = world > 1 and mode_of(run, shape_of(model)[0], pick_device(), world)[0] == "shard"
-        return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, spread)
-    tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
-    tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
-    return Policy(tiny, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head)
+        tokenizer, built = load_tokenizer(str(model.folder)), load_model(str(model.folder))
+    return Policy(built, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head, spread)
 
 
 def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
@@ -378,7 +384,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
     if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
         asked = components.sampling
-        sees_special = Stops(tokenizer, asked.stop, asked.min_tokens, asked.tags).sees_special
+        sees_special = Stops(tokenizer, asked).sees_special
         sampled = sampling_arguments(asked, policy.end_ids | asked.end_ids, sees_special)
         engine |= {"arguments": components.engine.arguments, "sampling": sampled}
     model = {
