@@ -77,7 +77,6 @@ def seed_for(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 HALF_CHARACTER = "\ufffd"  # decoded from the bytes of an incomplete character
 
 
@@ -104,7 +103,7 @@ class Stops:
         ends = [start + len(s) for s, start in starts.items() if start >= 0]
         return len(text) - min(ends) if ends else None
 
-    def text(self, token_ids: Sequence[int], overhang: int) -> str:
+    def text(self, token_ids: Sequence[int], overhang: int | None) -> str:
         """Return the text for grading and display: without special tokens except tags, and without the overhang."""
         text = self._decoded(token_ids, special=False)
         return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._left_out else text
@@ -121,7 +120,7 @@ def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Col
     template, or spelled like `<|im_end|>`. They never appear in a response's text.
     """
     texts, template = "\0".join(read), str(getattr(tokenizer, "chat_template", None) or "")
-    roles = {str(getattr(tokenizer, f"{role}_token", None)) for role in ROLES}
+    roles = {str(getattr(tokenizer, role, None)) for role in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     return tuple(
         text
         for text in special_tokens(tokenizer).values()

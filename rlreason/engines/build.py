@@ -4,7 +4,6 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -73,7 +72,7 @@ def places_of(rollout: RolloutConfig, device: str, ranks: int) -> list[Place]:
     for gpu in engine_gpus(placement, engines, ranks, torch.cuda.device_count()):
         # The first GPU is that of rank 0, who sends the weights. Next to other ranks a file stands in for CUDA IPC:
         # vLLM's sending side would wait for all ranks to take part.
-        transfer: Literal["ipc", "nccl"] | None = "nccl" if gpu else "ipc" if ranks == 1 else None
+        transfer = "nccl" if gpu else "ipc" if ranks == 1 else None
         places.append(Place(f"GPU {gpu}", gpu, rollout.sleep and gpu < ranks, transfer))
     return places
 

@@ -203,8 +203,8 @@ class Batch:
     def _move_cache(self, kept: NDArray[np.int64], prompts: Sequence[Prompt], groups: NDArray[np.int64]) -> None:
         """Keep these rows of cache and logits, and read the prompts of the new rows; `groups`: the prompt of each."""
         rows, width = self._on_device(kept), int(self.lengths.max())
-        asked, again = np.unique(self.asked[kept], return_inverse=True)
-        self.asked = np.append(again, len(asked) + groups)
+        still_asked, again = np.unique(self.asked[kept], return_inverse=True)
+        asked = self.asked = np.append(again, len(still_asked) + groups)
         sizes = np.array([len(self.requests[place // self.n].token_ids) for place in self.places.tolist()])
         packed, first, ends = self._read_prompts(prompts)
         self.logits = torch.cat([self.logits[rows], first[self._on_device(groups)]])
@@ -212,27 +212,23 @@ class Batch:
         columns = (ends[:, None] + before).clamp(min=0)  # the mask hides what is before the start of shorter prompts
         needed = max(1, self.sampling.max_tokens - int(self.lengths.min()))
         room = min(needed, max(HEADROOM, width // 4))
-        self.cache.compact_and_admit(rows, len(groups), width, room, self._on_device(asked), columns, packed)
-        self.prompts = self._place_rows()
+        self.cache.compact_and_admit(rows, len(groups), width, room, self._on_device(still_asked), columns, packed)
+        keys, values = self.cache.prompt_keys, self.cache.prompt_values
+        if self.compiled:  # a copy for each row: rows per prompt would be one more shape to compile for
+            copied, asked = self._on_device(asked), np.arange(len(asked))
+            keys, values = [k[copied] for k in keys], [v[copied] for v in values]
+        counts = np.bincount(asked)  # rows of each prompt: they are adjacent, any number of them
+        most, begins = int(counts.max()), np.cumsum(counts) - counts
+        place = asked * most + np.arange(len(asked)) - begins[asked]
+        of_prompts = np.zeros(len(counts) * most, np.int64)
+        of_prompts[place] = np.arange(len(place))
+        self.prompts = CachedPrompts(keys, values, self._on_device(of_prompts), self._on_device(place))
         self.prompt_lengths = self._on_device(sizes)[:, None]  # (rows, 1)
         own = torch.arange(self.cache.room, device=self.policy.device)
         written = (own >= width - self.turn) & (own < width)
         attends = torch.cat([before >= -self.prompt_lengths, written], 1)[:, None, None]
         # (rows, 1, 1, prompt columns + columns) 0: attended to, else -inf
         self.mask = torch.zeros(attends.shape, device=self.policy.device).masked_fill_(~attends, float("-inf"))
-
-    def _place_rows(self) -> CachedPrompts:
-        """Return which rows have which prompt; rows of one prompt are adjacent, any number of them."""
-        keys, values, asked = self.cache.prompt_keys, self.cache.prompt_values, self.asked
-        if self.compiled:  # a copy for each row: rows per prompt would be one more shape to compile for
-            copied, asked = self._on_device(asked), np.arange(len(asked))
-            keys, values = [k[copied] for k in keys], [v[copied] for v in values]
-        counts = np.bincount(asked)
-        most, first = int(counts.max()), np.cumsum(counts) - counts
-        place = asked * most + np.arange(len(asked)) - first[asked]
-        rows = np.zeros(len(counts) * most, np.int64)
-        rows[place] = np.arange(len(place))
-        return CachedPrompts(keys, values, self._on_device(rows), self._on_device(place))
 
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[list[DynamicCache], Tensor, Tensor]:
         """Read the prompts, packed without padding: return caches, next logits, and the end of each prompt."""

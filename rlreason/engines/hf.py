@@ -70,7 +70,7 @@ class HFEngine:
                         continue
                     batch.ended[row] = True
                     place = int(batch.places[row])
-                    prompt, text = prompts[place // n], stops.text(token_ids, overhang or 0)
+                    prompt, text = prompts[place // n], stops.text(token_ids, overhang)
                     drawn = prompt.token_ids, token_ids, log_probs, text
                     reason: FinishReason = "length" if overhang is None else "stop"
                     responses[place] = Response(prompt.problem_id, *drawn, reason, self.weight_version)

@@ -192,27 +192,21 @@ PRINT_EVERY_S = 60.0  # between lines of a log file
 
 
 class SamplingProgress:
-    """Prints done, accuracy so far and tokens per second: in place on a terminal, a few lines in a log."""
+    """Prints how many responses are done and their accuracy: in place on a terminal, a few lines in a log."""
 
     def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
-        self.console, self.wanted, self.tokens = console, wanted, 0
+        self.console, self.wanted, self.printed = console, wanted, time.monotonic()
         outcomes = [s.grade.outcome for samples in log.samples.values() for s in samples]
         self.answered, self.correct = len(outcomes), outcomes.count("correct")
-        self.began = self.printed = time.monotonic()
 
     def add(self, sample: Sample) -> None:
         """Count a graded response."""
         self.answered += 1
-        self.tokens += sample.length
         self.correct += sample.grade.outcome == "correct"
-        now = time.monotonic()
-        text = (
-            f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}, "
-            f"{self.tokens / max(now - self.began, 1e-9):.0f} tokens/s"
-        )
+        text = f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}"
         if self.console.live:
             self.console.progress(text)
-        elif now > self.printed + PRINT_EVERY_S:
-            self.printed = now
+        elif time.monotonic() > self.printed + PRINT_EVERY_S:
+            self.printed = time.monotonic()
             self.console.say(text)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from packaging.specifiers import SpecifierSet
 
 from rlreason.config.groups import INSTALL_VLLM as INSTALL
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Finished, Prompt, Sampling, Stops
-from rlreason.engines.vllm_process import EngineProcess, Place, call_all, hide_secrets, load_by_file, spoken
+from rlreason.engines.vllm_process import EngineProcess, Place, call_all, load_by_file, spoken
 from rlreason.engines.vllm_server import (
     PROBE,
     PROBE_PROMPT,
@@ -35,7 +37,9 @@ from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.records.files import ENGINE_LOGS
 from rlreason.types import Response
 
-VERSIONS = ((0, 28), (0, 32))  # the first with both sides of vLLM's weight transfer, and the newest tested one
+#: The arguments of vLLM that are the same for every run.
+FIXED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("vllm.yaml").read_text("utf-8"))
+VERSIONS = ">=0.28,<0.33"  # the first with both sides of vLLM's weight transfer, and the newest tested one
 
 
 class VLLMEngine:
@@ -68,13 +72,12 @@ class VLLMEngine:
         self._lock = threading.Lock()  # one call at a time, from whichever thread
         self.processes: list[EngineProcess] = []
         try:
-            began, exact = time.monotonic(), policy.compute_dtype == torch.float32
+            exact = policy.compute_dtype == torch.float32
             for place, log in zip(places, ENGINE_LOGS, strict=False):
                 self.processes.append(EngineProcess(place, folder / log, rollout.timeout_s, exact))
             version = call_all(self.processes, "version")[0]
-            if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
-                span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
-                raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
+            if not SpecifierSet(VERSIONS).contains(version, prereleases=True):
+                raise ConfigError(f"rollout=vllm: vLLM {version} is not among the tested {VERSIONS}: {INSTALL}")
             arguments: dict[str, dict[str, Any]] = {}
             sizes = self.max_len, self.max_rows, rollout.kv_cache_gb, demand.reserve
             for place in places:  # each plans with the memory that is free before any of them takes some
@@ -89,7 +92,7 @@ class VLLMEngine:
             self._sync_weights()
             #: Of vLLM's start, for provenance; of several engines, by name.
             self.arguments = arguments if len(places) > 1 else given
-            say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
+
         except BaseException:
             self.close()
             raise
@@ -111,12 +114,12 @@ class VLLMEngine:
 
         `ConfigError` where a prompt with a full response exceeds `demand`; `EngineError` where vLLM fails.
         """
-        for prompt in prompts:
-            if len(prompt.token_ids) + sampling.max_tokens > self.max_len:
-                raise ConfigError(
-                    f"sampling.max_tokens={sampling.max_tokens} behind a prompt of {len(prompt.token_ids)} tokens is "
-                    f"over the {self.max_len} tokens that the engine was started for: lower sampling.max_tokens"
-                )
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if longest + sampling.max_tokens > self.max_len:
+            raise ConfigError(
+                f"sampling.max_tokens={sampling.max_tokens} behind a prompt of {longest} tokens is over the "
+                f"{self.max_len} tokens that the engine was started for: lower sampling.max_tokens"
+            )
         with self._lock:
             if self.asleep:
                 self._sync_weights()
@@ -150,7 +153,7 @@ class VLLMEngine:
                             raise process.failed(f"a sample ended with {reason!r}, {len(token_ids)} tokens")
                         # a token's id where no string ended it
                         overhang = stops.overhang(token_ids) if isinstance(stop, str) else 0
-                        prompt, text = prompts[place // n], stops.text(token_ids, overhang or 0)
+                        prompt, text = prompts[place // n], stops.text(token_ids, overhang)
                         drawn = prompt.token_ids, token_ids, log_probs, text, reason
                         responses[place] = Response(prompt.problem_id, *drawn, self.weight_version)
                         if finished is not None:
@@ -186,7 +189,9 @@ class VLLMEngine:
             if not check.holds:
                 text = (
                     f"vLLM on {process.place.name} does not hold the trainer's weights after weight sync "
-                    f"{self.weight_version}: {check}"
+                    f"{self.weight_version}: the probe's log-probabilities differ by {check.mismatch:.3g} nats (bound "
+                    f"{check.bound:g}), and {len(check.differing)} of {check.compared} compared tensors: "
+                    f"{', '.join(check.differing[:3])}"
                 )
                 if self.rollout.attest == "stop":
                     raise EngineError(f"{text}; use rollout=hf, or rollout.attest=warn to go on all the same")
@@ -225,7 +230,6 @@ class VLLMEngine:
         """End vLLM's processes, and a call that waits for them in another thread."""
         for process in self.processes:
             process.close()
-            hide_secrets(process.log)
 
 
 def llm_arguments(
@@ -256,39 +260,16 @@ def llm_arguments(
             f"rollout=vllm needs {plan}, and one sequence of {max_len} tokens takes {one / 2**30:.3g} GB of cache: "
             "leave rollout.kv_cache_gb out, lower rollout.max_rows or sampling.max_tokens, or choose a smaller model"
         )
-    arguments: dict[str, Any] = {
+    arguments = FIXED["engine"] | {
         "dtype": str(dtype).removeprefix("torch."),
-        "load_format": "dummy",  # the first weight sync brings the weights
-        "generation_config": "vllm",  # not the model's own
-        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
-        # Sums and logits in float32, like the trainer's; what is multiplied stays in the type of the products (vLLM
-        # 0.32, logits_processor.py). In bfloat16 those are rounded hidden states and weights, on a GPU multiplied by
-        # torch.mm(..., out_dtype=float32) and on a processor made float32 first: the trainer's model.head=bfloat16,
-        # which model.head=auto is here. With model.head=float32 the trainer's weights alone are not rounded. Products
-        # in float32 leave one head. "model" or "bfloat16" would round logits, which no choice of the trainer's does.
-        "hf_overrides": {"head_dtype": "float32"},
         "max_model_len": max_len,
         "max_num_seqs": max_rows,
         "kv_cache_memory_bytes": cache,
-        "enable_prefix_caching": True,
-        "seed": 0,
     }
     if place.gpu is None:
-        arguments |= {
-            "enforce_eager": True,
-            "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
-            # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
-            # offset to turn back), so prompts are read whole.
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(4096, max_len),
-        }
-    else:
-        arguments |= {
-            "enable_sleep_mode": place.sleeps,
-            "gpu_memory_utilization": 0.9 * free / total,
-            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
-        }
-    return arguments, plan
+        return arguments | FIXED["processor"] | {"max_num_batched_tokens": max(4096, max_len)}, plan
+    here = {"enable_sleep_mode": place.sleeps, "gpu_memory_utilization": 0.9 * free / total}
+    return arguments | FIXED["gpu"] | here, plan
 
 
 def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:
@@ -296,29 +277,14 @@ def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special:
 
     `sees_special`: stop strings are searched in text with special tokens.
     """
-    return {
-        "n": 1,
+    return FIXED["sampling"] | {
         "temperature": sampling.temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": None,
-        "bad_words": None,
-        "allowed_token_ids": None,
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
         "stop": list(sampling.stop),
-        "include_stop_str_in_output": True,
         "stop_token_ids": sorted(end_ids),
-        "ignore_eos": True,  # the line above is the whole rule
-        "logprobs": 0,  # the sampled token's
-        "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": not sees_special,
-        "spaces_between_special_tokens": True,
     }
 
 

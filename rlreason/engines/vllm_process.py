@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -46,7 +45,7 @@ class Place:
     name: str  # for messages
     gpu: int | None = None
     sleeps: bool = False  # it frees its memory while the policy trains on its GPU
-    transfer: Literal["ipc", "nccl"] | None = None  # vLLM's own way by which weights get there; None: a file
+    transfer: str | None = None  # ipc or nccl, vLLM's own ways by which weights get there; None: a file
 
 
 def environment(variables: Mapping[str, str], place: Place, files: str, threads: int, exact: bool) -> dict[str, str]:
@@ -121,10 +120,6 @@ class EngineProcess:
     def _ended(self) -> EngineError:
         return self.failed(f"vLLM's process has ended (exit code {self.process.wait(ENDING_S)})")
 
-    def silent(self) -> EngineError:
-        """Record that it has not answered in time and return the error to raise."""
-        return self.failed(f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more")
-
     def failed(self, reason: str) -> EngineError:
         """Record the failure and return the error to raise, with the end of the log."""
         self.failure = self.failure or reason
@@ -133,27 +128,14 @@ class EngineProcess:
     def load(self, policy: Policy) -> None:
         """Send the policy's weights by vLLM's own weight transfer: to another GPU, or on the policy's.
 
-        In a thread, because NCCL would wait forever for a process that has gone.
+        NCCL waits for a process that has gone until the run's watchdog ends the run (`waits.run_s`).
         """
-        errors: list[BaseException] = []
-
-        def send() -> None:
-            try:
-                self._transfer = self._transfer or DirectTransfer(self, policy)
-                self._transfer.policy = policy
-                self._transfer.sender.send_weights()
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=send, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + self.timeout_s
-        while thread.is_alive() and self.process.poll() is None and time.monotonic() < deadline:
-            thread.join(LOOK_S)
-        if thread.is_alive():
-            raise self.silent() if self.process.poll() is None else self._ended()
-        if errors:
-            raise self.failed(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
+        try:
+            self._transfer = self._transfer or DirectTransfer(self, policy)
+            self._transfer.policy = policy
+            self._transfer.sender.send_weights()
+        except Exception as error:
+            raise self.failed(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Kill the process, which ends a call that waits for it in another thread, and remove its files."""
@@ -161,6 +143,7 @@ class EngineProcess:
         self.process.kill()
         self.process.wait(ENDING_S)
         self._stack.close()
+        hide_secrets(self.log)
 
 
 def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
@@ -171,7 +154,8 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
     while not (ready := wait([process.connection for process in processes], LOOK_S)):
         for process in processes:
             if time.monotonic() - process.heard > process.timeout_s:
-                raise process.silent()
+                limit = f"rollout.timeout_s={process.timeout_s:g}"
+                raise process.failed(f"no answer within {limit}: it hangs, or needs more")
     alive()
     return [process for process in processes if process.connection in ready]
 

@@ -55,12 +55,6 @@ class WeightCheck:
         """Whether the engine has the trainer's weights. A mismatch of nan or a check without tensors does not hold."""
         return self.mismatch <= self.bound and self.compared > 0 and not self.differing
 
-    def __str__(self) -> str:
-        return (
-            f"the probe's log-probabilities differ by {self.mismatch:.3g} nats (bound {self.bound:g}), and "
-            f"{len(self.differing)} of {self.compared} compared tensors: {', '.join(self.differing[:3])}"
-        )
-
 
 def mismatch_bound(dtype: torch.dtype) -> float:
     """The largest train-inference mismatch of a token that rounding alone explains, in nats.
@@ -169,9 +163,9 @@ class Server:
         from vllm.sampling_params import RequestOutputKind
 
         arguments["output_kind"] = RequestOutputKind.FINAL_ONLY
-        engine, begun, done = self.llm.llm_engine, 0, 0
-        while done < len(prompts) * n:
-            while begun < min(len(prompts) * n, done + 2 * rows):
+        engine, begun, done, wanted = self.llm.llm_engine, 0, 0, len(prompts) * n
+        while done < wanted:
+            while begun < min(wanted, done + 2 * rows):
                 number, token_ids, seed = prompts[begun // n]
                 of_request = SamplingParams(**arguments, seed=seed % 2**62 + begun % n)
                 engine.add_request(str(number * n + begun % n), tokens_input(token_ids), of_request)

@@ -281,27 +281,6 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     return f"LoRA rank {rank}: {describe_trained(model)}"
 
 
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of every weight and saved buffer, with adapters merged:
-
-        W' = W + (alpha / rank) B A
-
-    for an adapted layer, computed one at a time as the iterator advances. Tied weights come once, under
-    the first of their names, which is the one that transformers saves.
-    """
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen or ".lora_" in name:
-            continue
-        seen.add(id(tensor))
-        weight = tensor.detach()
-        if name.endswith(BASE + "weight"):
-            layer: Any = model.get_submodule(name.removesuffix(BASE + "weight"))
-            for adapter in layer.active_adapters:
-                weight = (weight + layer.get_delta_weight(adapter).detach()).to(weight.dtype)
-        yield name.replace(BASE, "."), weight
-
-
 def checkpoint_layers(model: nn.Module) -> str:
     """Keep only each layer's input in the forward pass, in place; the backward pass recomputes the rest.
 
