@@ -26,6 +26,17 @@ from rlreason.types import Response, Sample
 BFLOAT16 = torch.bfloat16
 
 
+def model_of(tokenizer, tied, width, layers=2):
+    """A built-in model, with its head tied to the embeddings or not."""
+    model = build_model(len(tokenizer), width=width, layers=layers, init_scale=0.3, seed=1)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = type(model)(model.config)
+    return model
+
+
 def needs(library):
     return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is an optional extra")
 
@@ -33,16 +44,7 @@ def needs(library):
 @pytest.fixture
 def made(tokenizer):
     """A policy of two layers, with its head tied to the embeddings or not."""
-
-    def make(tied: bool = True, layers: int = 2, **options) -> Policy:
-        model = build_model(len(tokenizer), width=32, layers=layers, init_scale=0.3, seed=1)
-        if not tied:
-            model.config.tie_word_embeddings = False
-            torch.manual_seed(0)
-            model = type(model)(model.config)
-        return Policy(model, tokenizer, **options)
-
-    return make
+    return lambda tied=True, layers=2, **options: Policy(model_of(tokenizer, tied, 32, layers), tokenizer, **options)
 
 
 def train(policy, rate=1e-2) -> Learner:

@@ -124,7 +124,7 @@ def test_every_weight_is_sent_in_the_order_that_is_announced_in_parts_that_hold_
 
     expected = [(name, tuple(weight.shape)) for name, weight in policy.engine_weights()]
     with (
-        mock.patch.object(DirectTransfer, "_tell", lambda self, name, **given: told.update({name: given})),
+        mock.patch.object(DirectTransfer, "_tell", lambda self, name, *given: told.update({name: given})),
         mock.patch(f"{package}.nccl_engine.open_trainer_endpoint"),
         mock.patch(f"{package}.nccl_engine.packed_nccl_broadcast_producer", share),
         mock.patch(f"{package}.ipc_engine.packed_ipc_producer", share),
@@ -134,9 +134,9 @@ def test_every_weight_is_sent_in_the_order_that_is_announced_in_parts_that_hold_
     ):
         DirectTransfer(mock.Mock(place=Place("GPU", 0, transfer=transfer)), policy).sender.send_weights()
     assert [(name, tuple(weight.shape)) for name, weight in sent] == expected
-    begun = told["init_weight_transfer_engine"]["init_info"]
+    (begun,) = told["init_weight_transfer_engine"]
     if transfer == "nccl":
         assert (begun["rank_offset"], begun["world_size"]) == (1, 2)  # the trainer is rank 0 of two
-        info = told["update_weights"]["update_info"]
+        (info,) = told["update_weights"]
         assert [(n, tuple(shape)) for n, shape in zip(info["names"], info["shapes"], strict=True)] == expected
     assert "finish_weight_update" in told

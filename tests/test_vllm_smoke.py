@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from test_engine import prompts_for
+from test_memory_options import model_of
 
 from rlreason.engines.base import Demand, Sampling
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine
 from rlreason.engines.vllm_process import Place
 from rlreason.engines.vllm_server import WeightCheck, largest_mismatch
-from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from tests.run_settings import settings
 
@@ -22,13 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 def shipped_model(path: Path, tokenizer, tied: bool) -> Path:
     """Write a model as its makers may ship it: with sampling settings of their own, which must not reach the engine."""
-    model = build_model(len(tokenizer), width=128, init_scale=0.3, seed=1)
-    if not tied:
-        model.config.tie_word_embeddings = False
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model = type(model)(model.config)
-    Policy(model, tokenizer).save(path)
+    Policy(model_of(tokenizer, tied, 128), tokenizer).save(path)
     shipped = {"do_sample": True, "top_k": 20, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.6}
     (path / "generation_config.json").write_text(json.dumps(shipped | {"eos_token_id": tokenizer.eos_token_id}))
     return path

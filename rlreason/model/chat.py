@@ -82,13 +82,12 @@ class Chat:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
 class PromptEncoder:
     """A problem -> the token ids of its prompt: its own verbatim, or the filled template."""
 
-    policy: Policy
-    fill: Callable[[str], str]  # question -> text of the prompt, or of the user's turn in a chat
-    chat: Chat | None = None
+    def __init__(self, policy: Policy, prompt: PromptConfig) -> None:
+        self.policy, self.chat = policy, chat_of(prompt, policy.tokenizer)
+        self.fill = prompt_renderer(prompt.file)  # question -> text of the prompt, or of the user's turn in a chat
 
     def check(self, problems: Sequence[Problem]) -> None:
         """Raise `ConfigError` if a chat's user would write a control token of the chat, such as the end of a turn."""
@@ -135,11 +134,6 @@ def _check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
     template_of(prompt.file)
     if prompt.chat and model.folder is not None:
         Chat(load_tokenizer(model.folder), prompt.system, prompt.enable_thinking).check()
-
-
-def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
-    """Return the encoder of these prompts: a problem -> the token ids of its prompt."""
-    return PromptEncoder(policy, prompt_renderer(prompt.file), chat_of(prompt, policy.tokenizer))
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -308,30 +308,25 @@ def saved_by_layer(shape: ModelShape, products: int) -> int:
     return 4 * (4 * d + shape.heads) + 2 * (5 * d + 2 * q + 2 * k + 4 * m) + norm
 
 
-def saved_bytes(work: Workload) -> int:
-    """Activations of a row. With gradient checkpointing a layer keeps only its input.
-
-    Besides the layers, the last norm, the rotary table and the head's input, in float32.
-    """
-    s = work.shape
-    of_layer = 4 * s.width if work.checkpointing else saved_by_layer(s, work.products)
-    return work.tokens * (s.layers * of_layer + 4 * (3 * s.width + 2 * s.head_dim))
-
-
 def training_bytes(work: Workload) -> tuple[int, int, int]:
     """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
 
+    Of activations the layers', or with gradient checkpointing their inputs; then the last norm, the rotary table and
+    the head's input, in float32.
     The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it, beside the
     head's gradient, which waits for that of a tied embedding. The graph holds the casts of all layers; with
     checkpointing they last as long as the forward pass, or a layer's.
     """
-    s, kept = work.shape, saved_bytes(work)
+    s, of_layer = work.shape, saved_by_layer(work.shape, work.products)
+    input_of_layer = 4 * s.width
+    of_layers = s.layers * (input_of_layer if work.checkpointing else of_layer)
+    kept = work.tokens * (of_layers + 4 * (3 * s.width + 2 * s.head_dim))
     # in one layer's backward pass, two gradients inside the MLP and two of the stream
     layer = work.tokens * (2 * work.products * s.intermediate + 4 * s.width) + work.head_gradient
     head = head_bytes(work, work.tokens)
     if not work.checkpointing:
         return kept, work.casts, max(head, layer)
-    again = work.tokens * (saved_by_layer(s, work.products) - 4 * s.width)
+    again = work.tokens * (of_layer - input_of_layer)
     return kept, 0, max(head, layer + again + work.casts // s.layers, work.kept_casts + again)
 
 

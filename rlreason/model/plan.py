@@ -6,7 +6,7 @@ Where vLLM's engines are placed, too, for both the run and `rlreason doctor`.
 import copy
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -78,10 +78,10 @@ class Plan:
 
     training: Parts
     sampling: Parts
-    second_gpu: Parts = field(default_factory=dict)  # of an engine with its own GPU
-    ranks: int = 1  # that train
-    parallel: str = "replicate"  # each has the whole model, or a part of it (shard)
-    main_memory: int = 0  # bytes besides a GPU's: rank 0's whole copies of sharded models
+    second_gpu: Parts  # of an engine with its own GPU
+    ranks: int  # that train
+    parallel: str  # replicate: each has the whole model; shard: a part of it
+    main_memory: int  # bytes besides a GPU's: rank 0's whole copies of sharded models
 
     @property
     def peak(self) -> int:
@@ -282,8 +282,7 @@ def parallel_mode(run: RunConfig, shape: ModelShape | None, device: Device, worl
         return "replicate", "one process trains, or how much memory it takes is unknown"
     work = replace(workload_of(run, shape, device), ranks=world)
     whole = plan_of(replace(work, parallel="replicate"), here)
-    need = f"a whole model takes about {size(whole.peak)} in {whole.when}, and {size(here.free)} are free"
-    return plan_of(work, here).parallel, need
+    return plan_of(work, here).parallel, f"a whole model takes about {size(whole.peak)} of {size(here.free)}"
 
 
 class Planned(NamedTuple):

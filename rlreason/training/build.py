@@ -26,7 +26,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
-from rlreason.model.chat import check_prompts, encoder, end_of_turn, prompt_facts, remarks
+from rlreason.model.chat import PromptEncoder, check_prompts, end_of_turn, prompt_facts, remarks
 from rlreason.model.memory import ModelShape, shape_of
 from rlreason.model.parameters import (
     DTYPES,
@@ -185,7 +185,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
         set_threads(run, policy)
-        prompt_ids, eval_prompt_ids = encoder(policy, asking.prompt), encoder(policy, evaluation.prompt)
+        prompt_ids, eval_prompt_ids = PromptEncoder(policy, asking.prompt), PromptEncoder(policy, evaluation.prompt)
         with console.wait("measuring the prompts"):
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 prompt_ids.check(train)
