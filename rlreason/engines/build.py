@@ -51,7 +51,7 @@ def make_engine(
 ) -> Engine:
     """Start the engine. `demand` reads every prompt and is called only where memory has to be planned."""
     if run.rollout.engine == "hf":
-        return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
+        return HFEngine(policy, run.rollout.max_rows, run.rollout.compile)
     places, largest = places_of(run.rollout, policy.device.type, ranks_here(run)), demand()
     if run.rollout.placement != "second_gpu" and run.rollout.kv_cache_gb is None:
         largest = replace(largest, reserve=reserve_of(run, policy, largest.longest))
@@ -91,8 +91,9 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     parameters = list(policy.model.parameters())
     trained = [weight for weight in parameters if weight.requires_grad and run.trains]
     gradients = sum(weight.nbytes for weight in trained)
-    moments = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
+    later = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
     # whole copies of which none is on the device yet
     copies = (getattr(run, "kl_placement", "none") != "none") + policy.in_main_memory
-    first = gradients if getattr(run, "restarts", False) else 0
-    return int(moments + copies * sum(weight.nbytes for weight in parameters) + first)
+    if getattr(run, "restarts", False):
+        later += gradients
+    return later + copies * sum(weight.nbytes for weight in parameters)

@@ -33,8 +33,7 @@ class PreallocatedCache(Cache):
     def __init__(self, dtype: torch.dtype, device: torch.device, whole: bool = False) -> None:
         """`dtype`: that of the matrix products, so that no step has to cast; new keys may be in float32."""
         super().__init__(layers=[])  # the lists below instead
-        self.keys, self.values = list[Tensor](), list[Tensor]()
-        self.prompt_keys, self.prompt_values = list[Tensor](), list[Tensor]()
+        self.keys, self.values, self.prompt_keys, self.prompt_values = (list[Tensor]() for _ in range(4))
         self.at = torch.zeros(1, dtype=torch.int64, device=device)  # the next column, on the device
         self.dtype, self.whole = dtype, whole or dtype != torch.float32
         self.length = self.room = 0  # columns in use, and those allocated
