@@ -96,4 +96,4 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     copies = (getattr(run, "kl_placement", "none") != "none") + policy.in_main_memory
     if getattr(run, "restarts", False):
         later += gradients
-    return later + copies * sum(weight.nbytes for weight in parameters)
+    return int(later + copies * sum(weight.nbytes for weight in parameters))
