@@ -27,7 +27,6 @@ from rlreason.errors import ConfigError
 from rlreason.model.plan import (
     Planned,
     cure,
-    describe_placement,
     engine_gpus,
     figures,
     planned,
@@ -218,8 +217,8 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
     else:
         try:
             placed = engine_gpus(rollout.placement, rollout.gpus, ranks_here(run), len(gpus))
-            words = f"vllm, on the processor (rollout.placement={rollout.placement}: no GPU)"
-            engine = DoctorFinding("engine", OK, describe_placement(rollout.placement, placed) if on_gpu else words)
+            place = f"GPU {', '.join(map(str, placed))}" if on_gpu else "the processor"
+            engine = DoctorFinding("engine", OK, f"vllm, on {place} (rollout.placement={rollout.placement})")
         except ConfigError as error:
             engine = failed("engine", str(error))
     attention = failed("attention", facts["why"])

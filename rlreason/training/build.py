@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.leaves import leaves, template_of
@@ -23,7 +24,7 @@ from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
-from rlreason.model.chat import check_prompts, encoder, end_of_turn, prompt_facts, remarks
+from rlreason.model.chat import PromptEncoder, check_prompts, end_of_turn, prompt_facts, remarks
 from rlreason.model.memory import shape_of
 from rlreason.model.parameters import (
     DTYPES,
@@ -36,12 +37,14 @@ from rlreason.model.parameters import (
     choose_types,
     freeze,
     hardware_here,
+    load_model,
+    load_tokenizer,
     machine_remarks,
     model_size,
     pick_device,
 )
 from rlreason.model.plan import parallel_mode
-from rlreason.model.policy import LogProbScorer, Policy, load_policy, weights_hash
+from rlreason.model.policy import LogProbScorer, Policy, weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
@@ -96,15 +99,18 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
-    if not isinstance(model, TinyModelConfig):
-        spread = False  # over ranks: then the model is never whole on a GPU
+    spread = False  # over ranks: then the model is never whole on a GPU
+    tokenizer: PreTrainedTokenizerBase
+    built: PreTrainedModel
+    if isinstance(model, TinyModelConfig):
+        tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
+        built = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
+    else:
         if isinstance(run, TrainingConfig):
             world = world_of(run.gpus, place_of(), torch.cuda.device_count())
             spread = world > 1 and mode_of(run, world)[0] == "shard"
-        return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, spread)
-    tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
-    tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
-    return Policy(tiny, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head)
+        tokenizer, built = load_tokenizer(str(model.folder)), load_model(str(model.folder))
+    return Policy(built, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head, spread)
 
 
 def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
@@ -174,7 +180,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         with console.wait("loading the model, measuring the prompts"):
             policy = make_policy(run, stories)
             set_threads(run, policy)
-            prompt_ids, eval_prompt_ids = encoder(policy, asking.prompt), encoder(policy, evaluation.prompt)
+            prompt_ids, eval_prompt_ids = PromptEncoder(policy, asking.prompt), PromptEncoder(policy, evaluation.prompt)
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 prompt_ids.check(train)
                 train = fitting(run, policy, "train", train, [len(prompt_ids(p)) for p in train], console)
