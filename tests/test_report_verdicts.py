@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from report_objects import answered
 
-from rlreason.report.content import Verdict
-from rlreason.report.sections import facts_of
+from rlreason.report.content import Series, Verdict
+from rlreason.report.sections import facts_of, warnings_of
 from rlreason.report.study import COMPARING, Study, half
 from rlreason.report.verdicts import best_of, summary_of, verdicts_of
 from tests.settings_of_nothing import arms
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Right, Right, str, str, tuple[str, ...]]] = {
     "one seed": ({0: hits(0.8)}, {0: hits(0.5)}, *ALONE, ("Model A is better than R by 30.0 ",)),
     "one beside several": (seeds(0.7), {0: hits(0.5)}, *ALONE, ("Model A is", "1 seed that they share: 0.")),
     "two seeds": (seeds(0.6, (12, 0)), seeds(0.5, (0, 9)), OPEN[0], "2 paired seeds", ("Two seeds say little",)),
-    "other seeds": (seeds(0.7, (5, 6, 7), first=5), seeds(0.5, (0, 1, 2)), "better", "3 or more seeds, unpaired", ()),
+    "other seeds": (seeds(0.7, (5, 6, 7), first=5), seeds(0.5, (0, 1, 2)), "better", "3 or more", ("not paired",)),
     "a seed lacks": (seeds(0.7, (0, 1, 2)), seeds(0.5), "better", "3 paired", ("3 seeds that they share: 0, 1, 2",)),
     "all right": (seeds(0.99, EVEN), seeds(0.99, EVEN), "same", "", ("above 95%",)),
     "all wrong": (seeds(0.005, EVEN), seeds(0.005, EVEN), "same", "", ("below 2%",)),
@@ -137,6 +137,18 @@ CELLS = list(itertools.product((2, 3, 4, 8), ((0.03, 0.03), (0.02, 0.05))))  # s
 def study_of(answers) -> Study:
     """A study of settings with these answers (seeds, problems); the first is the reference."""
     return answered(**{f"s{k}": dict(enumerate(of)) for k, of in enumerate(answers)})
+
+
+def test_copies():
+    """Bug: two names of one formula, and more seeds are asked for to settle a difference that cannot be."""
+    assert next(warnings_of(answered(R=seeds(0.5, EVEN), A=seeds(0.1)))).startswith("All 4 seeds of R ")
+    study = answered(a=seeds(0.5), b=seeds(0.5))
+    for run in study.runs:
+        run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, 3.0 + run.seed]))}
+    verdict = verdict_of(study)
+    assert (verdict.word, verdict.outcome, "bit for bit" in verdict.sentence) == ("same", "same", True)
+    run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, np.nextafter(6.0, 7.0)]))}
+    assert "bit for bit" not in verdict_of(study).sentence
 
 
 def share_named(studies) -> float:

@@ -205,13 +205,16 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
     ended = replace(study, settings=[one for one in settings if one.runs])
     if not ended.settings:
         return ""
+    reference = None if state.reference is None else study.reference.key
     try:
         refuse_incomparable(ended)
+        if state.reference is not None and not state.reference.items() <= dict(study.reference.key).items():
+            raise ConfigError(
+                f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
+            )
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
-    is_there = state.reference is not None and state.reference.items() <= dict(study.reference.key).items()
-    reference = study.reference.key if is_there else None
     problems = sorted(half(ended.settings, CHOOSING))
     keys = [one.key for one in ended.settings]
     right = dict(zip(keys, correctness(ended.settings, problems), strict=True))

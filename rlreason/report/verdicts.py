@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from rlreason.report.content import TABLES, Verdict, counted
-from rlreason.report.study import RUNNING, Setting, Study, choosing_mean, correctness, unequal
+from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
 from rlreason.runtime.statistics import (
     LEVEL,
     PROBLEMS,
@@ -22,6 +23,7 @@ from rlreason.runtime.text import few
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
+WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
 #: Headline of a verdict -> its verb in a summary, of one setting and of several; those that name no reference.
 HEADLINES: dict[str, tuple[str, str]] = TABLES["headlines"]
@@ -75,6 +77,8 @@ def settling(difference: Difference, comparisons: int) -> str:
     if difference.low > 0 or difference.high < 0:
         return ""
     if abs(difference.mean) < 0.0005:
+        if difference.high - difference.low > WIDE:
+            return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
     needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
     if needed is not None:
@@ -107,6 +111,8 @@ def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
     return f"{'; '.join(parts)}."
 
 
+GRADIENT = "train/grad_norm"
+CURVES = (GRADIENT, "reward/", "rollout/length", "eval/")  # that equal runs have in common to the last bit
 NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 
@@ -179,7 +185,11 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     elif one_seed and not diverged:
         headline = "one seed"
     a, b, parts = one.label, reference.name, list[str]()
-    if one_seed:
+    equal = trained and _equal_bit_for_bit(one, reference)
+    if equal:
+        parts += [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
+        outcome, word, headline = "same", "same", ""
+    elif one_seed:
         text = sentence(f"Model {a}", b, difference, models, comparisons, equal_within)
         parts += ["One seed on a side: this compares these trained models, not the settings."]
         parts += [text.replace("(95%", "(over problems only, 95%")]
@@ -193,7 +203,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         parts += [text]
         if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
             parts += [settling(difference, comparisons)]
-    if outcome in ("cannot tell", "same"):
+    if outcome in ("cannot tell", "same") and not equal:
         means = [np.mean([of.mean() for of in side.values()]) for side in pairing.correct]
         if max(means) < SATURATED[0]:
             parts += [f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."]
@@ -223,6 +233,18 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     )
 
 
+def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
+    """Return whether all seeds of two settings have equal curves and answers."""
+
+    def figures_of(run: StudyRun) -> tuple[Any, ...]:
+        curves = {name: of.y.tolist() for name, of in run.series.items() if name.startswith(CURVES)}
+        return run.final, curves
+
+    mine, its = ({run.seed: figures_of(run) for run in setting.runs} for setting in (one, other))
+    measured = all(GRADIENT in run.series and (run.final or run.accuracy is None) for run in one.runs)
+    return measured and mine == its
+
+
 def caveats_of(pairing: Pairing) -> list[str]:
     """Return the caveats of a verdict, a sentence each."""
     reference, caveats = pairing.reference, list[str]()
@@ -242,7 +264,9 @@ def caveats_of(pairing: Pairing) -> list[str]:
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
     mine, its = (side.keys() for side in pairing.correct)
     shared = [str(seed) for seed in sorted(mine & its)]
-    if shared and mine != its and pairing.difference.over != UNPAIRED:
+    if pairing.difference.over == UNPAIRED:
+        caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
+    elif shared and mine != its:
         caveats.append(f"Compared on the {counted(len(shared), 'seed')} that they share: {few(shared)}.")
     if pairing.n_problems < pairing.most_answered:
         common = f"{pairing.n_problems:,} of {pairing.most_answered:,} problems that all runs answered"
