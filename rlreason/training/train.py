@@ -1,11 +1,13 @@
 """Train a run: build its parts, run the loop, close the records."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
+from rlreason.config.algorithms import GRPOConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import is_correct
@@ -22,7 +24,7 @@ from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
-from rlreason.runtime.machine import place_of, world_of
+from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, world_of
 from rlreason.runtime.text import shorten
 from rlreason.training.algorithms import Batches
 from rlreason.training.build import (
@@ -35,6 +37,8 @@ from rlreason.training.build import (
 from rlreason.training.learner import Learner
 from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies
 from rlreason.training.trainer import Trainer
+
+SWEEP_NEXT = "  python -m rlreason -m sweep=grpo_learning_rate   # five learning rates: which is better, by how much"
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -167,4 +171,8 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     if run.eval.card:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
     console.say(f"{status} in {summary['seconds']:.0f} s; curves: {folder / CURVES}")
+    if SWEEP_VARIABLE not in os.environ:
+        console.say(f"\nTry next:\n  rlreason inspect {folder}\n  rlreason report {folder}")
+        if isinstance(run, GRPOConfig) and run.model.made_on_the_spot:
+            console.say(SWEEP_NEXT)
     return float(summary["accuracy"])
