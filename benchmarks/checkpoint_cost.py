@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rlreason.records.files import checkpoints_in, newest_good, read_state  # noqa: E402
-from rlreason.training.checkpoint import read_tensors  # noqa: E402
 
 BUILT_IN = ["n_steps=20"]
 OF_A_MODEL = [
@@ -74,8 +73,7 @@ def read_seconds(folder: Path) -> float:
     path = newest_good(folder, print)
     assert path is not None
     read_state(path)
-    read_tensors(path)
-    for file in (path / "model").glob("*.safetensors"):
+    for file in path.rglob("*.safetensors"):
         load_file(file)
     return time.perf_counter() - begin
 

@@ -212,7 +212,7 @@ def add_vllm(
 
     longest, rows = max(len(p.token_ids) for p in prompts) + args.max_tokens, args.prompts * args.samples
     rollout = RolloutConfig("vllm", max_rows=rows)
-    _, places = places_of(rollout, policy.device.type, ranks=1)
+    places = places_of(rollout, policy.device.type, ranks=1)
     engine = VLLMEngine(policy, rollout, places, folder, Demand(longest, rows))
 
     def write(sampling: Sampling) -> Written:

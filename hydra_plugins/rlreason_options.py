@@ -16,10 +16,6 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 class OwnOptions(ConfigSource):
     """Serve the files of multirun_sweeps/, and the settings of functions by `module:function` or an announced name."""
 
-    def __init__(self, provider: str, path: str) -> None:
-        super().__init__(provider, path)
-        self._announced: dict[str, dict[str, str]] = {}  # reading the metadata of all packages takes 10 ms
-
     @staticmethod
     def scheme() -> str:
         """Return the scheme of its path."""
@@ -45,6 +41,7 @@ class OwnOptions(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the options of a group: the sweeps, or what installed packages announce."""
         from rlreason.config.store import FUNCTIONS, sweep_path
+        from rlreason.runtime.plugins import announced
 
         if not config_path:
             return ["sweep", *FUNCTIONS] if results_filter is not ObjectType.CONFIG else []
@@ -52,7 +49,7 @@ class OwnOptions(ConfigSource):
             return []
         if config_path == "sweep":
             return sorted(path.stem for path in sweep_path("").parent.glob("*.yaml"))
-        return sorted(self._names(config_path))
+        return sorted(announced(config_path)) if config_path in FUNCTIONS else []
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return a sweep's file, or the settings of a function, which is imported now; `ConfigError` if unusable."""
@@ -72,19 +69,11 @@ class OwnOptions(ConfigSource):
     def _function(self, group: str, option: str) -> str:
         """Return `module:function`, "" where the option names none."""
         from rlreason.config.store import FUNCTIONS
-        from rlreason.runtime.plugins import names_function
+        from rlreason.runtime.plugins import announced, names_function
 
         if group not in FUNCTIONS:
             return ""
-        return option if names_function(option) else self._names(group).get(option, "")
-
-    def _names(self, group: str) -> dict[str, str]:
-        from rlreason.config.store import FUNCTIONS
-        from rlreason.runtime.plugins import announced
-
-        if group in FUNCTIONS and group not in self._announced:
-            self._announced[group] = announced(group)
-        return self._announced.get(group, {})
+        return option if names_function(option) else announced(group).get(option, "")
 
 
 class OwnSearchPath(SearchPathPlugin):

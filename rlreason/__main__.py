@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 
 from rlreason.runtime.machine import VISIBLE, Place, divide_memory_finely, own_gpu, place_of
-from rlreason.runtime.signals import FOLLOWS, SIGNALS, heed_signals, killed_with_parent
+from rlreason.runtime.signals import SIGNALS, heed_signals, killed_with_parent
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     elif place.rank:
         sys.exit(serve(place))
     else:
-        os.environ[FOLLOWS] = str(os.getppid())  # it ends in order, as by SIGTERM, when torchrun does
+        killed_with_parent(signal.SIGTERM)  # it ends in order when torchrun does
         try:
             run()
         finally:
@@ -33,7 +33,6 @@ def main() -> None:
 def run() -> None:
     """Run the command line in the only process of the command, or in the first of several."""
     heed_signals()
-    divide_memory_finely()  # torch reads it when it is imported, here or in a process that is started from here
     if missing := [name for name in ("hydra", "torch", "transformers") if find_spec(name) is None]:
         print(
             f"rlreason: {sys.executable} has no {', '.join(missing)}: activate the environment that rlreason is "
@@ -41,6 +40,7 @@ def run() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    divide_memory_finely()  # torch reads it when it is imported, here or in a process that is started from here
     from rlreason.cli.subcommands import named_subcommand, run_subcommand
     from rlreason.records.console import run_cli
 

@@ -35,7 +35,16 @@ def run_job(
             limit_s = run.waits.run_s if own_process else None
             leaving = signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt()))
             with ended_when_it_hangs(folder / STACKS, limit_s), leaving:
-                return _work(run, folder, config, words, console)
+                clock, start, sources = Clock(), loaded(run, console), dict[str, str]()
+                if works_on_a_model(run):
+                    from rlreason.training.preflight import own_sources
+
+                    seed_generators(run.seed)
+                    sources = own_sources(run)
+                records = RunWriter(folder, config, words, sources, trains=run.trains, say=console.say, clock=clock)
+                accuracy = start(run, records, console)
+                finish_provenance(folder)
+                return accuracy
         except BaseException as error:
             if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
@@ -54,27 +63,17 @@ def run_job(
             raise error
 
 
-def _work(run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
-    """Load what the run needs, and run it."""
-    clock, sources = Clock(), dict[str, str]()
+def loaded(run: AnyRunConfig, console: Console) -> Callable[..., float]:
+    """Load the libraries that the run needs; return the function that runs it."""
     start: Callable[..., float]
-    libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
-    with console.wait(f"loading {libraries}"):
+    with console.wait("loading what the run needs"):
         if not works_on_a_model(run):
             from rlreason.discovery.loop import discover as start
         elif run.trains:
             from rlreason.training.train import train as start
         else:
             from rlreason.training.jobs import start
-    if works_on_a_model(run):
-        from rlreason.training.preflight import own_sources
-
-        seed_generators(run.seed)
-        sources = own_sources(run)
-    records = RunWriter(folder, config, words, sources, trains=run.trains, say=console.say, clock=clock)
-    accuracy = start(run, records, console)
-    finish_provenance(folder)
-    return accuracy
+    return start
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:

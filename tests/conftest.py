@@ -1,5 +1,6 @@
 """Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
 
+import gc
 import os
 import random
 import signal
@@ -30,7 +31,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs be
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
 
 SWEEP_OF_TWO = ("seed=0,1", "jobs=2", *SMALL, "n_steps=1", "save_model=false")
+LONGEST = ("test_subcommands", "test_config", "test_sweeps", "test_signals", "test_sweep_files", "test_rerun")
 PROMPT = "User: {question}\nAssistant: <think>"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first, so that all test processes end together."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector of garbage pass over what is loaded by now, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,10 +17,6 @@ def halves(response: str, gold: str) -> dict[str, float]:
     return {"format_reward": 1.0, "answer_reward": right, "reward": max(right, 0.1)}
 
 
-def bonus_only(response: str, gold: str) -> float:
-    return 0.1
-
-
 def by_length(response: str, gold: str) -> object:
     """Right where both are as long; fails in every way on request."""
     if response == "hang":

@@ -60,11 +60,10 @@ def sft_microbatch_train_step(policy_log_probs, response_mask, gradient_accumula
 def compute_group_normalized_rewards(
     reward_fn, rollout_responses, repeated_ground_truths, group_size, advantage_eps, normalize_by_std
 ):
-    raw, formats = [], []
+    raw = []
     for response, truth in zip(rollout_responses, repeated_ground_truths):
         scores = reward_fn(response, truth)
         raw.append(scores["reward"])
-        formats.append(scores["format_reward"])
     advantages = []
     for start in range(0, len(raw), group_size):
         group = raw[start : start + group_size]
@@ -73,7 +72,7 @@ def compute_group_normalized_rewards(
         divisor = variance**0.5 + advantage_eps if normalize_by_std else 1.0
         for r in group:
             advantages.append((r - mean) / divisor)
-    metadata = {"mean": sum(raw) / len(raw), "format": sum(formats) / len(formats)}
+    metadata = {"mean": sum(raw) / len(raw)}
     return torch.tensor(advantages), torch.tensor(raw), metadata
 
 

@@ -70,13 +70,13 @@ def grpo_train_step(
     )
     n = len(repeated_prompts)
     size = (n + gradient_accumulation_steps - 1) // gradient_accumulation_steps
-    total, entropy, clipped, tokens = 0.0, 0.0, 0.0, 0.0
+    total = 0.0
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
         mask = data["response_mask"][rows]
         out = get_response_log_probs(model, data["input_ids"][rows], data["labels"][rows], return_token_entropy=True)
         old = None if old_log_probs is None else old_log_probs[rows]
-        per_token, extra = compute_policy_gradient_loss(
+        per_token, _ = compute_policy_gradient_loss(
             advantages[rows], out["log_probs"], importance_reweighting_method, old, cliprange, mask
         )
         loss = aggregate_loss_across_microbatch(per_token, mask, loss_normalization, normalization_constant)
@@ -84,13 +84,8 @@ def grpo_train_step(
             loss = loss * (mask.shape[0] / n)
         loss.backward()
         total += loss.item()
-        entropy += (out["token_entropy"] * mask).sum().item()
-        if "clipped" in extra:
-            clipped += (extra["clipped"] * mask).sum().item()
-        tokens += mask.sum().item()
     if max_grad_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()
-    metadata = {"token_entropy": entropy / tokens, "clip_fraction": clipped / tokens}
-    return torch.tensor(total), metadata
+    return torch.tensor(total), {}

@@ -26,7 +26,13 @@ SMALL = [
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["rlreason.cli.command", "rlreason.training.train", "rlreason.training.jobs", "matplotlib.pyplot"]
+    [
+        "rlreason.cli.command",
+        "rlreason.training.train",
+        "rlreason.training.jobs",
+        "matplotlib.pyplot",
+        "tests.preloaded",
+    ]
 )
 
 
@@ -74,6 +80,8 @@ def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], said: Path) -> 
     os.environ.update(env)
     sys.argv = ["rlreason", *words]
     from rlreason.__main__ import main
+    from rlreason.training import train
 
+    train.draw_curves = str  # a quarter of a small run; `python -m rlreason` draws them
     follow(env.get(AT), env.get(SIGNAL))
     main()

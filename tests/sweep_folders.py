@@ -9,7 +9,7 @@ import numpy as np
 
 from rlreason.cli.check import reading
 from rlreason.cli.flags import composing, read
-from rlreason.cli.sweep import CheckedSweep, checked_sweep
+from rlreason.cli.sweep import CheckedSweep, checked_sweep, shared_config
 from rlreason.cli.sweep import designed as design_of
 from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
 
@@ -27,7 +27,7 @@ def designed(*words: str, **more: Any) -> SweepState:
     """The design of the sweep of these words. `more`: arguments of `sweep.designed`."""
     request = read(["-m", *words])
     with composing(request):
-        return design_of(request, note=str, **more)[0]
+        return design_of(request, shared_config(request), note=str, **more)[0]
 
 
 def checked(*words: str, note: Callable[[str], object] = str) -> list[CheckedSweep]:

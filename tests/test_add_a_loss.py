@@ -45,6 +45,7 @@ sys.exit(codes != [0, 2, 0, 0])
 """
 
 
+@pytest.mark.long
 def test_the_example_is_an_option_like_any_other(project):
     commands = [
         ["--help"],

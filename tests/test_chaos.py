@@ -8,10 +8,11 @@ import psutil
 import pytest
 
 from rlreason import load_run
-from rlreason.config.groups import GradingConfig
+from rlreason.errors import ConfigError
 from rlreason.runtime.files import holder
-from rlreason.training.preflight import unusable
+from rlreason.training.preflight import preflight
 from tests.broken_runs import checkpoints_of
+from tests.run_settings import settings
 from tests.starts import ROOT, SMALL, Started, rlreason
 from tests.test_checkpoints import DAMAGE
 from tests.test_grading_processes import workers_of
@@ -48,8 +49,9 @@ def test_a_worker_that_does_not_start_is_one_line_with_the_limit(tmp_path, monke
     (tmp_path / "waits_late.py").write_text("import time\ntime.sleep(6000)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
-    why = unusable("prompt.reward=waits_late:f", "waits_late:f", GradingConfig(start_timeout_s=2.0))
-    assert why.startswith("prompt.reward=waits_late:f: a worker did not start within grading.start_timeout_s=2 ")
+    run = settings("prompt.reward=waits_late:f", "grading.start_timeout_s=2")
+    with pytest.raises(ConfigError, match=r"^prompt.reward=waits_late:f: a worker .*within grading.start_timeout_s=2 "):
+        preflight([run], tmp_path)
     assert not workers_of(os.getpid())
 
 

@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
-from rlreason.model.chat import Chat, check_prompts, encoder, end_of_turn, remarks
+from rlreason.model.chat import Chat, PromptEncoder, check_prompts, end_of_turn, remarks
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
@@ -79,7 +79,7 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(asking, templa
     policy = asking(template)
     conversation = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": USER}]
     expected = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-    encode = encoder(policy, prompt(system=system))
+    encode = PromptEncoder(policy, prompt(system=system))
     assert encode(ONE) == expected
     encode.check([ONE, replace(ONE, question="What does <s> mean?")])
     with pytest.raises(ConfigError, match=re.escape("<|im_end|>")):  # it would end its own turn
@@ -89,14 +89,14 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(asking, templa
 def test_a_prompt_is_the_same_on_every_day_with_one_token_at_its_begin(asking):
     dated = CHATML + """{{ 'Today Date: ' + strftime_now("%d %b %Y") }}"""  # as Llama 3's says it
     policy = asking("{{ bos_token }}" + dated, bos=True)
-    ids = encoder(policy, prompt())(ONE)
+    ids = PromptEncoder(policy, prompt())(ONE)
     assert policy.tokenizer.decode(ids).endswith("Today Date: 26 Jul 2024")
     assert ids.count(policy.tokenizer.bos_token_id) == 1
 
 
 def test_thinking_is_switched_where_the_template_has_the_switch(asking):
     policy = asking(QWEN3)
-    ids = [encoder(policy, prompt(enable_thinking=choice))(ONE) for choice in (None, True, False)]
+    ids = [PromptEncoder(policy, prompt(enable_thinking=choice))(ONE) for choice in (None, True, False)]
     alone, on, off = map(policy.tokenizer.decode, ids)
     assert alone == on
     assert off == on + "<think>\n\n</think>\n\n"
@@ -130,7 +130,7 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(asking):
     end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert end != policy.tokenizer.eos_token_id
     run = settings("algorithm=sft", "model=smollm2_135m", "prompt=chat")
-    ids = encoder(policy, run.prompt)
+    ids = PromptEncoder(policy, run.prompt)
     two = Problem("two", "2+2?", "4", response="It is 4.<|im_end|>")
     trace, given = make_traces(run, policy, [ONE, two], ids, Console())
     assert trace.response.prompt_ids == ids(ONE)
@@ -146,7 +146,7 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(asking):
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(asking):
     policy = asking(QWEN3)
-    bare = encoder(policy, prompt(file="question_only.prompt"))
+    bare = PromptEncoder(policy, prompt(file="question_only.prompt"))
     assert policy.tokenizer.decode(bare(ONE)).startswith(f"<|im_start|>user\n{ONE.question}<|im_end|>")
     own = Problem("own", "1+1?", "2", prompt="Say: ")
     assert policy.tokenizer.decode(bare(own)) == "Say: "

@@ -35,20 +35,11 @@ def found_in(module, name):
     return findings_of(name, functions[name], course_of(functions))
 
 
-def adapter_of_the_page():
-    """The adapter to a loop of one's own that docs/check.md shows, around a right loop."""
-    page = (ROOT / "docs/check.md").read_text("utf-8")
-    shown = page.partition("```python\n")[2].partition("```")[0]
-    adapter = module_of("\n".join(line for line in shown.splitlines() if "import" not in line))
-    adapter.train = right_loop.train_grpo
-    return adapter
-
-
 @pytest.mark.parametrize(
     "module",
     [
         cs336_2025, cs336_2026, right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded,
-        right_odd, module_of((ROOT / "examples/own_loop.py").read_text("utf-8"), "own_loop"), adapter_of_the_page(),
+        right_odd, module_of((ROOT / "examples/own_loop.py").read_text("utf-8"), "own_loop"),
     ],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )  # fmt: skip
@@ -89,10 +80,10 @@ def test_a_planted_bug_is_named(bug):
 
 def differs(subject, case, mistake):
     try:
-        wrong = subject.observe(lambda inputs: subject.wrong(inputs, mistake), case.inputs)
+        wrong = subject.observe(lambda **inputs: subject.wrong(inputs, mistake), case.inputs)
     except Exception:  # a mistake may make nonsense of a case
         return True
-    return first_difference(wrong, subject.right(case.inputs)) != ""
+    return first_difference(wrong, subject.observe(subject.ours, case.inputs)) != ""
 
 
 @pytest.mark.parametrize("mistake", some(OF_FUNCTIONS, 5), ids=lambda mistake: mistake.kind[0][:40])

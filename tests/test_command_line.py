@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.command import by_hydra
+from rlreason.cli.command import do
 from rlreason.cli.flags import composing, config_of, keys_below, read
 from rlreason.cli.names import HABITS, fold, translated
 from rlreason.config.leaves import resource_dir
@@ -19,57 +19,44 @@ from tests.sweep_folders import checked
 #: A wrong command line, and what its one line says.
 LINES = [
     # options
-    (["objective=sapo"], "loss=sapo?"),
-    (["logger=[wandb,tensorbord]"], "tensorboard?"),
-    (["data=[stories,gsm8k]"], "a run has one option of data"),
-    (["hydra/launcher=x"], "rlreason[launchers]"),
-    (["-m", "loss=glob(x*)"], "loss=x*"),
-    (["~loss"], "~loss"),
+    (["objective=sapo"], "loss=sapo?"), (["logger=[wandb,tensorbord]"], "tensorboard?"),
+    (["data=[stories,gsm8k]"], "a run has one option of data"), (["hydra/launcher=x"], "rlreason[launchers]"),
+    (["-m", "loss=glob(x*)"], "loss=x*"), (["~loss"], "~loss"),
     (["algorithm=sft", "loss=gspo"], "loss=gspo cannot be composed"),
     # flags
     (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope"),
-    (["--learning_rate=3"], "without dashes"),
-    (["--shell-completion"], "--shell-completion has no answer"),
+    (["--learning_rate=3"], "without dashes"), (["--shell-completion"], "--shell-completion has no answer"),
     # keys
-    (["temperature=1"], "sampling.temperature"),
-    (["n_grpo_step=3"], "n_grpo_steps"),
+    (["temperature=1"], "sampling.temperature"), (["n_grpo_step=3"], "did you mean n_steps?"),
     (["algorithm=sft", "group_size=4"], "algorithm=ei"),
     (["eval.data=jsonl", "eval.data.n_train=5"], "other options of data have it"),
-    (["hydra.run.dri=x"], "hydra.run.dir?"),
-    (["schema=grpo"], "schema is no setting"),
-    (["model.lora=4"], "model.lora=4"),
+    (["hydra.run.dri=x"], "hydra.run.dir?"), (["schema=grpo"], "schema is no setting"),
     (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
     # values
-    (["n_steps=1.5"], "n_steps=1.5"),
-    (["seed=1,2"], "names several values: add -m"),
-    (["seed=${nope}"], "seed=${nope}"),
-    (["hydra.run.dir="], "hydra.run.dir="),
-    (["G=4", "group_size=8"], "G and group_size"),
-    (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
+    (["n_steps=1.5"], "n_steps=1.5"), (["seed=1,2"], "names several values: add -m"),
+    (["seed=${nope}"], "seed=${nope}"), (["hydra.run.dir="], "hydra.run.dir="),
+    (["G=4", "group_size=8"], "G and group_size"), (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
     (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
     # what is no override
-    (["logger=[wandb"], "'logger=[a,b]'"),
-    (["-m", "seed=0,", "1"], "-m seed=a,b"),
+    (["logger=[wandb"], "'logger=[a,b]'"), (["-m", "seed=0,", "1"], "-m seed=a,b"),
     (["seed=1", "inspect"], "inspect is no override"),
     # rules between settings
-    (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"),
-    (["model.heads=6"], "model.width=128"),
-    (["hydra.run.dir=/dev/null/x"], "/dev/null"),
-    (["model=tiny", "data=gsm8k"], "model=tiny"),
-    (["train_batch_size=100"], "rollout_batch_size=256"),
-    (["group_size=1"], "group_size=1"),
+    (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"), (["model.heads=6"], "model.width=128"),
+    (["hydra.run.dir=/dev/null/x"], "/dev/null"), (["model=tiny", "data=gsm8k"], "model=tiny"),
+    (["train_batch_size=100"], "rollout_batch_size=256"), (["group_size=1"], "group_size=1"),
     (["gradient_accumulation_steps=3"], "gradient_accumulation_steps=3"),
     (["gradient_accumulation_steps=4", "micro_batch_size=8"], "micro_batch_size=8"),
-    (["sampling.temperature=0"], "sampling.temperature=0.0"),
-    (["sampling.min_tokens=99"], "sampling.min_tokens=99"),
-    (["algorithm=sft", "epochs=2"], "n_steps=60"),
-    (["monitors.parity=correct"], "mismatch=truncate"),
+    (["sampling.temperature=0"], "sampling.temperature=0.0"), (["sampling.min_tokens=99"], "sampling.min_tokens=99"),
+    (["algorithm=sft", "epochs=2"], "n_steps=60"), (["monitors.parity=correct"], "mismatch=truncate"),
     (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2"),
     (["algorithm=ei", "restart=true", "warmup_steps=2"], "warmup_steps=2"),
-    (["micro_batch_tokens=48"], "micro_batch_tokens=48"),
-    (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
+    (["micro_batch_tokens=48"], "micro_batch_tokens=48"), (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
     (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "eval_problems=6"),
     (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
+    (["algorithm=discover", "strategy=refine", "budget.calls=null"], "budget.calls=null"),
+    (["algorithm=discover", "strategy=refine", "budget.cost=1"], "client.prompt_price"),
+    (["algorithm=discover", "strategy=refine", "client.extra={max_tokens: 9}"], "client.extra"),
+    (["algorithm=discover", "strategy=refine", "budget.tokens=100"], "client.max_tokens"),
     # settings that nothing reads
     (["kl_estimator=k1"], "kl_estimator=k1 has no effect: it is read only where kl_placement"),
     (["algorithm=evaluate", "data.limit=5"], "data.limit=5 has no effect"),
@@ -82,7 +69,7 @@ def answered_by(words: list[str]) -> str:
     with pytest.raises(ConfigError) as caught:  # noqa: PT012
         if (asked := read(words)).multirun and asked.starts:
             checked(*words)
-        by_hydra(check_command_line(words, note=str))
+        do(words)
     assert caught.value.exit_code == 2
     assert str(caught.value).isprintable()  # so it is one line, and no word can write to the terminal
     return str(caught.value)
@@ -143,7 +130,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
     (tmp_path / "loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
     flags = [f"-cd={tmp_path}"]
     asked = read(["loss=mine", *flags, "seed=1", "-m"])
-    assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
+    assert (asked.multirun, asked.starts, asked.overrides) == (True, True, ["loss=mine", "seed=1"])
     check_command_line(["loss=Mine", "--config-dir", str(tmp_path), "seed=1"])
     checked(*flags, "loss=glob(m*)")
     assert "mine" in answered_by([*flags, "loss=typo"]).replace("loss=typo", "")
@@ -166,11 +153,9 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
     done = rlreason("--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "learning_rate: -1" in done.stdout
+    assert (done.returncode, "learning_rate: -1" in done.stdout) == (2, True)
     assert "note: " not in done.stdout  # what is shown stays a config
-    assert "learning_rate=-1.0" in done.stderr
-    assert "group_size=7" in done.stderr
+    assert all(said in done.stderr for said in ("learning_rate=-1.0", "group_size=7"))
 
 
 def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeypatch):

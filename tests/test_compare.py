@@ -57,14 +57,9 @@ def test_a_sweep_alone_two_settings_and_expectations(rates, capsys):
     (one,) = told(capsys, same, rates)  # the best settings, on the problems of 200 that did not choose
     assert (one["setting"], one["verdict"], 50 < one["problems"] < 150) == ("rates: 1e-3", "better", True)
     assert "best of 3 settings on one half" in " ".join(one["notes"])
-    for words, code in (
-        ((a, b, "--expect", "better"), 0),
-        ((a, b, "--expect", "same"), 1),
-        ((rates, "--expect", "better"), 1),
-        ((same, "--expect", "same"), 0),
-        ((same, "--expect", "same", "--equal-within", "0.01"), 1),
-    ):
-        assert subcommand("compare", *words) == code
+    expected = ((a, b, "better"), 0), ((a, b, "same"), 1), ((rates, "better"), 1), ((same, "same"), 0)
+    for (*sides, word), code in (*expected, ((same, "--equal-within", "0.01", "same"), 1)):
+        assert subcommand("compare", *sides, "--expect", word) == code
 
 
 def test_settings_measured_otherwise(tmp_path, capsys):
@@ -184,12 +179,9 @@ def test_wrong_sides(rates, tmp_path, capsys):
     for file in (a, b):
         file.write_text(CSV + f"{file.stem},0,p4,1\n{file.stem}x,0,p4,0\n")
     other.write_text(CSV + rows("theirs", 4, 0.9).replace(",p", ",q"))
-    for words, says in (
-        ([tmp_path / "nowhere.csv"], "nowhere.csv is not there"),
-        ([rates, rates], "is given twice"),
-        ([rates / "learning_rate=7"], "no run of"),
-        ([rates, "--equal-within", "0"], "--equal-within"),
-        ([a, b], "too few problems"),
-        ([other, rates / "learning_rate=1e-4"], "no problem in common"),
-    ):
+    for *words, says in (
+        (tmp_path / "nowhere.csv", "nowhere.csv is not there"), (rates / "learning_rate=7", "no run of"),
+        (rates, "--equal-within", "0", "--equal-within"), (a, b, "too few problems"),
+        (other, rates / "learning_rate=1e-4", "no problem in common"),
+    ):  # fmt: skip
         assert says in refused(capsys, *words)

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlreason.config.leaves import leaves, resource_dir
-from rlreason.config.rules import broken_rules
+from rlreason.config.rules import WORDS, broken_rules
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
@@ -151,6 +151,12 @@ def test_every_number_has_a_range():
         for node in nodes.values():
             ranged = {leaf.key for leaf in leaves(node(), prefix) if "range" in leaf.metadata}
             assert sorted(numbers_of(node(), prefix).keys() - ranged) == [], "say number(...) on these fields"
+
+
+def test_words_are_of_conditions_that_fields_have():
+    """Bug: a condition that has changed leaves its words behind under the former one."""
+    found = [leaf for nodes in SCHEMAS.values() for node in nodes.values() for leaf in leaves(node())]
+    assert WORDS.keys() <= {condition for leaf in found for condition, _ in leaf.conditions}
 
 
 @pytest.mark.parametrize("name", some(RUNS))

@@ -14,17 +14,8 @@ import pytest
 
 from rlreason.config.data import CountdownConfig, GymConfig, HabitsConfig
 from rlreason.config.leaves import render, template_of
+from rlreason.data import tasks as made
 from rlreason.data.prepare import read_splits
-from rlreason.data.tasks import (
-    LOSSES,
-    habit_trace,
-    is_validation,
-    load_countdown,
-    make_countdown,
-    make_gym,
-    make_stories,
-    taught,
-)
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier
@@ -58,7 +49,7 @@ def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(
 
 def countdown(n: int, seed: int = 0, validation: bool = False, **sizes: int) -> list[Problem]:
     data = CountdownConfig(name="c", seed=seed, n_train=n, n_validation=n, **sizes)
-    return make_countdown(data, validation)
+    return made.make_countdown(data, validation)
 
 
 def numbers_and_target(problem):
@@ -130,17 +121,17 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
     assert not any(g.reward for g in grades[40:])
 
 
-@pytest.mark.parametrize("made", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
-def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(made):
+@pytest.mark.parametrize("given", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
+def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(given):
     """Bug: a step with a value that is no whole number above 0, or numbers beyond the settings."""
-    for problem in countdown(300, seed=1, **made):
+    for problem in countdown(300, seed=1, **given):
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
         steps = [step.split(" = ") for step in problem.solution.split(", ")]
         assert all(verifier.value(left) == int(right) > 0 for left, right in steps)
         assert (len(steps), int(steps[-1][1])) == (len(numbers) - 1, target)
-        assert (target <= made.get("max_target", 100), max(numbers) <= made.get("max_value", 99)) == (True, True)
+        assert (target <= given.get("max_target", 100), max(numbers) <= given.get("max_value", 99)) == (True, True)
 
 
 def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
@@ -160,7 +151,7 @@ def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
 def load(path: Path | str, n_train: int = 200, n_validation: int = 30, bad_rows: str = "stop"):
     notes: list[str] = []
     data = CountdownConfig(name="c", path=str(path), n_train=n_train, n_validation=n_validation, bad_rows=bad_rows)
-    return *load_countdown(data, notes.append), notes
+    return *made.load_countdown(data, notes.append), notes
 
 
 def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named(tmp_path):
@@ -174,8 +165,8 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet_or_are_named
     for problem in train + validation:
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
-        assert is_validation(numbers, target) == (problem in validation)
-    bad = {"nums": '{"nums": [1, "2"], "target": 5}', "target": '{"nums": [1], "target": 2.5}', "JSON": "n"}
+        assert made.is_validation(numbers, target) == (problem in validation)
+    bad = {"nums": '{"nums": [1, "2"], "target": 5}', "target": '{"nums": [1], "target": 2.5}', "no nums": "n"}
     for reason, row in bad.items():
         file.write_text(good + row)
         with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{reason}"):
@@ -192,10 +183,10 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     """Bug: an answer to another problem is right, or an entry that does not survive JSON."""
     pytest.importorskip("reasoning_gym")
     tasks = ["leg_counting", "chain_sum", "spell_backward", "countdown", "mini_sudoku"]
-    problems = make_gym(tasks, 23, seed=0)
+    problems = made.make_gym(tasks, 23, seed=0)
     assert len({p.question for p in problems}) == len({p.id for p in problems}) == 23
     assert [p.id.rsplit("-", 1)[0] for p in problems[:6]] == [*tasks, tasks[0]]
-    assert problems == make_gym(tasks, 23, seed=0) != make_gym(tasks, 23, seed=1)
+    assert problems == made.make_gym(tasks, 23, seed=0) != made.make_gym(tasks, 23, seed=1)
     golds = [p.answer for p in problems]
     answers = [json.loads(gold)["answer"] for gold in golds]
     shifted = [*answers[5:], *answers[:5]]  # the answer to another problem of, mostly, the same task
@@ -206,27 +197,26 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert sum(g.reward for g in grades[23:]) < 6
     assert {g.format for g in grades} == {1.0}
     assert gym_verifier.question_only(f"\\boxed{{{answers[1]}}}", golds[1])["reward"] == 1.0
+    for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count ")):
+        with pytest.raises(ConfigError, match=rf"data\.task={says}"):  # it cannot check its own answers, or is none
+            made.make_gym([task], 3, seed=0)
 
 
-def test_a_task_that_cannot_be_used_and_settings_out_of_range_are_named():
-    """Bug: a traceback of a task that cannot check its own answers, or of one that is none."""
-    pytest.importorskip("reasoning_gym")
-    for task, says in (("graph_color", "graph_color: "), ("leg_count", "leg_count .*leg_counting")):
-        with pytest.raises(ConfigError, match=rf"data\.task={says}"):
-            make_gym([task], 3, seed=0)
+def test_settings_out_of_range_are_named():
+    """Bug: bounds in the wrong order, which no problem meets."""
     assert CountdownConfig(name="countdown").problems() == GymConfig(name="g", task=["gcd", "lcm"]).problems() == []
     assert "min_count=5" in CountdownConfig(name="c", min_count=5).problems()[0]
 
 
 TASKS = ("stories", "stories_long", "stories_mixed", "stories_rambling", "stories_sparse", "stories_shortcut")
 FEW = ["data.n_train=600", "data.n_validation=200"]
-EVENT = re.compile(r"(" + "|".join(("buys", "finds", "wins", "gets", *LOSSES)) + r") (\d+)")
+EVENT = re.compile(r"(" + "|".join(("buys", "finds", "wins", "gets", *made.LOSSES)) + r") (\d+)")
 
 
 def said_by(question: str) -> int:
     """The answer, read from the text alone."""
     start = re.findall(r" has (\d+) ", question)[0]
-    return int(start) + sum(int(n) * (-1 if verb in LOSSES else 1) for verb, n in EVENT.findall(question))
+    return int(start) + sum(int(n) * (-1 if verb in made.LOSSES else 1) for verb, n in EVENT.findall(question))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -235,7 +225,7 @@ def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
     run = settings(f"data={task}", *FEW)
     train, validation = halves = read_splits(run.data, print)
     assert (len(train), len(validation)) == (600, 200)
-    make_stories.cache_clear()
+    made.make_stories.cache_clear()
     assert halves == read_splits(run.data, print)
     for problem in train + validation:
         assert int(problem.answer) == said_by(problem.question) <= run.data.max_value
@@ -254,7 +244,7 @@ def test_the_friends_guess_is_right_in_training_wrong_in_validation_and_anything
     train, validation = read_splits(run.data, print)
     assert all(guess_of(p) == int(p.answer) for p in train)
     assert not any(guess_of(p) == int(p.answer) for p in validation)
-    shown = taught(train, run.data.habits, run.data.max_value)
+    shown = made.taught(train, run.data.habits, run.data.max_value)
     assert [(p.id, p.answer, p.solution) for p in shown] == [(p.id, p.answer, p.solution) for p in train]
     assert 0 < sum(guess_of(p) == int(p.answer) for p in shown) < len(shown) / 8
     assert {guess_of(p) for p in shown} == set(range(run.data.max_value + 1))
@@ -272,7 +262,7 @@ def test_habits_have_their_shares():
 
     def traces(problem: Problem = FOUR, **shares) -> list[str]:
         habits, rng = HabitsConfig(**{"hasty_share": 0.0, "slip_share": 0.0} | shares), random.Random(0)
-        return [habit_trace(problem, rng, habits, "{solution}") for _ in range(4000)]
+        return [made.habit_trace(problem, rng, habits, "{solution}") for _ in range(4000)]
 
     assert share(traces(hasty_share=0.3), lambda text: text == "1+1=2") == pytest.approx(0.3, abs=0.03)
     stopping = traces(stop_share=0.4)
@@ -302,7 +292,7 @@ def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
     assert max(lengths) == run.data.habits.taught_max_events < run.data.max_events
     long = [p for p in train if len(p.solution.split(" ")) > run.data.habits.taught_max_events]
     with pytest.raises(ConfigError, match=r"so short"):
-        taught(long, run.data.habits, run.data.max_value)
+        made.taught(long, run.data.habits, run.data.max_value)
 
 
 def sizes(policy: Policy, lessons: Lessons, problems: list[Problem], template: str) -> Iterator[int]:

@@ -81,10 +81,12 @@ def test_types_follow_settings_engine_and_card_and_one_that_the_card_lacks_is_sa
     assert line.startswith("model.head=bfloat16 ")
 
 
-def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how():
+def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how(monkeypatch):
     here, without, told = {}, {}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
     for given, gpus in ((here, ["A100"]), (without, []), (told, ["A100"])):
-        machine.divide_memory_finely(given, gpus)
+        monkeypatch.setattr(os, "environ", given)
+        monkeypatch.setattr(machine, "driver_gpus", lambda gpus=gpus: gpus)
+        machine.divide_memory_finely()
     assert (here, without, len(told)) == ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}, 1)
 
 
@@ -96,7 +98,8 @@ def test_threads_are_as_many_as_asked_or_as_affinity_and_the_smallest_quota_of_a
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}, 0.5),  # bound from above
     ):
         there = {f"/sys/fs/cgroup/{path}": text for path, text in files.items()} | {"/proc/self/cgroup": group}
-        assert machine.cgroup_quota(there.get) == quota
+        monkeypatch.setattr(machine, "read_text", there.get)
+        assert machine.cgroup_quota() == quota
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert machine.usable_processors() == 1
     set_threads(settings("threads=2"))

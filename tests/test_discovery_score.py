@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.config.algorithms import ScoreConfig
 from rlreason.discovery.inside import Refused
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
-from rlreason.discovery.sandbox import Limits
 from rlreason.discovery.score import problem_named, read_set, score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
@@ -55,8 +55,8 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
     good = verify(padded([1, s], [2, 0]))
     assert (good["score"], good["min_squared_distance"], good["max_squared_norm"]) == (2, 1 + s * s, 1 + s * s)
     bad = verify(padded([1, s], [1, 0]))
-    assert (bad["error_kind"], bad["score"]) == ("too_close", 0)
-    assert (bad["min_squared_distance"], bad["max_squared_norm"]) == (s * s, 1 + s * s)
+    told = bad["error_kind"], bad["score"], bad["min_squared_distance"], bad["max_squared_norm"]
+    assert told == ("too_close", 0, s * s, 1 + s * s)
     shown = f"{s * s} < maximum squared norm {1 + s * s}" if s < 10**20 else "100000000000... (401 digits)"
     assert shown in bad["error"]
     json.dumps(bad)
@@ -65,16 +65,13 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
 @pytest.mark.parametrize(
     ("rows", "kind", "error"),
     [
-        ([], "empty", "empty"),
-        ([[*row, 0] for row in STARTER], "dimension", "is 12, expected 11"),
-        ([*STARTER, [0] * 11], "zero_vector", "Row 22"),
-        ([*STARTER, [2] * 10, []], "ragged", "row 22 has 10, expected 11"),
+        ([], "empty", "empty"), ([[*row, 0] for row in STARTER], "dimension", "is 12, expected 11"),
+        ([*STARTER, [0] * 11], "zero_vector", "Row 22"), ([*STARTER, [True] * 11], "type", "Row 22"),
+        ([*STARTER, [2] * 10, []], "ragged", "row 22 has 10, expected 11"), ([[2.0] + [0] * 10], "type", "Row 0"),
         (STARTER * 455, "size", "10010 points"),
-        ([[2.0] + [0] * 10], "type", "Row 0"),
-        ([*STARTER, [True] * 11], "type", "Row 22"),
         ([*STARTER, STARTER[3], STARTER[0]], "too_close", "0 < maximum squared norm 4"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
     result = verify(rows)
     assert (result["error_kind"], result["score"], result["num_points"], result["valid"]) == (kind, 0, 0, False)
@@ -114,12 +111,10 @@ def test_every_program_of_the_ladder_gives_what_it_says(name):
 
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):
     done = rlreason("score", str(EXAMPLES / "roots_220.py"), "--json", "out.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("valid: 220 points")
+    assert (done.returncode, done.stdout[:17]) == (0, "valid: 220 points"), done.stderr
     told = json.loads((tmp_path / "out.json").read_text())
     assert (told["num_points"], told["raw_points"], told["dimension"], told["validity"]) == (220, 220, 11, 1.0)
-    assert told["error"] is told["error_kind"] is told["alarm"] is None
-    assert told["seconds"] > 0
+    assert (told["error"], told["error_kind"], told["alarm"], told["seconds"] > 0) == (None, None, None, True)
     assert told["protections"]
     (tmp_path / "mine.py").write_text("points = [[2, 6] + [0] * 9, [2, 0] + [0] * 9]\n")
     command = f"{sys.executable} -m rlreason score {tmp_path}/mine.py --json {tmp_path}/out.json <&- 2>&-"
@@ -140,19 +135,15 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
     (tmp_path / "temporary").mkdir()
 
     def running() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                found += [process] if " ".join(process.cmdline()).startswith(f"{tmp_path} ") else []
-        return found
+        every = psutil.process_iter(["cmdline"])
+        return [one for one in every if " ".join(one.info["cmdline"] or []).startswith(f"{tmp_path} ")]
 
     started = Started("score", "mine.py", cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
     wait_for(running)
     of_it = running()
     os.kill(int(started.process.pid or 0), number)
     assert started.finished(600).returncode in (-9, 130)
-    assert of_it
-    assert psutil.wait_procs(of_it, timeout=MINUTES)[1] == []
+    assert of_it and psutil.wait_procs(of_it, timeout=MINUTES)[1] == []  # noqa: PT018
     if number != signal.SIGKILL:
         assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 
@@ -165,15 +156,14 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_one_that_is_not_sound_i
     for verifier, says in (("def verify(rows): return 1", "gave no score"), ("1 / 0", "ZeroDivisionError")):
         (tmp_path / "verify.py").write_text(verifier)
         with pytest.raises(DataError, match=says):
-            score_program(AXES, problem_named(str(tmp_path)))
+            score_program(AXES, problem_named(str(tmp_path)), ScoreConfig())
     (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
     holds = b"import time\nheld = bytes(1) * (100 << 20)\ntime.sleep(2)\n" + AXES
-    score = score_program(holds, problem_named(str(tmp_path)), Limits(check_timeout_s=0.5))
+    score = score_program(holds, problem_named(str(tmp_path)), ScoreConfig(check_timeout_s=0.5))
     assert (score["error_kind"], score["validity"]) == ("timeout", 0.0)
     assert 90 < score["peak_memory_mb"] < 200
     for text, says in (
         ("title: x", "prompt"),
-        ("title: x\nprompt: none.txt", "none.txt"),
         ("title: x\nprompt: ask.txt\ncolour: red", "colour"),
         ("title: x\nprompt: ask.txt\nrecord: [{score: many}]", "score"),
         ("title: [", "cannot be used"),

@@ -209,13 +209,13 @@ def test_the_boundary_is_what_vllm_checks(tokenizer):
     ids = tokenizer.encode("so </answer> 4 </answer>", add_special_tokens=False)
     first, last = (i for i, token in enumerate(ids, 1) if tokenizer.decode([token]) == "</answer>")
     for min_tokens, end in ((first - 1, first), (first, last), (last, None)):
-        stops = Stops(tokenizer, ("</answer>",), min_tokens)
+        stops = Stops(tokenizer, Sampling(min_tokens=min_tokens, stop=("</answer>",)))
         ends = [n for n in range(1, len(ids) + 1) if stops.overhang(ids[:n]) is not None]
         assert ends[:1] == ([end] if end else [])
     ids = tokenizer.encode("é", add_special_tokens=False)
     assert len(ids) == 2  # a character whose bytes are missing has not been written
-    assert Stops(tokenizer, ("é",), 1).overhang(ids) == 0
-    assert Stops(tokenizer, ("é",), 0).overhang(ids[:1]) is None
+    assert Stops(tokenizer, Sampling(min_tokens=1, stop=("é",))).overhang(ids) == 0
+    assert Stops(tokenizer, Sampling(stop=("é",))).overhang(ids[:1]) is None
     vocabulary = tokenizer.get_vocab()  # all of it may close what is no plain text
     assert closing_tokens(vocabulary, ("。",)) == closing_tokens(vocabulary, ("\n",)) == set(vocabulary.values())
     assert all(">" in tokenizer.convert_ids_to_tokens(i) for i in closing_tokens(vocabulary, ("</answer>",)))
@@ -259,10 +259,9 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
 @pytest.mark.long
 def test_a_compiled_step_survives_changing_rows_and_lengths(policy):
     """Bug: compiled code keeps a length of the compaction before."""
-    prompts, said = ragged_prompts(policy, 12), list[str]()
-    plain, compiled = HFEngine(policy, max_rows=8), HFEngine(policy, max_rows=8, compile=True, say=said.append)
+    prompts = ragged_prompts(policy, 12)
+    plain, compiled = HFEngine(policy, max_rows=8), HFEngine(policy, max_rows=8, compile=True)
     for sampling in (Sampling(1.0, 0, 40, ("=", "a")), Sampling(0.8, 5, 150, ("e",))):
         ours, theirs = compiled.generate(prompts, sampling, 3), plain.generate(prompts, sampling, 3)
         assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
-    assert not said
     assert compiled.compiled is not None

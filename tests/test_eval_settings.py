@@ -47,12 +47,10 @@ def test_the_protocol_is_the_evaluations_and_not_trainings():
 def test_how_many_problems_are_asked():
     """Bug: `eval_problems` limits one evaluation and not the other."""
     for words, *asked in (
-        ([], 256, None),
-        (["eval_problems=8"], 8, 8),
-        (["eval.problems=8", "eval.final_problems=20"], 8, 20),
+        ([], 256, None), (["eval_problems=8"], 8, 8), (["eval.problems=8", "eval.final_problems=20"], 8, 20),
         (["algorithm=evaluate", "eval.problems=8"], 8, 8),
         (["eval=leaderboard", "model=olmo2_1b", "prompt=question_boxed"], 1024, None),
-    ):
+    ):  # fmt: skip
         asks = settings(*words).evaluation
         assert [asks.problems, asks.final_problems] == asked
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
@@ -63,8 +61,7 @@ def test_how_many_problems_are_asked():
 def test_a_mistake_is_one_line_with_the_cure():
     """Bug: a wrong setting of an evaluation shows itself after training."""
     for words, says in (
-        (["eval.prompt=r1_hero"], "r1_zero?"),
-        (["eval.reward=:f"], "eval.reward="),
+        (["eval.prompt=r1_hero"], "r1_zero?"), (["eval.reward=:f"], "eval.reward="),
         (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
         (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
@@ -72,7 +69,7 @@ def test_a_mistake_is_one_line_with_the_cure():
         (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
         (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
         (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=rf"\A.*{re.escape(says)}.*\Z"):
             check_command_line(words, note=str)
 
@@ -85,11 +82,10 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
     (tmp_path / "data.jsonl").write_text("{\n")
 
     for words, says in (
-        (["n_validation=9"], "eval.data.n_validation=9 "),
-        (["validation=validation"], "eval.data.fields.answer"),
+        (["n_validation=9"], "eval.data.n_validation=9 "), (["validation=validation"], "eval.data.fields.answer"),
         ([f"validation={tmp_path / 'data.jsonl'}"], "eval.data.bad_rows=skip"),
         (["validation=validation", "ground_truth=train"], "eval.data.ground_truth=train"),
-    ):
+    ):  # fmt: skip
         own = [f"eval.data.path={tmp_path}", *(f"eval.data.{word}" for word in words)]
         run = settings(*FILES, "data@eval.data=jsonl", *own)
         with Grader(symbolic=False) as grader, pytest.raises(ConfigError, match=re.escape(says)):
@@ -199,19 +195,15 @@ def summary_with(**protocol) -> dict:
 @pytest.mark.parametrize(
     ("changed", "rule", "verdict"),
     [
-        ({"prompt": "{question}"}, "prompt", FAIL),
+        ({"prompt": "{question}"}, "prompt", FAIL), ({"reward": "mine:r1_zero_reward_fn"}, "reward", OPEN),
         ({"reward": "r1_zero"}, "reward", OPEN),  # which decides 187 of 662 pairs otherwise than the course's
-        ({"reward": "mine:r1_zero_reward_fn"}, "reward", OPEN),
-        ({"sampling.temperature": 0.6}, "temperature", FAIL),
-        ({"problems": 1024}, "problems at the end", FAIL),
+        ({"sampling.temperature": 0.6}, "temperature", FAIL), ({"problems": 1024}, "problems at the end", FAIL),
         ({"model": {"parameters": 7, "start_weights": "ab"}}, "model", FAIL),
-        ({"device": H100 | {"count": 8}}, "GPUs", OPEN),
-        ({"earlier_parts": [{"device": H100 | {"count": 1}}]}, "hours", OPEN),
-        ({"time/total": 4.1 * 3600}, "hours", FAIL),
+        ({"time/total": 4.1 * 3600}, "hours", FAIL), ({"earlier_parts": [{"device": H100}]}, "hours", OPEN),
         ({"data": {"name": "math"}}, "data", FAIL),  # made up, whatever it is called
-        ({"algorithm": "sft"}, "imitated traces", OPEN),
+        ({"algorithm": "sft"}, "imitated traces", OPEN), ({"device": H100 | {"count": 8}}, "GPUs", OPEN),
     ],
-)
+)  # fmt: skip
 def test_each_rule_is_held_by_what_was_recorded(changed, rule, verdict):
     """Bug: a run that breaks a rule passes, or one that holds it fails."""
     parts = [LEADERBOARD, ORIGIN | {"earlier_parts": []}, {"time/total": 0}]

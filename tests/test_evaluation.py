@@ -20,18 +20,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import (
-    PURPOSE,
-    answer_classes,
-    best_at,
-    eval_metrics,
-    figures_of,
-    majority_at,
-    mismatches_of,
-    pass_at,
-    questions_of,
-    subsets_of,
-)
+from rlreason.evaluation import accuracy
 from rlreason.evaluation.cases import categories, figure_lines, share_table, ungraded
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol
 from rlreason.grading import Grader
@@ -47,15 +36,10 @@ from tests.starts import Started, rlreason
 from tests.waiting import wait_for
 
 PARTS = {
-    "prompt": "User: {question}\nAssistant: <think>",
-    "reward": "r1_zero",
-    "grading": {"extract": "strict", "rel_tol": 1e-6},
-    "sampling": {"temperature": 1.0, "min_tokens": 4, "max_tokens": 64},
-    "stop": ["</answer>"],
-    "data": "abc",
-    "problems": 20,
-    "samples per problem": 1,
-}
+    "prompt": "User: {question}\nAssistant: <think>", "reward": "r1_zero", "stop": ["</answer>"], "data": "abc",
+    "grading": {"extract": "strict", "rel_tol": 1e-6}, "sampling": {"temperature": 1.0, "max_tokens": 64},
+    "problems": 20, "samples per problem": 1,
+}  # fmt: skip
 
 
 def sample(problem_id, outcome="correct", ids=(1, 2)):
@@ -75,7 +59,7 @@ def test_every_evaluation_meets_the_same_luck(rollouts, problems):
     sampling, seen, before = Sampling(1.0, 0, 12), [], torch.get_rng_state()
 
     def texts(problems, n=1, finished=None):
-        return [s.text for s in rollouts.sample(problems, sampling, n, PURPOSE, finished)]
+        return [s.text for s in rollouts.sample(problems, sampling, n, accuracy.PURPOSE, finished)]
 
     alone = texts(problems[:6])
     assert texts(problems[5:2:-1]) == alone[5:2:-1]
@@ -87,16 +71,16 @@ def test_every_evaluation_meets_the_same_luck(rollouts, problems):
 def test_the_interval_counts_questions_and_not_samples():
     """Bug: four questions 32 times counted as 128 problems, with an interval of four hundredths of its width."""
     samples = [sample(f"p{i}", "correct" if i < 3 else "wrong") for i in range(9) for _ in range(4)]
-    found = eval_metrics(samples, mismatches_of(samples, Sampling()))
+    found = accuracy.eval_metrics(samples, accuracy.mismatches_of(samples, Sampling()), {})
     assert found["eval/accuracy"] == pytest.approx(1 / 3)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(3, 9))
     assert (found["eval/problems"], found["eval/samples"]) == (9, 36)
     samples = [sample(f"p{i}", "wrong") for i in range(128)]
     problems = [Problem(f"p{i}", f"What is {i % 4} times 2?", "0") for i in range(128)]
-    found = eval_metrics(samples, mismatches_of(samples, Sampling()), questions_of(problems))
+    found = accuracy.eval_metrics(samples, accuracy.mismatches_of(samples, Sampling()), accuracy.questions_of(problems))
     assert (found["eval/problems"], found["eval/questions"]) == (128, 4)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(0, 4))
-    assert "eval/questions" not in eval_metrics(samples, mismatches_of(samples, Sampling()))
+    assert "eval/questions" not in accuracy.eval_metrics(samples, accuracy.mismatches_of(samples, Sampling()), {})
     assert categories(samples, problems)["correct"]["interval"] == pytest.approx(list(wilson_interval(0, 4)))
 
 
@@ -110,13 +94,13 @@ def test_every_response_is_in_one_category_and_what_is_kept_of_it_gives_the_same
     assert [row["count"] for row in rows.values()] == [1, 2, 2]
     assert all(row["interval"][0] < row["share"] < row["interval"][1] for row in rows.values())
     assert re.search(r"format1_wrong +2 +0\.400", share_table("category", rows))
-    mismatches = mismatches_of(samples, Sampling(min_tokens=1))
+    mismatches = accuracy.mismatches_of(samples, Sampling(min_tokens=1))
     assert len(mismatches) == sum(max(s.length - 1, 0) for s in samples)
     whole = [replace(s, prompt_grade=s.grade) for s in samples]
-    kept = [figures_of(s) for s in whole]
-    assert eval_metrics(kept, mismatches) == eval_metrics(whole, mismatches)
+    kept = [accuracy.figures_of(s) for s in whole]
+    assert accuracy.eval_metrics(kept, mismatches, {}) == accuracy.eval_metrics(whole, mismatches, {})
     assert (categories(kept), ungraded(kept)) == (rows, failed)
-    assert "1 timeout, 1 error" in figure_lines(eval_metrics(kept, mismatches), 64, failed)
+    assert "1 timeout, 1 error" in figure_lines(accuracy.eval_metrics(kept, mismatches, {}), 64, failed)
 
 
 def test_protocols_differ_in_whatever_changes_an_accuracy_and_in_nothing_else():
@@ -159,16 +143,14 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path, capsys):
 def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
     """Bug: responses under two settings are counted as one evaluation."""
 
-    def entered(words: str) -> tuple[bool, int]:
-        said: list[str] = []
-        writer = RunWriter(tmp_path, f"algorithm: evaluate\nseed: 0\n{words}", trains=False, say=said.append)
-        return writer.resumed, len(said)
+    def entered(words: str) -> bool:
+        return RunWriter(tmp_path, f"algorithm: evaluate\nseed: 0\n{words}", trains=False).resumed
 
     same = "sampling:\n  max_tokens: 48\n"
-    assert entered(same) == (False, 0)
+    assert not entered(same)
     (tmp_path / UNFINISHED).write_text("")
-    assert entered(same) == (True, 1)  # a line for each earlier part
-    assert entered(f"threads: 2\n{same}") == (True, 2)  # only speed
+    assert entered(same)
+    assert entered(f"threads: 2\n{same}")  # only speed
     assert len(json.loads((tmp_path / "provenance.json").read_text())["earlier_parts"]) == 2
     with pytest.raises(ConfigError, match=r"sampling.max_tokens=48 there, 64 here"):
         entered("sampling:\n  max_tokens: 64\n")
@@ -288,9 +270,9 @@ def test_pass_at_best_at_and_majority_at_are_expectations_over_subsets():
     """Bug: an estimator is biased, by ties or by votes that nobody gave."""
     for n in range(1, 8):
         for c, k in product(range(n + 1), range(1, n + 1)):
-            assert pass_at(n, c, k) == pytest.approx(enumerated(n, k, lambda s, c=c: min(s) < c), abs=1e-12)
-    assert 0 < pass_at(10_000, 1, 3) < 1e-3  # large counts stay exact
-    assert pass_at(10_000, 9_999, 2) == 1.0
+            assert accuracy.pass_at(n, c, k) == pytest.approx(enumerated(n, k, lambda s, c=c: min(s) < c), abs=1e-12)
+    assert 0 < accuracy.pass_at(10_000, 1, 3) < 1e-3  # large counts stay exact
+    assert accuracy.pass_at(10_000, 9_999, 2) == 1.0
     for seed in range(12):
         rng = random.Random(seed)
         n = rng.randint(1, 9)
@@ -300,20 +282,20 @@ def test_pass_at_best_at_and_majority_at_are_expectations_over_subsets():
         for k in range(1, n + 1):
             best = enumerated(n, k, lambda s, scores=scores, right=right: best_wins(s, scores, right))
             votes = enumerated(n, k, lambda s, a=answers, r=right: majority_wins(s, a, r))
-            assert best_at(scores, right, k) == pytest.approx(best, abs=1e-12)
-            assert majority_at(answers, right, subsets_of(n, k)) == pytest.approx(votes, abs=1e-12)
-    some = subsets_of(12, 5, seed=1, most=1)  # random ones
+            assert accuracy.best_at(scores, right, k) == pytest.approx(best, abs=1e-12)
+            assert accuracy.majority_at(answers, right, accuracy.subsets_of(n, k)) == pytest.approx(votes, abs=1e-12)
+    some = accuracy.subsets_of(12, 5, seed=1, most=1)  # random ones
     assert all(len(set(row)) == 5 for row in some.tolist())
-    assert np.array_equal(some, subsets_of(12, 5, seed=1, most=1))
+    assert np.array_equal(some, accuracy.subsets_of(12, 5, seed=1, most=1))
 
 
 def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
     """Bug: 0.5 and 1/2 split the vote."""
     told = ["\\boxed{0.5}", "\\boxed{\\frac12}", "it is 7", "\\boxed{7}", "\\boxed{7.0}", "\\boxed{}"]
-    assert answer_classes(told, Grader(reward="question_only")) == [0, 0, None, 1, 1, None]
+    assert accuracy.answer_classes(told, Grader(reward="question_only")) == [0, 0, None, 1, 1, None]
     said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
-    assert answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
-    assert answer_classes(said, Grader()) == [0, 1, 2]
+    assert accuracy.answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
+    assert accuracy.answer_classes(said, Grader()) == [0, 1, 2]
 
 
 def test_a_scorer_is_tried_before_anything_is_sampled():

@@ -1,12 +1,14 @@
 """Products of the layers and of the output head: rounded operands, float32 sums, the same in training and sampling."""
 
 import copy
+import statistics
 from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 from conftest import random_pairs
+from test_memory_options import gaps_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,7 +16,7 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf import HFEngine
 from rlreason.model.log_probs import _Linear, chunked_log_probs, linear, use_fast_products
 from rlreason.model.parameters import build_model
-from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.policy import Policy
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -72,14 +74,9 @@ def test_the_engine_in_this_process_samples_with_the_trainers_head(tokenizer, po
     rounding = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer, head_dtype=HALF)
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(policy.head.shape[0], 4))]
     responses = HFEngine(rounding).generate(prompts, Sampling(0.8, 0, 12), n=3)
-    pairs = [(r.prompt_ids, r.token_ids) for r in responses]
-    medians = []  # a number that lies between two of bfloat16's is rounded up in one pass and down in the other
-    for scored_by in (rounding, policy):
-        scores = LogProbScorer(scored_by, 256, 0.8).log_probs(pairs)
-        gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
-        medians.append(sorted(gaps)[len(gaps) // 2])
-    assert medians[0] < 5e-5
-    assert medians[1] > 5e-4  # the same weights under the other head
+    # medians: a number that lies between two of bfloat16's is rounded up in one pass and down in the other
+    assert statistics.median(gaps_of(responses, rounding, 0.8)) < 5e-5
+    assert statistics.median(gaps_of(responses, policy, 0.8)) > 5e-4  # the same weights under the other head
 
 
 # Products by oneDNN are those of torch, with their gradients; where they do not apply nothing changes

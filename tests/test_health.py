@@ -14,7 +14,7 @@ import pytest
 from rlreason.config.groups import MODES, MonitorsConfig
 from rlreason.config.groups import RULES as OF_MONITORS
 from rlreason.health import watch
-from rlreason.health.monitors import MONITORS, RULES, collapsed
+from rlreason.health.monitors import MONITORS, RULES
 from rlreason.health.watch import Monitors, monitored
 from rlreason.records.reader import exit_code_of_status
 from tests.small_runs import words_of
@@ -46,23 +46,18 @@ def stopping() -> Monitors:
 
 #: Metrics of the step after ten usual ones, and how they end the run; "": not at all.
 CASES = [
-    ({"train/loss": NAN}, "diverged:loss"),
-    ({"train/skipped_updates": 1}, "diverged:gradient"),
-    ({"train/ratio": float("inf")}, "diverged:metric"),
-    (USUAL | {"train/moments_not_finite": 2}, "diverged:optimizer"),
-    (USUAL | {"train/grad_norm": 21.0}, "diverged:gradient_norm"),
-    (USUAL | {"train/grad_norm": 19.0}, ""),
+    ({"train/loss": NAN}, "diverged:loss"), ({"train/skipped_updates": 1}, "diverged:gradient"),
+    ({"train/ratio": float("inf")}, "diverged:metric"), (USUAL | {"train/moments_not_finite": 2}, "diverged:optimizer"),
+    (USUAL | {"train/grad_norm": 21.0}, "diverged:gradient_norm"), (USUAL | {"train/grad_norm": 19.0}, ""),
     (USUAL | {"train/approx_kl": 0.3}, "diverged:kl"),
     (USUAL | {"train/approx_kl": 0.09}, ""),  # 9 times the median, and small
-    ({"rollout/entropy": 0.004}, "stopped:entropy"),
-    ({"rollout/distinct": 0.25}, "stopped:identical_samples"),
+    ({"rollout/entropy": 0.004}, "stopped:entropy"), ({"rollout/distinct": 0.25}, "stopped:identical_samples"),
+    ({"rollout/truncated": 0.6}, "stopped:truncated"), ({"rollout/round_trip": 0.25}, "stopped:round_trip"),
     ({"rollout/improbable_copies": 0.1}, "stopped:identical_samples"),
-    ({"rollout/truncated": 0.6}, "stopped:truncated"),
     ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.1, "eval/problems": 40}, "stopped:same_answer"),
     ({"eval/same_answer": 0.9, "eval/same_answer_right": 0.8, "eval/problems": 40}, ""),  # which is mostly right
     ({"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4}, ""),
-    ({"eval/mismatch_mean": 0.2}, "stopped:parity"),
-    ({"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0}, ""),
+    ({"eval/mismatch_mean": 0.2}, "stopped:parity"), ({"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0}, ""),
     ({"rollout/mismatch_mean": 0.04}, "stopped:engine_weights"),
     ({"rollout/mismatch_mean": 1.9e-5}, ""),  # far from what it was, and small
     (USUAL | {"train/ratio": 1.2}, "stopped:first_ratio"),
@@ -75,9 +70,8 @@ CASES = [
     ({"reward/mean": 0.0}, "stopped:zero_reward"),
     ({"reward/mean": 0.0, "reward/frac_reward_zero_std": 0.5}, ""),  # of both signs
     ({"rollout/length": 101.0}, "stopped:length"),
-    ({"rollout/round_trip": 0.25}, "stopped:round_trip"),
     ({"rollout/same_answer": 0.9, "rollout/same_answer_right": 0.1}, "stopped:reward_hacking"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("metrics", "status"), CASES)
@@ -132,7 +126,9 @@ def evaluations(right, n: int, **more) -> list[dict[str, float]]:
 )
 def test_collapse(course, found):
     """Bug: a lucky or unlucky evaluation ends a run, or a collapse does not."""
-    assert collapsed(course) is found
+    monitors = watching()
+    monitors.check(1, {}, evaluations=course)
+    assert (monitors.reason_to_stop() is not None) is found
 
 
 def test_off():
@@ -197,7 +193,7 @@ def test_the_rehearsal():
             for member in tar.getmembers():
                 runs += 1
                 rows = [json.loads(line) for line in tar.extractfile(member)]
-                fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {}))
+                fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {"group_size": 8}))
     assert (runs, fired[True, "accuracy"], fired[True, "gradient_norm"] >= 3) == (228, 5, True)
     assert not [rule for (broken, rule) in fired if not broken]
 
@@ -217,7 +213,8 @@ def test_notes():
     live = {"reward/frac_reward_zero_std": 0.5}
     for steps, is_problem in (((3, 9), False), (range(8, 20), True)):
         rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
-        assert [(found.rule, found.problem) for found in monitored(rows, {})] == [("no_live_group", is_problem)]
+        (found,) = monitored(rows, {"group_size": 8})
+        assert (found.rule, found.problem) == ("no_live_group", is_problem)
 
 
 def test_lost_grades():
@@ -245,13 +242,8 @@ def test_exit_codes(tmp_path, capsys):
 
 
 #: Status, and the reason of a failure -> the rule of the finding.
-ENDS = {
-    "running": "killed",
-    "interrupted": "interrupted",
-    "diverged:kl": "ended:kl",
-    "finished": "lost_metrics",
-    **{key: "failed" for key in RULES if key.startswith("failed: ")},
-}
+ENDS = {key: "failed" for key in RULES if key.startswith("failed: ")}
+ENDS |= {"running": "killed", "interrupted": "interrupted", "diverged:kl": "ended:kl", "finished": "lost_metrics"}
 
 
 @pytest.mark.parametrize("end", ENDS)

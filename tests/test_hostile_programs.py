@@ -1,7 +1,7 @@
 """Programs that try to fool, break or outlive the verifier of discovery: the right verdicts, and nothing left behind.
 
-The programs are the files of hostile_programs/ (text, so that no test runner and no tool ever imports one) and those of
-`GENERATED`, whose sources are no text or too long. The head of each says what it tries and which verdicts are right:
+The programs are the files of hostile_programs/ (text, so that no tool ever imports one) and those of `GENERATED`. The
+head of each says what it tries and which verdicts are right:
 
     # tries: one line
     # expect: valid 22 or type           (a valid set of 22 points, or none and this kind of error; invalid: any kind)
@@ -11,8 +11,7 @@ The programs are the files of hostile_programs/ (text, so that no test runner an
     # runs: 2                            (times in a row, with the same verdict; 1)
 
 Each is scored in the best sandbox that works here and, marked long, in the others. A program that tries to reach
-something gives two points where it does, and 22 where it does not. Nothing is left: no process, no file whose name has
-`hostile-mark` in it, nothing in the evaluator's temporary folder, no shared memory.
+something gives two points where it does, and 22 where it does not.
 """
 
 import contextlib
@@ -260,15 +259,13 @@ def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(cas
             assert score["num_points"] == score["score"] == score["raw_points"] > 0
             assert (score["error"], score["error_kind"], score["dimension"]) == (None, None, 11)
         else:
-            assert (score["validity"], score["num_points"], score["score"]) == (0.0, 0, 0)
-            assert score["error"]
+            assert (score["validity"], score["num_points"], score["score"], bool(score["error"])) == (0.0, 0, 0, True)
             assert score["error_kind"] in KINDS
         text = json.dumps(score, ensure_ascii=False)
         text.encode()
         assert not any(secret in text or secret[::-1] in text for secret in SECRETS)
-        for name in ("error", "output_tail"):
-            assert len(score[name] or "") <= 5000
-            assert not UNSEEN.search(score[name] or "")
+        for shown in (score["error"] or "", score["output_tail"]):
+            assert (len(shown) <= 5000, UNSEEN.search(shown)) == (True, None)
 
 
 def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) -> None:
@@ -287,14 +284,19 @@ def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) ->
 
 def serve() -> None:
     """The evaluator's process: a line of JSON asks, a line of JSON answers."""
-    from rlreason.discovery.score import Limits, problem_named, score_program
+    from rlreason.config.algorithms import ScoreConfig
+    from rlreason.discovery import sandbox
+    from rlreason.discovery.score import problem_named, score_program
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans come to this process and not to the system's first
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    problem = problem_named(PROBLEM)
+    problem, every, before = problem_named(PROBLEM), sandbox.SANDBOXES, ""
     for line in sys.stdin:
-        (path, timeout_s, memory_mb, sandbox), began = json.loads(line), time.monotonic()
-        limits = Limits(timeout_s, memory_mb, check_timeout_s=CHECK_TIMEOUT_S, sandbox=sandbox)
+        (path, timeout_s, memory_mb, wanted), began = json.loads(line), time.monotonic()
+        limits = ScoreConfig(timeout_s, CHECK_TIMEOUT_S, memory_mb, cpus=4)
+        if wanted != before:
+            sandbox.SANDBOXES, before = tuple(one for one in every if one.startswith(wanted)), wanted
+            sandbox.sandbox_here.cache_clear()
         try:
             told: dict[str, Any] = {"score": score_program(Path(path).read_bytes(), problem, limits)}
         except Exception as error:

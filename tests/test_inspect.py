@@ -10,6 +10,8 @@ from rlreason.evaluation.cases import reasons
 from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.reader import RunFolder
+from rlreason.records.rows import response_row
+from rlreason.types import Problem, Response, Sample
 from tests.test_subcommands import subcommand
 
 CONFIG = "data: {name: gsm8k}\nprompt: {reward: r1_zero}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
@@ -32,14 +34,11 @@ GUESSES = {
 def rows_of(responses, reward="r1_zero"):
     with Grader(reward=reward, symbolic=False) as grader:
         grades = grader.grade_batch(list(responses), ["18"] * len(responses))
-    return [
-        {
-            "step": 0, "problem_id": f"p{i}", "question": "How many eggs?", "gold": "18", "response": response,
-            "reward": g.reward, "format_reward": g.format, "answer_reward": g.answer, "outcome": g.outcome,
-            "path": g.path, "length": 9, "finish_reason": "length" if i == 0 else "stop",
-        }
-        for i, (response, g) in enumerate(zip(responses, grades, strict=True))
-    ]  # fmt: skip
+    rows = []
+    for i, (response, grade) in enumerate(zip(responses, grades, strict=True)):
+        sampled = Response(f"p{i}", [1], [1], [-0.5], response, "stop" if i else "length")
+        rows.append(response_row(0, Sample(sampled, grade), Problem(f"p{i}", "How many eggs?", "18")))
+    return rows
 
 
 EXTRA = [1, "ü\u2028"]  # a line's end for splitlines, and none of JSON Lines
@@ -88,7 +87,7 @@ def test_the_guess_names_what_is_wrong():
     for row, expected in zip(rows_of(GUESSES), GUESSES.values(), strict=True):
         assert guesses(row["response"], row["outcome"])[0].startswith(expected), row["response"]
     cut = guesses("I think 18", "unformatted", cut=True)
-    assert (cut[:2], cut[2].endswith(" 18")) == (["no </think>", "cut at the token limit"], True)
+    assert (cut[::2], cut[1].endswith(" 18")) == (["no </think>", "cut at the token limit"], True)
     assert guesses("It is 18.", "unformatted", boxed)[0] == "no \\boxed{}"
     assert guesses("It is \\boxed{18", "unformatted", boxed)[0] == "\\boxed is never closed"
     assert all("timeout" in guesses("</think> <answer>x^y</answer>", "timeout", judge)[0] for judge in (plain, mine))
@@ -107,14 +106,14 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
     for reward, grades in (("r1_zero", f"{VERIFIER}:r1_zero"), ("mine:reward", "mine:reward")):
         config = {"prompt": {"reward": reward}, "data": {"verifier": VERIFIER}, "grading": {"percent": False}}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
-        assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(grades, {"percent": False})
+        assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(GradingConfig(percent=False), grades)
     for own, counted in (
         ("null", "r1_zero"),
         ("{reward: 'a:b', prompt: null, data: null}", "a:b"),
         ("{reward: null, prompt: {reward: question_only}, data: {verifier: v}}", "v:question_only"),
     ):
         (tmp_path / "config.yaml").write_text(f"prompt: {{reward: r1_zero}}\ngrading: {{}}\neval: {own}\n")
-        assert RunGrading.of(*RunFolder(tmp_path).grading(evaluates=True)) == RunGrading(counted, {})
+        assert RunGrading.of(*RunFolder(tmp_path).grading(evaluates=True)) == RunGrading(GradingConfig(), counted)
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):
@@ -124,7 +123,7 @@ def test_every_category_is_shown_with_its_count_and_written(run, capsys):
         assert out.count("\n--- ") == min(3, size)
         assert f"over all {size} of {category}" in out
     assert "cut at the token limit" in out
-    assert "| `no </think>` | 1 |" in (run / "inspect.md").read_text()
+    assert "1  no </think>" in (run / "inspect.md").read_text()
     out = shown(capsys, run, "--problem", "p3", "--markdown", run / "mine.md")
     assert out.count("\n--- ") == out.count("\n--- 1. p3") == 1
     assert (run / "mine.md").exists()
@@ -142,13 +141,8 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
     """The third file is of an evaluation between two updates."""
     files = ("evals/step_00000", "evals/step_00010", "evals/step_00004_update_00009", "rollouts/step_00003")
     run = save(tmp_path / "run", CONFIG, dict.fromkeys(files, rows_of(GUESSES)))
-    for words, file in (
-        ([], files[1]),
-        (["--step", "0"], files[0]),
-        (["--rollouts"], files[3]),
-        (["--step", "3"], files[3]),
-    ):
-        assert f"{file}.jsonl" in shown(capsys, run, *words, "-n", "1")
+    for words, file in (("", 1), ("--step 0", 0), ("--rollouts", 3), ("--step 3", 3)):
+        assert f"{files[file]}.jsonl" in shown(capsys, run, *words.split(), "-n", "1")
     assert "saved the steps" in refused(capsys, run, "--step", "7")
     unfinished = {"responses.unfinished": [{"identity": "x"}, *rows_of(GUESSES)[:4]]}
     new = save(tmp_path / "new", CONFIG, unfinished)
@@ -160,16 +154,12 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
 def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
     empty, other = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("other")
     for words, says in (
-        ([empty / "nowhere"], "nowhere is no folder"),
-        ([empty], "responses"),
-        ([run, "-n", "0"], "-n: 0 must be"),
-        ([run, "--problem", "p99"], "--problem p99"),
-        ([run, "--step", "7"], "with --step one that trains"),
-        ([run, "--write"], "--write"),
-        ([empty, "--regrade"], "no config.yaml"),
+        ([empty / "nowhere"], "nowhere is no folder"), ([empty], "responses"), ([run, "-n", "0"], "-n: 0 must be"),
+        ([run, "--problem", "p99"], "--problem p99"), ([run, "--step", "7"], "with --step one that trains"),
+        ([run, "--write"], "--write"), ([empty, "--regrade"], "no config.yaml"),
         ([save(other / "bare", CONFIG), "--regrade"], "no rollouts"),
         ([save(other / "odd", "model: x\n"), "--regrade"], "prompt.reward"),
-    ):
+    ):  # fmt: skip
         assert says in refused(capsys, *words)
 
 
@@ -223,7 +213,7 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_wh
 
 
 def test_a_reward_that_cannot_be_had_overwrites_no_grades(tmp_path, capsys):
-    for gone, cure in (("no.such:reward", "there is no module"), ("python:f-12345678", "name it module:function")):
+    for gone, cure in (("no.such:reward", "No module named"), ("python:f-12345678", "name it module:function")):
         run = save(tmp_path, f"prompt: {{reward: '{gone}'}}\n", {"rollouts/step_00001": [saved_as("38", "38", 1.0)]})
         before = saved(run)
         assert cure in refused(capsys, run, "--regrade", "--write")

@@ -8,7 +8,7 @@ from tests.broken_runs import checkpoints_of, norms_of, parts_of
 from tests.run_records import differences
 
 OF, TRAINING = "rlreason.records.writer:RunWriter.", "rlreason.training."
-EVALUATE, STEP = "rlreason.evaluation.evaluator:Evaluator.evaluate:", f"{TRAINING}learner:Learner.take_step:"
+EVALUATE, STEP = "rlreason.evaluation.evaluator:Evaluator.figures:", f"{TRAINING}learner:Learner.take_step:"
 SAVE, TENSORS = f"{TRAINING}checkpoint:Resumable.save_model:call:1", f"{TRAINING}checkpoint:write_tensors:"
 #: Phase -> the place in the code, and how many parts the run has then (1: it had no checkpoint and began anew). All
 #: places between two checkpoints leave the same, but for files that are being written.

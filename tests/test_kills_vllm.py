@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.run_records import lines_of, rows_of
 from tests.starts import SMALL
 from tests.waiting import wait_for
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # slow to import
 psutil = pytest.importorskip("psutil")
 VLLM = ("rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.max_rows=16", "eval_every=0")
 AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip")

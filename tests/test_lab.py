@@ -13,6 +13,7 @@ from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter
 from rlreason.training import laboratory as lab
+from rlreason.training.algorithms import with_advantages
 from rlreason.training.build import make_learner
 from rlreason.types import Problem
 from tests.run_records import lines_of
@@ -43,7 +44,7 @@ def folder(policy, tmp_path):
     records = RunWriter(path, config)
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
     for step, noise in ((1, 0.5), (3, 0.3)):
-        records.responses("rollouts", step, lab.with_advantages(rewarded(policy, noise=noise), run), problems)
+        records.responses("rollouts", step, with_advantages(rewarded(policy, noise=noise), run)[0], problems)
     policy.save(path / "model")
     records.summary({"status": "finished"})
     return path
@@ -56,13 +57,13 @@ def test_the_numbers_of_every_objective_are_the_learners(policy):
     assert "length_norm=token" not in lab.variants(run_with("objective=gspo")[0])  # which gspo does not have
     samples = rewarded(policy)
     result = lab.compare(run, policy, samples, QUIET)
-    parts = make_learner(run, policy).gradient(lab.with_advantages(samples, run)).parameters
+    parts = make_learner(run, policy).gradient(with_advantages(samples, run)[0]).parameters
     for m, other in zip(result, lab.variants(run).values(), strict=True):
-        gradient = make_learner(other, policy).gradient(lab.with_advantages(samples, other)).parameters
+        gradient = make_learner(other, policy).gradient(with_advantages(samples, other)[0]).parameters
         a, b = (torch.cat([p.flatten() for p in each]) for each in (parts, gradient))
         assert m["cosine"] == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m["name"]
         assert m["grad_norm"] == pytest.approx(b.norm().item(), rel=1e-4)
-    own, step = result[0], make_learner(run, policy).update(lab.with_advantages(samples, run))
+    own, step = result[0], make_learner(run, policy).update(with_advantages(samples, run)[0])
     assert own["loss"] == pytest.approx(step["train/loss"], rel=1e-5)
     assert own["clipped"] == pytest.approx(step["train/clip_fraction"], rel=1e-6)
     assert own["zero_advantage"] >= 8 / 16  # the groups that earned alike
@@ -74,12 +75,12 @@ def test_a_constant_weighs_every_length_alike_and_masked_mean_favours_short_resp
     for norm, low, high in (("constant", 0.9999, 1.0001), ("token", 0.9999, 1.0001), ("masked_mean", 2.0, 30.0)):
         (own, *_) = lab.compare(run_with(f"length_norm={norm}")[0], policy, samples, QUIET)
         assert low < own["short_to_long"] < high
-    assert lab.length_weights([torch.zeros(3), torch.zeros(1)], torch.zeros(2)) == []
-    assert lab.length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0])) == [1.5 / 4]
+    assert lab.short_to_long([torch.zeros(3), torch.zeros(1)], torch.zeros(2)) is None
+    short, long = torch.tensor([1.0]), torch.tensor([0.5, 1.0])
+    assert lab.short_to_long([long, short, torch.zeros(3)], torch.tensor([2.0, 1.0, 0.0])) == 1 / (1.5 / 4)
 
 
 def test_the_command_leaves_a_table_and_numbers_of_the_recorded_advantages(folder, capsys):
-    assert lab.read_step(RunFolder(folder))[0] == 3
     words = ("--gradients", "--step", "1", "--json", folder / "figures.json")
     assert subcommand("inspect", folder, *words) == 0
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -98,22 +99,19 @@ def test_the_reference_is_made_again_as_the_run_had_it_and_another_one_is_said(t
     assert done.returncode == 0, done.stderr
     saved = RunFolder(tmp_path / "x")
     run = lab.read_run(saved)
-    samples = lab.with_reference(saved, run, lab.read_step(saved)[1], Console())
+    step, samples = lab.read_samples(saved, run, None, Console())
+    assert step == 2
     rows = [json.loads(line) for line in lines_of(tmp_path / "x/rollouts/step_00002.jsonl.gz")]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
-    found = [s.advantage for s in lab.with_advantages(samples, run)]
+    found = [s.advantage for s in with_advantages(samples, run)[0]]
     assert found == pytest.approx([r["advantage"] for r in rows], abs=2e-4)
     (tmp_path / "x/summary.json").write_text('{"start": {"weights": "another"}}')
-    lab.with_reference(RunFolder(tmp_path / "x"), run, samples, Console())
+    lab.read_samples(RunFolder(tmp_path / "x"), run, None, Console())
     assert "another start model" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_mistake_names_its_cure(folder, capsys):
-    for missing, step, says in (
-        ("lab", 2, "--step 2"),
-        ("model", 3, "save_model"),
-        ("rollouts", 3, "no such responses"),
-    ):
-        shutil.rmtree(folder / missing, ignore_errors=True)
+    for missing, step, says in (("", 2, "--step 2"), ("rollouts", 3, "no such"), ("model", 3, "save_model")):
+        shutil.rmtree(folder / missing if missing else folder / "lab", ignore_errors=True)
         assert subcommand("inspect", folder, "--gradients", "--step", str(step)) == 2
         assert says in capsys.readouterr().err

@@ -19,7 +19,7 @@ from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 
 ROW = {"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "reward/mean": 0.25}
-ODD = "\ud800 \u00fc ``` <think> | \x00\n# no heading"  # a lone surrogate, which UTF-8 has no bytes for
+ODD = "\u00fc ``` <think> | \x00\n# no heading"
 RESPONSE = dict.fromkeys(COLUMNS, 0.0) | {"response": ODD}
 
 
@@ -86,7 +86,7 @@ def logged_to(place: Path, *names: str, messages: list[str] | None = None) -> Lo
     loggers = Loggers(([] if messages is None else messages).append)
     loggers.start(LoggerConfig(**dict.fromkeys(names, True)), place, {"seed": 0, "prompt": {"file": ODD}})
     loggers.log(ROW)
-    loggers.log({"train_step": 6, "train/loss": math.nan, "reward/mean": math.inf})
+    loggers.log(ROW | {"train_step": 6, "train/loss": math.nan, "reward/mean": math.inf})
     loggers.table("evals", 3, [RESPONSE, RESPONSE])
     loggers.finish({"status": "finished", "accuracy": math.nan, "protocol": {"hash": ODD}})
     return loggers

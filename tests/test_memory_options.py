@@ -26,23 +26,21 @@ from rlreason.types import Response, Sample
 BFLOAT16 = torch.bfloat16
 
 
-def needs(library):
-    return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is an optional extra")
+def model_of(tokenizer, tied, width, layers=2):
+    """A built-in model, with its head tied to the embeddings or not."""
+    model = build_model(len(tokenizer), width=width, layers=layers, init_scale=0.3, seed=1)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = type(model)(model.config)
+    return model
 
 
 @pytest.fixture
 def made(tokenizer):
     """A policy of two layers, with its head tied to the embeddings or not."""
-
-    def make(tied: bool = True, layers: int = 2, **options) -> Policy:
-        model = build_model(len(tokenizer), width=32, layers=layers, init_scale=0.3, seed=1)
-        if not tied:
-            model.config.tie_word_embeddings = False
-            torch.manual_seed(0)
-            model = type(model)(model.config)
-        return Policy(model, tokenizer, **options)
-
-    return make
+    return lambda tied=True, layers=2, **options: Policy(model_of(tokenizer, tied, 32, layers), tokenizer, **options)
 
 
 def train(policy, rate=1e-2) -> Learner:
@@ -65,12 +63,16 @@ def gradients(policy, pairs):
     return log_probs.detach(), {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
+def gaps_of(responses, policy, temperature=1.0) -> list[float]:
+    """The differences between an engine's log-probabilities and the policy's."""
+    scored = LogProbScorer(policy, 4096, temperature).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    return [abs(a - b) for r, s in zip(responses, scored, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
+
+
 def engine_gap(policy):
-    """The largest difference between the embedded engine's log-probabilities and the policy's."""
+    """The largest of these of the embedded engine."""
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(len(policy.tokenizer), 4))]
-    responses = HFEngine(policy).generate(prompts, Sampling(1.0, 0, 10), n=2)
-    scored = LogProbScorer(policy, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    return max(abs(a - b) for r, s in zip(responses, scored, strict=True) for a, b in zip(r.log_probs, s, strict=True))
+    return max(gaps_of(HFEngine(policy).generate(prompts, Sampling(1.0, 0, 10), n=2), policy))
 
 
 def test_recomputed_activations_give_the_same_gradient_without_dropout(tokenizer, made):
@@ -139,9 +141,9 @@ def test_a_pattern_without_a_match_is_refused_and_all_is_too_much(policy):
             add_lora(policy.model, 4, 8.0, ["q_prj"], seed=0)
 
 
-@needs("peft")
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_start_as_nothing_are_trained_alone_and_are_saved_as_a_plain_model(made, tied, tmp_path):
+    pytest.importorskip("peft")
     policy = made(tied)
     before, weights = scores(policy), {n: w.clone() for n, w in policy.named_weights()}
     layers = [m for n, m in policy.model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
@@ -165,8 +167,9 @@ def test_adapters_start_as_nothing_are_trained_alone_and_are_saved_as_a_plain_mo
         assert ours == pytest.approx(theirs, abs=2e-5)
 
 
-@needs("peft")
 def test_adapters_of_half_weights_are_exact_seeded_and_described(made):
+    pytest.importorskip("peft")
+
     def adapted(seed):
         policy = made(weights=BFLOAT16)
         settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=4))
@@ -195,8 +198,8 @@ def stepped(optimizer_of, steps=40):
     return [p.detach() for p in parameters]
 
 
-@needs("bitsandbytes")
 def test_adamw_is_torchs_and_that_of_8_bits_goes_nearly_the_same_way():
+    pytest.importorskip("bitsandbytes")
     theirs = stepped(lambda given: torch.optim.AdamW(given, lr=0.05, betas=(0.9, 0.95), weight_decay=0.01))
     plain, (large, small) = (
         stepped(partial(make_optimizer, OptimizationConfig(0.05, optimizer=name, weight_decay=0.01)))

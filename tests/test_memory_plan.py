@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-import yaml
+from test_learner import RIGHT
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
 
@@ -28,7 +28,7 @@ from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.policy import Policy
 from rlreason.runtime.machine import Device, processor
 from rlreason.training.build import make_learner, make_policy
-from rlreason.types import Grade, Response, Sample
+from rlreason.types import Response, Sample
 
 CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
 CARD = Device("cuda", "a card of 24 GB", int(23.5 * 2**30), 24 << 30)
@@ -89,12 +89,10 @@ def kept_for_gradient(policy: Policy, batch) -> int:
 
 def samples(count: int, group: int, prompt: int, response: int) -> list[Sample]:
     """Samples with gradients, none of a text: memory depends on lengths alone."""
-    out = []
-    for i in range(count):
-        ids = [7 + (13 * i + t) % 200 for t in range(response)]
-        told = Response(f"p{i // group}", [5 + i // group] * prompt, ids, [-1.0] * response, "", "stop")
-        out.append(Sample(told, Grade(1.0, 1.0, 1.0, "correct"), advantage=1.0 if i % 2 else -1.0))
-    return out
+    ids = [[7 + (13 * i + t) % 200 for t in range(response)] for i in range(count)]
+    prompts = [[5 + i // group] * prompt for i in range(count)]
+    told = [Response(f"p{i // group}", prompts[i], ids[i], [-1.0] * response, "", "stop") for i in range(count)]
+    return [Sample(one, RIGHT, advantage=1.0 if i % 2 else -1.0) for i, one in enumerate(told)]
 
 
 # What is computed
@@ -152,33 +150,26 @@ def test_what_autograd_keeps_is_known_for_every_family(family, products, tokeniz
     policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer, products)
     batch = policy.pack([(s.response.prompt_ids, s.response.token_ids) for s in samples(8, 4, 20, 40)])
     work = Workload(shape, products=products.itemsize, tokens=batch.input_ids.numel())
-    assert kept_for_gradient(policy, batch) == pytest.approx(f.saved_bytes(work), rel=0.04)
+    assert kept_for_gradient(policy, batch) == pytest.approx(f.training_bytes(work)[0], rel=0.04)
     names = {f"{name}.weight": a * b for name, (a, b) in shape.linear_layers().items()}
     assert names.items() <= {name: w.numel() for name, w in policy.model.named_parameters()}.items()
     assert bytes_of(policy.model.parameters()) == pytest.approx(f.weight_bytes(shape, 4), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "several", "measured"),
-    [("HuggingFaceTB/SmolLM2-135M-Instruct", 12173, False, 13.3), ("Qwen/Qwen2.5-Math-1.5B", 16310, True, 81)],
-)
-def test_the_trainers_memory_is_what_a_card_has_measured(name, tokens, several, measured):
+def test_the_trainers_memory_is_what_a_card_has_measured_and_shapes_and_constants_are_the_published_ones():
     """GiB that torch had allocated at most in updates on one H200: docs/performance.md, benchmarks/gpu_training.py.
 
     Of the largest micro-batch its tokens, and whether it followed another one, whose gradients the plan always counts.
     """
-    shape = PUBLISHED[name]
-    trained, gradients = f.trained_numbers(shape, 4)
-    work = Workload(shape, products=2, trained=trained, gradients=gradients, tokens=tokens, on_gpu=True)
-    planned_bytes = sum(p.plan_of(work, CARD).training.values()) - p.CONTEXT["cuda"]
-    assert planned_bytes - (0 if several else gradients) == pytest.approx(measured * 2**30, rel=0.07)
-
-
-def test_shapes_and_constants_are_the_published_ones():
-    sizes = {name.partition("/")[2]: round(shape.numbers / 1e6) for name, shape in PUBLISHED.items()}
-    assert list(sizes.values()) == [134, 1544, 596, 596, 1720, 1485, 1236], sizes
-    assert (f.CHUNK, f.PROMPT_TOKENS) == (CHUNK, PROMPT_TOKENS)
-    assert VOCABULARY + len(TAGS) == f.TINY_VOCABULARY
+    smol, qwen = "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-Math-1.5B"
+    for name, tokens, several, measured in ((smol, 12173, False, 13.3), (qwen, 16310, True, 81)):
+        trained, gradients = f.trained_numbers(PUBLISHED[name], 4)
+        work = Workload(PUBLISHED[name], products=2, trained=trained, gradients=gradients, tokens=tokens, on_gpu=True)
+        planned_bytes = sum(p.plan_of(work, CARD).training.values()) - p.CONTEXT["cuda"]
+        assert planned_bytes - (0 if several else gradients) == pytest.approx(measured * 2**30, rel=0.07)
+    sizes = [round(shape.numbers / 1e6) for shape in PUBLISHED.values()]
+    assert sizes == [134, 1544, 596, 596, 1720, 1485, 1236]
+    assert (CHUNK, PROMPT_TOKENS, VOCABULARY + len(TAGS)) == (f.CHUNK, f.PROMPT_TOKENS, f.TINY_VOCABULARY)
 
 
 # What is held at the same time
@@ -187,12 +178,7 @@ def test_shapes_and_constants_are_the_published_ones():
 @pytest.fixture
 def plan_for(composed):
     """The plan of these words on a device."""
-
-    def plan(device, *words):
-        run = typed(composed(*words))
-        return p.plan_of(workload_of(run, shape_of(run.model)[0], device), device)
-
-    return plan
+    return lambda device, *words: p.planned(typed(composed(*words)), device).plan
 
 
 def test_what_is_held_at_the_same_time(plan_for):
@@ -213,20 +199,17 @@ def test_what_is_held_at_the_same_time(plan_for):
 
 
 def test_an_engine_of_its_own_is_counted_where_it_is(plan_for):
-    def plan(device, *words):
-        return plan_for(device, *VLLM, *words)
-
-    shape, asleep, awake = SHAPE, plan(CARD), plan(CARD, "rollout.sleep=false")
+    asleep, awake = plan_for(CARD, *VLLM), plan_for(CARD, *VLLM, "rollout.sleep=false")
     assert "engine's weights" not in asleep.training
-    assert awake.training["engine's weights"] == 2 * shape.numbers == asleep.sampling["engine's weights"]
+    assert awake.training["engine's weights"] == 2 * SHAPE.numbers == asleep.sampling["engine's weights"]
     roomy = dataclasses.replace(CARD_140, second_free=CARD_140.free)
-    apart = "rollout.placement=second_gpu", "rollout.max_rows=4096"
-    alone, four = (plan(roomy, *apart, f"rollout.gpus={n}") for n in (1, 4))  # which share what is sampled
-    assert alone.second_gpu["engine's weights"] == four.second_gpu["engine's weights"] == 2 * shape.numbers
+    apart = *VLLM, "rollout.placement=second_gpu", "rollout.max_rows=4096"
+    alone, four = (plan_for(roomy, *apart, f"rollout.gpus={n}") for n in (1, 4))  # which share what is sampled
+    assert alone.second_gpu["engine's weights"] == four.second_gpu["engine's weights"] == 2 * SHAPE.numbers
     assert alone.second_gpu["KV cache"] > four.second_gpu["KV cache"]
     assert alone.training == four.training
     assert not {"engine's weights", "KV cache"} & (alone.training.keys() | alone.sampling.keys())
-    assert plan(CPU).training["engine's weights"] == 4 * shape.numbers  # where sleep has no effect
+    assert plan_for(CPU, *VLLM).training["engine's weights"] == 4 * SHAPE.numbers  # where sleep has no effect
 
 
 def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
@@ -265,9 +248,10 @@ def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, kind, g
     settings = dict(word.split("=") for word in told.cure.overrides)
     harmless = {key for saved, same in p.savings(run, told.work.longest) if same for key in saved}
     assert told.cure.same_result is (settings.keys() <= harmless)
-    *before, _ = settings  # what fits with fewer of the list is not given more
-    fewer = p.with_changes(run, {key: yaml.safe_load(settings[key]) for key in before})
-    assert p.planned(fewer, device).verdict != "fits"
+    before = told.cure.overrides[
+        : -2 if "kl_coef=0" in told.cure.overrides[-1] else -1
+    ]  # what fits with fewer is not given more
+    assert p.planned(typed(composed(*words, *before)), device).verdict != "fits"
     again = p.planned(typed(composed(*words, *told.cure.overrides)), device)
     assert again.verdict == "fits"
     assert again.plan.peak == told.cure.peak < told.plan.peak
@@ -289,14 +273,15 @@ def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(text, tmp_path
     assert max(parts, key=parts.get) in p.conclusion(told)
 
 
-def test_a_control_groups_limit_bounds_the_memory():
+def test_a_control_groups_limit_bounds_the_memory(monkeypatch):
     files = {
         "/proc/self/cgroup": "0::/job",
         "/sys/fs/cgroup/job/memory.max": "1000000",
         "/sys/fs/cgroup/job/memory.current": "300000",
         "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
     }
-    assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
+    monkeypatch.setattr("rlreason.runtime.machine.read_text", files.get)
+    assert processor() == Device("cpu", "the processor", 800_000, 1_000_000)
 
 
 # Several ranks: whole models or parts of one, and engines on GPUs of their own

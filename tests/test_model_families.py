@@ -105,12 +105,9 @@ def test_a_hybrid_trains_one_sequence_at_a_time_from_what_it_samples(tokenizer, 
         assert 0 < learner.update(samples)["rollout/mismatch_max"] < 1e-4
 
 
-@pytest.mark.parametrize("family", ["mamba2", "minimax"])
-def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(family, tokenizer):
-    with pytest.raises(ConfigError, match="linear_attention" if family == "minimax" else "Mamba2Mixer"):
-        made(family, tokenizer)
-
-
-def test_a_sliding_window_limits_the_context(tokenizer):
-    assert made("mistral", tokenizer).max_context == 24
-    assert made("llama", tokenizer).max_context == SHAPE["max_position_embeddings"]
+def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused_and_a_window_limits_the_context(tokenizer):
+    for family, named in (("mamba2", "Mamba2Mixer"), ("minimax", "linear_attention")):
+        with pytest.raises(ConfigError, match=named):
+            made(family, tokenizer)
+    windows = made("mistral", tokenizer).max_context, made("llama", tokenizer).max_context
+    assert windows == (24, SHAPE["max_position_embeddings"])

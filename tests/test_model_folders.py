@@ -62,23 +62,18 @@ def test_weights_that_were_not_loaded_are_refused(saved, fault):
         load_policy(str(saved))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_names_that_transformers_knows_are_no_fault_and_a_head_of_its_own_stays_one(saved, policy):
+    for change in (
         lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"]},
-        lambda w: {name.removeprefix("model."): value for name, value in w.items()},
         lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w["model.norm.weight"]},  # old buffers
-    ],
-)
-def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
-    reweighed(change)(saved)
-    loaded = dict(load_policy(str(saved)).named_weights())
-    assert all(w.equal(loaded[name]) for name, w in policy.named_weights())
-
-
-def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(saved, policy):
-    reweighed(lambda w: w | {"lm_head.weight": 2 * policy.head})(saved)
-    assert load_model(str(saved)).lm_head.weight.equal(2 * policy.head)
+        lambda w: {name.removeprefix("model."): value for name, value in w.items()},
+    ):
+        reweighed(change)(saved)
+        loaded = dict(load_policy(str(saved)).named_weights())
+        assert all(w.equal(loaded[name]) for name, w in policy.named_weights())
+    policy.save(saved.parent / "again")
+    reweighed(lambda w: w | {"lm_head.weight": 2 * policy.head})(saved.parent / "again")
+    assert load_model(str(saved.parent / "again")).lm_head.weight.equal(2 * policy.head)
 
 
 def test_an_end_that_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy):
@@ -103,8 +98,8 @@ def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tokeniz
     assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
     written = "2 </think> <answer>4</answer> <final>4</final>"
     ids = tagged.encode(f"{written}<|im_end|>", add_special_tokens=False)
-    assert Stops(tagged, sampling.stop, 0, sampling.tags).text(ids, 0) == written
-    assert Stops(tagged, sampling.stop, 0).text(ids, 0).replace(" ", "") == "244"
+    assert Stops(tagged, sampling).text(ids, 0) == written
+    assert Stops(tagged, Sampling(stop=sampling.stop)).text(ids, 0).replace(" ", "") == "244"
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused_in_a_text(saved, tokenizer):

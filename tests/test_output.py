@@ -106,7 +106,7 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
     assert not (tmp_path / "run/model").exists()
     assert all(json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open())
     with pytest.raises(ConfigError, match="No such file or directory"):
-        append_line(tmp_path / "nowhere/a", "x")
+        append_line(tmp_path / "nowhere/a", b"x")
 
 
 LONG = "engine and trainer disagree by 0.200 nats per token (monitors.parity_bound=0.05): weights or precision differ"
@@ -136,7 +136,6 @@ def test_everything_fits_the_terminal_and_a_file_and_a_long_wait_is_shown(tmp_pa
         console.start(200)
         console.step(100, 0.5, ROW, keep=True)
         console.step(101, 0.5, ROW, keep=False)
-        console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
         lines = seen()
         console.shown_after_s = 600
@@ -150,7 +149,7 @@ def test_everything_fits_the_terminal_and_a_file_and_a_long_wait_is_shown(tmp_pa
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1
     assert sum("100/200" in line and "-0.250" in line and "1e-09" in line for line in lines) == 1
-    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in waited)
+    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d+ s", line) for line in waited)
     assert waited[-2:] == ["done", ""]
     with (tmp_path / "log").open("w") as out:
         Console(out=out).say(f"{LONG[:100]}\n! {LONG} and {LONG}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -37,11 +38,9 @@ def lines(tmp_path, composed):
 
 def test_a_plan_tells_what_nobody_has_run_yet(lines):
     said = lines(design())
-    assert said["runs"].startswith("12, of 3 settings and seeds 0, 1, 2, 3; 0 ")
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
-    assert said["time"].startswith("unknown: ")
-    assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
-    assert "by Holm over 2 comparisons" in said["can show"]
+    assert said["runs"].startswith("12, of 3 settings and seeds 0, 1, 2, 3; 0 ")
+    assert re.match(r"4 seeds: with 1024 .* below about 0.036 to 0.076 .*by Holm over 2 comparisons", said["can show"])
     assert "two seeds" in lines(design(seeds=2))["can show"]
     alone = dataclasses.replace(design(), runs=design().runs[:4])
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
@@ -82,12 +81,12 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, lines):
 
 def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
     """Neither model, data nor disk; a start with the same words is refused."""
-    words = ["sweep=grpo_learning_rate", "model=local", "model.path=/nowhere/m", "data=math", "data.path=/nowhere/d"]
+    words = ["sweep=grpo_learning_rate", "learning_rate=1e-4,1e-3", "model=local", "model.path=/nowhere/m", "data=math"]
+    words.append("data.path=/nowhere/d")
     done = rlreason("-m", *words, "dry=true", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, list(tmp_path.glob("runs/*"))) == (0, []), done.stderr
     for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):
         assert part in done.stdout
-    assert not list(tmp_path.glob("runs/*"))
     with pytest.raises(ConfigError, match="is no folder"):
         checked(*words)
 
@@ -100,9 +99,8 @@ def test_the_subcommand_plans_memory_and_seeds_before_anything_is_downloaded(cap
         return json.loads(capsys.readouterr().out)
 
     assert subcommand("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10") == 0
-    said = capsys.readouterr().out
-    assert "a difference below about 0.036 to 0.076" in " ".join(said.split())
-    assert "10 min: 10 runs of 1 min" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"a difference below about 0.036 to 0.076.*10 min: 10 runs of 1 min", said)
     told = told_of("model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm", "--seeds", "4")
     assert told["memory"]["parameters"] == pytest.approx(1_543_714_304, rel=0.001)  # norms and biases are left out
     assert told["memory"]["training"]["weights"] == 4 * told["memory"]["parameters"]

@@ -33,7 +33,7 @@ from rlreason.objectives.losses import Formula, Loss, broken_contract
 from rlreason.objectives.objective import own_loss_config
 from rlreason.objectives.published import GRPO, check_objective
 from rlreason.records.reader import RunFolder
-from rlreason.runtime.plugins import as_settings, find_modules_here, label_of, no_reward
+from rlreason.runtime.plugins import announced, as_settings, find_modules_here, label_of, no_reward
 from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import mistakes_of
@@ -173,8 +173,10 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         settings(f"data={mine}:sums", "data.options.cuont=5")
 
 
-def test_an_installed_package_announces_names(mine, tmp_path):
+def test_an_installed_package_announces_names(mine, tmp_path, request):
     """Bug: one broken package takes the options of all others along."""
+    announced.cache_clear()
+    request.addfinalizer(announced.cache_clear)
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

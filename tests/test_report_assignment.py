@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -51,11 +51,10 @@ def evaluated(folder: Path) -> Path:
 
 def changed(run: Path, summary: dict | None = None, **settings: Any) -> Path:
     """The run with other settings (group__name=value) and more in its summary."""
-    config = yaml.safe_load((run / "config.yaml").read_text())
+    config = OmegaConf.load(run / "config.yaml")
     for key, value in settings.items():
-        *group, name = key.split("__")
-        (config.setdefault(group[0], {}) if group else config)[name] = value
-    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        OmegaConf.update(config, key.replace("__", "."), value)
+    OmegaConf.save(config, run / "config.yaml")
     whole = json.loads((run / "summary.json").read_text()) | (summary or {})
     (run / "summary.json").write_text(json.dumps(whole))
     return run
@@ -104,13 +103,11 @@ def test_the_document(runs: Path, tmp_path: Path):
     ):
         assert part in text, part
     named = set(re.findall(rf"{assignment.FILES}/([\w.]+)", text))
-    assert named == {path.name for path in (tmp_path / assignment.FILES).iterdir()}
-    assert len(named) >= 6
+    assert named == {path.name for path in (tmp_path / assignment.FILES).iterdir()} != set()
     # The page has no script, and hostile texts are text.
     assert "default-src 'none'" in html.unescape(page)
     assert not re.search(r"script-src|<script|<[^>]* (src|href|on\w+)=", page)
-    assert "\u202e" not in page + text
-    assert "&lt;/pre&gt;&lt;script&gt;" in page
+    assert ("\u202e" in page + text, "&lt;/pre&gt;&lt;script&gt;" in page) == (False, True)
     assert page.count("<details>") == page.count("</details>")
     assert re.search(r"^````?`?text\n</pre><script>", text, re.M)  # inside a fence
     assert not set(re.findall(r'(?:fill|stroke)="(#\w{6})"', page)) & set(LIGHT.values())  # they follow the page's

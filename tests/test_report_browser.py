@@ -27,11 +27,10 @@ PLOT = ".plot[data-figure='eval/accuracy']"
 def page_file(tmp_path_factory) -> Path:
     """The report of three rates, four seeds each, with curves and hostile responses."""
     report = report_of()
-    hostile = HOSTILE + "x" * 5000
-    shown = [{"setting": label, "outcome": "wrong", "text": hostile, "where": "a:1"} for label in report.legend]
+    hostile = {"outcome": "wrong", "text": HOSTILE + "x" * 5000, "where": "a:1"}
+    shown = [{"setting": label, **hostile} for label in report.legend]
     report.cases = [Case("What is 3 + 4?", "7", dict.fromkeys((0, 20, 40), shown))]
-    target = tmp_path_factory.mktemp("browser") / "report.html"
-    target.write_text(page_of(report), encoding="utf-8")
+    (target := tmp_path_factory.mktemp("browser") / "report.html").write_text(page_of(report), encoding="utf-8")
     return target
 
 
@@ -66,17 +65,6 @@ def opened(browser, file: Path, width: int = 1280, **options) -> Iterator:
     context.close()
 
 
-def axe_violations(page) -> list[str]:
-    """What axe-core has against the page, under its own policy."""
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: .ci/browser installs it")
-    session = page.context.new_cdp_session(page)
-    session.send("Page.setBypassCSP", {"enabled": True})
-    session.send("Runtime.evaluate", {"expression": AXE.read_text("utf-8") + ";0"})
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
-    return [f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:120]}" for v in found]
-
-
 def test_it_reacts(browser, page_file):
     """Bug: the policy or an error stops the script, or a button does nothing."""
     with opened(browser, page_file) as page:
@@ -109,11 +97,16 @@ def test_it_reacts(browser, page_file):
         assert len(page.pdf(format="A4")) > 50_000
 
 
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: .ci/browser installs it")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_accessibility(width, scheme, browser, page_file):
     """Bug: a wide table or picture moves the page of a phone, or axe finds a violation."""
     with opened(browser, page_file, width, color_scheme=scheme) as page:
-        assert axe_violations(page) == []
+        session = page.context.new_cdp_session(page)
+        session.send("Page.setBypassCSP", {"enabled": True})
+        session.send("Runtime.evaluate", {"expression": AXE.read_text("utf-8") + ";0"})
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+        assert [f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:120]}" for v in found] == []
         page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

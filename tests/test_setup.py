@@ -8,7 +8,7 @@ from rlreason.data.tasks import make_stories
 from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import reward_name_of as reward_name
-from rlreason.model.chat import encoder
+from rlreason.model.chat import PromptEncoder
 from rlreason.records.console import Console
 from rlreason.training.build import fitting, make_traces
 from rlreason.types import Problem
@@ -17,7 +17,7 @@ from tests.run_settings import settings
 
 @pytest.fixture
 def prompt_ids(policy):
-    return encoder(policy, settings().prompt)  # r1_zero_short
+    return PromptEncoder(policy, settings().prompt)  # r1_zero_short
 
 
 def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):

@@ -7,13 +7,9 @@ import random
 import numpy as np
 import pandas as pd
 import pytest
-import statsmodels.api as sm
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from statsmodels.formula.api import ols
-from statsmodels.stats.anova import anova_lm
-from statsmodels.stats.multitest import multipletests
 
 from rlreason.runtime import statistics as own
 
@@ -42,6 +38,8 @@ def test_wilson_bounds_are_where_the_score_test_turns(case):
 
 
 def test_the_cluster_variance_is_that_of_statsmodels():
+    import statsmodels.api as sm  # slow to import
+
     rng = random.Random(1)
     sizes = [rng.randint(1, 6) for _ in range(30)]
     hits = [rng.randint(0, size) for size in sizes]
@@ -68,6 +66,8 @@ def layout(seeds: int, problems: int, seed: int = 0) -> np.ndarray:
 
 def test_one_layer_of_chance_leaves_the_tests_of_scipy_and_statsmodels():
     """Equal problems leave the paired t-test over seeds, one seed the test over its problems."""
+    from statsmodels.stats.multitest import multipletests
+
     of_seeds = np.array([0.1, 0.04, 0.07, 0.2])
     expected = stats.ttest_1samp(of_seeds, 0)
     interval = expected.confidence_interval()
@@ -95,6 +95,9 @@ def test_unpaired_seeds_leave_welchs_test():
 
 
 def test_the_mean_squares_are_those_of_the_two_way_analysis_of_statsmodels():
+    from statsmodels.formula.api import ols
+    from statsmodels.stats.anova import anova_lm
+
     d = layout(4, 12) + np.linspace(-1, 1, 12)
     cells = [{"d": d[s, p], "seed": s, "problem": p} for s, p in itertools.product(range(4), range(12))]
     squares = anova_lm(ols("d ~ C(seed) + C(problem)", pd.DataFrame(cells)).fit())["mean_sq"]

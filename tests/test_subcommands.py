@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.cli import subcommands as s
 from rlreason.cli.flags import composing, config_of, keys_below, options_by_group, read
-from rlreason.cli.subcommands import (
-    SUBCOMMANDS,
-    named_subcommand,
-    refuse_wrong_subcommand,
-    run_subcommand,
-    subcommands_help,
-)
 from rlreason.errors import ConfigError
 from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
@@ -29,9 +23,9 @@ CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss:
 def subcommand(*words: object) -> int:
     """The exit code of `rlreason SUBCOMMAND ...`, in this process."""
     texts = list(map(str, words))
-    chosen = named_subcommand(texts)
+    chosen = s.named_subcommand(texts)
     assert chosen
-    return exit_code_of(lambda: run_subcommand(chosen, texts[1:]))
+    return exit_code_of(lambda: s.run_subcommand(chosen, texts[1:]))
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +68,14 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
     """Bug: a wrong word or folder is answered by a traceback, or by minutes of work whose result has no place to go."""
     monkeypatch.chdir(tmp_path)
     for words, says in (
-        (["inspect", run, "--json", tmp_path], f"--json '{tmp_path}'"),
+        (["inspect", run, "--json", tmp_path], f"--json '{tmp_path}'"), (["inspect", run.parent], str(run.parent)),
         (["inspect", run, "--markdown", "/nonexist/a.md"], "--markdown '/nonexist/a.md'"),
-        (["inspect", run.parent], str(run.parent)),
         (["inspect", tmp_path / "nowhere", "--gradients"], str(tmp_path / "nowhere")),
         (["inspect", run / "metrics.jsonl", "--regrade"], "metrics.jsonl"),
-        (["doctor", "lr=3"], "did you mean learning_rate?"),
-        (["doctor", "algorithm=discover"], "algorithm=discover"),
-        (["score", "nowhere.py"], "PROGRAM=nowhere.py"),
-        (["score", __file__, "--memory", "2X"], "--memory 2X"),
-        (["plan", "--seeds", "none"], "--seeds: none must be"),
-        (["plan", "--minutes", "3"], "add --seeds 4"),
-    ):
+        (["doctor", "lr=3"], "did you mean learning_rate?"), (["doctor", "algorithm=discover"], "algorithm=discover"),
+        (["score", "nowhere.py"], "PROGRAM=nowhere.py"), (["score", __file__, "--memory", "2X"], "--memory 2X"),
+        (["plan", "--seeds", "none"], "--seeds: none must be"), (["plan", "--minutes", "3"], "add --seeds 4"),
+    ):  # fmt: skip
         assert subcommand(*words) == 2
         said = capfd.readouterr()
         assert says in said.err
@@ -94,8 +84,8 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
 
 def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subcommand(capsys):
     """Bug: a subcommand without its help or its --json, or a setting's name that is taken for a misspelt one."""
-    for name, (_, takes, purpose) in SUBCOMMANDS.items():
-        assert any(f"rlreason {name} {takes}" in line and purpose in line for line in subcommands_help().splitlines())
+    for name, (_, takes, purpose) in s.SUBCOMMANDS.items():
+        assert any(f"rlreason {name} {takes}" in line and purpose in line for line in s.subcommands_help().splitlines())
         first = takes.split()[0]
         if not first.startswith("["):  # whose words may be left out
             assert subcommand(name) == 2
@@ -104,11 +94,11 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subc
             subcommand(name, "--help")
         assert "--json" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^inspct is no subcommand: .*mean rlreason inspect\?"):
-        refuse_wrong_subcommand(["inspct", "runs/x"])
+        s.refuse_wrong_subcommand(["inspct", "runs/x"])
     with composing(read([])):
         groups, settings = options_by_group(), keys_below(config_of([], "config"))
     for word in {"-m", "~std_norm", *groups, *settings, *(name for names in groups.values() for name in names)}:
-        refuse_wrong_subcommand([word])  # which the settings' own messages are for
+        s.refuse_wrong_subcommand([word])  # which the settings' own messages are for
 
 
 def test_a_reader_who_leaves_has_an_exit_code_and_loses_no_figures(run, tmp_path):

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
-from rlreason.cli.sweep import checked_stage, file_of
+from rlreason.cli.sweep import checked_stage, file_of, shared_config
 from rlreason.cli.sweep import designed as design_of
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import run_name, typed
@@ -59,7 +59,7 @@ def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, eve
     with composing(asked):
         if file_of(asked.overrides).chain:
             return
-        runs = design_of(asked, note=str)[0].runs
+        runs = design_of(asked, shared_config(asked), note=str)[0].runs
         for run in runs if every else (runs[0], runs[-1]):
             cfg = compose("config", run.overrides)
             OmegaConf.resolve(cfg)
@@ -88,7 +88,7 @@ def test_a_sweep_has_a_folder_of_its_own_and_its_options_reach_no_run(tmp_path, 
         (["seed=0,1", "hydra.sweep.dir=/tmp/mine"], "/tmp/mine"),
     ):
         with composing(request := read(["-m", *words])):
-            assert design_of(request, note=str)[1] == Path("runs/sweeps") / folder
+            assert design_of(request, shared_config(request), note=str)[1] == Path("runs/sweeps") / folder
     (asked,) = checked("loss=gspo,cispo", "jobs=2", "dry=true", "gpus_per_run=auto", "sweep_name=mine")
     assert {"hydra.sweeper.jobs=2", "hydra.sweeper.dry=true"} <= set(asked.overrides)
     assert asked.folder == Path("runs/sweeps/mine")

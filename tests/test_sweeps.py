@@ -109,8 +109,12 @@ def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = Non
 
 
 def test_runs_side_by_side_and_what_slurm_is_asked_for_follow_from_gpus_and_what_was_typed(monkeypatch, composed):
-    assert machine_gpus({"RLREASON_GPUS": "GPU-a, 3", "CUDA_VISIBLE_DEVICES": ""}) == ["GPU-a", "3"]
-    assert machine_gpus({"RLREASON_GPUS": ""}) == machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for given, found in (("GPU-a, 3", ["GPU-a", "3"]), ("", [])):
+        monkeypatch.setenv("RLREASON_GPUS", given)
+        assert machine_gpus() == found
+    monkeypatch.delenv("RLREASON_GPUS")
+    assert machine_gpus() == []
     nine = [typed(composed())] * 9
     monkeypatch.setenv("RLREASON_GPUS", "0,1,2,3")
     mine = set_up(nine)
@@ -150,9 +154,8 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
     assert "2 of 2 done" in finished_sweep.printed
     assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
-    words = ["-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep"]
-    assert rlreason(*words, cwd=tmp_path).stdout.count("not run again") == 2
-    assert "with other settings (group_size=4 there, 2 here)" in rlreason(*words, "group_size=2", cwd=tmp_path).stderr
+    again = rlreason("-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert again.stdout.count("not run again") == 2
 
 
 WORDS = ["-m", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]

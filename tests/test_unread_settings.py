@@ -29,9 +29,9 @@ from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms import GRPO, Algorithm, with_advantages
 from rlreason.training.build import build_components, make_algorithm, make_learner
-from rlreason.training.jobs import Job, start
+from rlreason.training.jobs import start
 from rlreason.training.learner import Learner
-from rlreason.training.train import print_header, train
+from rlreason.training.train import train
 from tests.run_settings import settings
 from tests.test_rollouts_and_records import graded
 
@@ -141,13 +141,12 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     components = build_components(run, folder, console)
     components.close()
-    protocol_of(components.evaluator.settings, components.eval_problems, components.policy.tokenizer)
+    asks = components.evaluator.settings
+    assert asks.data.name and asks.prompt.name and asks.sampling.describe()  # noqa: PT018 - `start_records` prints them
+    protocol_of(asks, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
         algorithm = make_algorithm(run, components, console)
-        print_header(console, run, components, folder, algorithm.n_steps)
         learn(make_learner(run, components.policy), algorithm)
-    else:
-        Job(run, components, RunWriter(folder / "job", "seed: 0\n"), console).print_start()
 
 
 @pytest.fixture(scope="module")

@@ -76,14 +76,13 @@ def command():
     console.shown_after_s = 0.1
     console.say(hostile)
     console.table(hostile)
-    console.progress(hostile)
     with console.wait(hostile, more=lambda: hostile) as wait:
         console.part(hostile)
         while not wait.shown:
             time.sleep(0.05)
     print_stderr(hostile)
     print(hostile)
-    Console(out=sys.stderr).progress('on standard error')
+    Console(out=sys.stderr).table('on standard error')
     raise ConfigError(hostile)
 
 sys.exit(exit_code_of(command))

@@ -4,6 +4,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,9 @@ from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy, load_policy
 
-pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
+without = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # slow to import
+pytestmark = [without, pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -52,7 +53,7 @@ def engine(folder, tmp_path_factory):
     logs = tmp_path_factory.mktemp("log")
     made = VLLMEngine(policy, run.rollout, [Place("the processor")], logs, Demand(512, 32), said.append)
     compare(run, recording.read, VLLM_SETTINGS)
-    assert [line.split()[0] for line in said] == ["starting", "vLLM"]
+    assert [line.split()[0] for line in said] == ["starting"]
     yield made
     made.close()
 

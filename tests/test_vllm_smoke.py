@@ -1,34 +1,32 @@
 """The real vLLM on the processor, in one engine's start: it samples, takes new weights, and holds the trainer's."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from test_engine import prompts_for
+from test_memory_options import gaps_of, model_of
 
 from rlreason.engines.base import Demand, Sampling
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine
 from rlreason.engines.vllm_process import Place
-from rlreason.engines.vllm_server import WeightCheck, largest_mismatch
-from rlreason.model.parameters import build_model
-from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.engines.vllm_server import WeightCheck
+from rlreason.model.policy import Policy, load_policy
 from tests.run_settings import settings
 
-pytest.importorskip("vllm")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),  # slow to import
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 
 def shipped_model(path: Path, tokenizer, tied: bool) -> Path:
     """Write a model as its makers may ship it: with sampling settings of their own, which must not reach the engine."""
-    model = build_model(len(tokenizer), width=128, init_scale=0.3, seed=1)
-    if not tied:
-        model.config.tie_word_embeddings = False
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model = type(model)(model.config)
-    Policy(model, tokenizer).save(path)
+    Policy(model_of(tokenizer, tied, 128), tokenizer).save(path)
     shipped = {"do_sample": True, "top_k": 20, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.6}
     (path / "generation_config.json").write_text(json.dumps(shipped | {"eos_token_id": tokenizer.eos_token_id}))
     return path
@@ -64,8 +62,7 @@ def test_it_samples_with_the_trainers_log_probs(engine, problems):
     responses = engine.generate(prompts, Sampling(1.3, max_tokens=24), 4)
     assert len(responses) == 4 * len(prompts)
     assert len({tuple(r.token_ids) for r in responses}) == len(responses)  # a shared seed would repeat samples
-    scores = LogProbScorer(engine.policy, 4096, 1.3).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    assert max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True)) < 1e-3
+    assert max(gaps_of(responses, engine.policy, 1.3)) < 1e-3
 
 
 def test_new_weights_reach_it(engine, problems):

@@ -66,7 +66,7 @@ def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
 def make_vllm(policy: Policy, folder: Path, sleep: bool = False, placement: str = "auto") -> VLLMEngine:
     """A vLLM of 2 GB of cache, which stops the check where its weights are not the trainer's; its log in `folder`."""
     rollout = RolloutConfig("vllm", sleep=sleep, kv_cache_gb=2, placement=placement)
-    _, places = places_of(rollout, policy.device.type, ranks=1)
+    places = places_of(rollout, policy.device.type, ranks=1)
     return VLLMEngine(policy, rollout, places, folder, Demand(min(512, policy.max_context), 128), say=print)
 
 

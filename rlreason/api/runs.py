@@ -5,6 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
 from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
 from rlreason.records.reader import RunFolder
@@ -81,25 +82,13 @@ class Run:
         A long run has many: keep the list, or choose files with the subcommand `inspect`.
         """
         reader = self._reader()
-        names = (RESPONSES, UNFINISHED)
-        by_job = [ResponseFile(path, RESPONSES) for name in names if (path := self.folder / name).is_file()][:1]
+        by_job = [path for name in (RESPONSES, UNFINISHED) if (path := self.folder / name).is_file()][:1]
+        saved = [*reader.rollouts(), *reader.evaluations(), *(ResponseFile(path, RESPONSES) for path in by_job)]
         return [
-            {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update} | _flat(row)
-            for file in [*reader.rollouts(), *reader.evaluations(), *by_job]
+            {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update} | flat(row)
+            for file in saved
             for row in reader.rows(file, ()).values()
         ]
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row whose nested dicts are columns.
-
-    >>> _flat({"step": 1, "facts": {"level": "3"}})
-    {'step': 1, 'facts.level': '3'}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def load_run(folder: str | PathLike[str]) -> Run:

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,7 +20,6 @@ from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, reading
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed
 from rlreason.cli.flags import OneRun, composing, read
-from rlreason.cli.mistakes import in_one_line
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
@@ -94,8 +92,8 @@ def compose(*overrides: str) -> DictConfig:
         request = check_command_line(["--cfg=job", *_checked_overrides(overrides)])
         if request.one is not None:  # of an earlier run
             return request.one.config
-        with composing(request), in_one_line(request.overrides, composing=True):
-            return hydra_compose(request.config_name, list(request.overrides))
+        with composing(request):
+            return composed(request.overrides, request.config_name, with_hydra=False)
 
 
 @contextmanager
@@ -161,8 +159,6 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
         request = check_command_line(overrides, note)
         assert request.one is not None
         return request.one
-    if resumed := [word for word in overrides if key_of(word) == RESUME]:
-        raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
     with reading(read(overrides), note) as request:
         if isinstance(base, Run):
             if base.model is None:
@@ -185,8 +181,7 @@ def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collecti
     `anew`: what overrides will choose again. Other data are asked in full, whichever part the run used. Hydra must be
     ready to compose.
     """
-    base = composed(["algorithm=evaluate", "model=local"], "config")
-    usual = plain(OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"]))
+    usual = plain(composed(["algorithm=evaluate", "model=local"], "config", with_hydra=False))
     found = usual | {key: settings[key] for key in usual.keys() & settings.keys() - {"algorithm", "model", *anew}}
     trained = settings.get("model") or {}
     found["model"] |= {"path": str(model)} | {key: trained[key] for key in SHARED if key in trained}
@@ -205,11 +200,10 @@ def plain(config: object, resolve: bool = True) -> dict[str, Any]:
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
-    node = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
-    found = OmegaConf.to_container(node, resolve=resolve)
-    if not isinstance(found, dict) or "algorithm" not in found:
+    found: Any = OmegaConf.to_container(OmegaConf.structured(config), resolve=resolve)
+    if "algorithm" not in found:
         raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
-    return {str(key): value for key, value in found.items() if key != "hydra"}
+    return dict(found)
 
 
 def _checked_overrides(overrides: Sequence[object]) -> list[str]:

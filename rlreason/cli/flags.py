@@ -10,14 +10,12 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
-from rlreason.config.store import OWN, SEARCHED
+from rlreason.config.store import OWN, SEARCHED, register
 from rlreason.errors import ConfigError
 from rlreason.runtime import __version__
 from rlreason.runtime.streams import Parser
@@ -65,18 +63,6 @@ class Request:
         """Return the config that is overridden: `config`, unless a sweep's job or the algorithm has another."""
         chosen = {word.partition("=")[2] for word in self.overrides if word.startswith("algorithm=")}
         return self.flags.get("config_name") or OWN_CONFIGS.get(",".join(chosen).lower()) or "config"
-
-    def for_hydra(self) -> list[str]:
-        """Return the command line for Hydra, which knows the places of options already (`composing`).
-
-        >>> read(["-m", "-cd", "/", "seed=0,1"]).for_hydra()
-        ['--multirun', 'seed=0,1']
-        """
-        flags = {f"--{name.replace('_', '-')}": value for name, value in self.flags.items() if name != "config_dir"}
-        hidden = "hydra_help" in self.flags  # which shows no run's settings
-        words = [word for word in self.overrides if not hidden or word.lstrip("+~").startswith("hydra")]
-        spelt = [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
-        return [*spelt, *words]
 
 
 def read(words: Sequence[str]) -> Request:
@@ -130,6 +116,7 @@ def with_lines(word: str) -> str:
 @contextmanager
 def composing(request: Request) -> Iterator[None]:
     """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
+    register()
     folder = request.flags.get("config_dir")
     SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
     with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
@@ -174,10 +161,9 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
 
 
 def config_of(choices: Sequence[str], name: str) -> DictConfig:
-    """Return the config of these options alone, with Hydra's part; of fewer, where they do not go with each other."""
-    for words in (list(choices), [word for word in choices if word.startswith("algorithm=")]):
-        with suppress(Exception):
-            return compose(name, words, return_hydra_config=True)
+    """Return the config of these options alone, with Hydra's part; of none, where they do not go with each other."""
+    with suppress(Exception):
+        return compose(name, list(choices), return_hydra_config=True)
     return compose("config", [], return_hydra_config=True)
 
 
@@ -197,17 +183,3 @@ def choices_named(word: str) -> list[str]:
         for option in options:
             choices.setdefault(option, []).append(f"{group}={option}")
     return next((choices[option] for option in near(word, choices, cutoff=0.8)), [])
-
-
-def choices_among(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that choose an option."""
-    groups = options_by_group()
-    keys = {word: word.lstrip("+~").partition("=")[0].partition("@")[0] for word in overrides}
-    return [word for word, key in keys.items() if (key in groups or key.startswith("hydra/")) and not is_sweep(word)]
-
-
-def is_sweep(word: str) -> bool:
-    """Return whether an override names several values; False where it cannot be parsed."""
-    with suppress(HydraException):
-        return OverridesParser.create().parse_override(word).is_sweep_override()
-    return False

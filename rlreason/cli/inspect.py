@@ -5,11 +5,13 @@ Without --regrade or --gradients: responses of an evaluation, or of a training r
 
 import argparse
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
 from rlreason.evaluation.cases import agreement, grade_rows, opinions, regraded, second_grader
+from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.console import Console
 from rlreason.records.files import CASES, ROLLOUTS
@@ -18,10 +20,11 @@ from rlreason.records.rows import TO_REGRADE, TO_SHOW
 from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.plugins import NAMED_REWARDS
-from rlreason.runtime.streams import Answer, Parser, folded, number_in, refuse_target
-from rlreason.runtime.text import visible
+from rlreason.runtime.streams import Answer, Parser, number_in, refuse_target
+from rlreason.runtime.text import shorten, visible
 
 EXAMPLES, CASES_SHOWN = 5, 10
+LINE = 70  # characters of a text in a line
 
 
 def add_arguments(parser: Parser) -> None:
@@ -75,29 +78,35 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         chosen = [row for row, second in judged if second not in (None, row["outcome"] == "correct")]
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
-    grader, shown, told = graded.grader(symbolic=False), chosen[: arguments.n], cases.counts_line(rows)
+    grader, shown, counts = Grader(*graded, symbolic=False), chosen[: arguments.n], cases.counts(rows)
+    told = f"{len(rows)} responses: {', '.join(f'{count} {name}' for name, count in counts.items())}"
     counted = dict(Counter(cases.reasons(row, grader)[0].partition(": ")[0] for row in chosen).most_common())
     seconds = opinions(shown, graded, console) if graded.reward in NAMED_REWARDS else [None] * len(shown)
     found = [cases.reasons(row, grader, second) for row, second in zip(shown, seconds, strict=True)]
     every = category or "any category"
-    heading = f"{told}. Shown: {len(shown)} of {len(chosen)} in {every}."
-    write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
     lines = [f"{file.path}\n{told}\n", f"why (a guess), over all {len(chosen)} of {every}:"]
     lines += [f"{count:>7}  {kind}" for kind, count in counted.items()]
     for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
         lines += ["", cases.case_text(number, row, why)]
+    fence = "`" * 8  # a response may have shorter ones
+    written = [f"# Cases from {run.path.name}", "", f"{fence}text", *lines, fence, ""]
+    write_whole(target, visible("\n".join(written)))
+    shown_cases = []
+    for row, why in zip(shown, found, strict=True):
+        one = {key: row[key] for key in (*TO_SHOW, "sample", "entropy") if key in row}
+        shown_cases.append(one | {"category": cases.category(row["outcome"], row["format_reward"]), "why": why})
     figures = {
         "run": run.path,
         "file": file.path,
         "responses": len(rows),
-        "counts": cases.counts(rows),
+        "counts": counts,
         "category": category,
         "in_category": len(chosen),
         "reasons": counted,
-        "cases": [cases.figures(row, why) for row, why in zip(shown, found, strict=True)],
+        "cases": shown_cases,
         "written": target,
     }
-    return Answer(folded("\n".join([*lines, f"\nwritten to {target}"]), console.width), figures)
+    return Answer("\n".join([*lines, f"\nwritten to {target}"]), figures)
 
 
 def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
@@ -122,14 +131,17 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
     marks = {"saved": [row["outcome"] == "correct" for row in rows]}
     marks |= {name: [grade.outcome == "correct" for grade in grades] for name, grades in graded_by.items()}
     graders, width = agreement(marks), max(map(len, marks)) + 2
-    about = f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.settings or 'defaults'}"
+    about = f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.grading}"
     lines = [about, "", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
     examples = []
     for name, of in graders.items():
         more, fewer = of["only_it"], of["only_now"]
         lines.append(f"{name:<{width}}{of['correct']:>8.1%}{of['agrees']:>8.1%}{len(more):>9}{len(fewer):>10}")
         for title, places in ((f"right only for {name}", more), (f"wrong only for {name}", fewer)):
-            examples += [f"\n{title}:", *(cases.case_line(rows[n]) for n in places[:EXAMPLES])] if places else []
+            examples += [f"\n{title}:"] if places else []
+            for row in (rows[n] for n in places[:EXAMPLES]):
+                truth, response = shorten(str(row["gold"]), LINE), shorten(row["response"], LINE, "end")  # the answer
+                examples.append(f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}")
     lines += examples
     if arguments.write:  # each file as a whole, so that an interruption leaves every file either old or new
         left = iter(fresh)
@@ -142,7 +154,7 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
         "files": len(files),
         "written": arguments.write,
         "reward": graded.reward,
-        "settings": graded.settings,
+        "settings": asdict(graded.grading),
         "graders": graders,
     }
-    return Answer(folded("\n".join(lines), console.width), figures)
+    return Answer("\n".join(lines), figures)

@@ -8,17 +8,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from rlreason.cli.flags import (
-    choices_among,
     choices_named,
     config_of,
     group_options,
-    is_sweep,
     keys_below,
     near,
     options_by_group,
@@ -27,7 +22,6 @@ from rlreason.cli.flags import (
 from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
 from rlreason.config.store import FUNCTIONS, SCHEMAS
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.text import first_line
 from rlreason.sweeps.design import parsed
 
@@ -37,19 +31,13 @@ LIST = "python -m rlreason --cfg job lists every key"
 
 
 @contextmanager
-def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool = False) -> Iterator[None]:
-    """Raise Hydra's errors about these overrides as a `ConfigError`.
-
-    While it is `composing`, only Hydra is at work, which fails on odd words in many ways: any error counts.
-    """
+def in_one_line(overrides: Sequence[str], name: str) -> Iterator[None]:
+    """Raise the errors of Hydra, which fails on odd words in many ways, as a `ConfigError` about these overrides."""
     try:
         yield
-    except (ConfigError, BrokenPipeError):
+    except ConfigError:
         raise
     except Exception as error:
-        of_hydra = isinstance(error, HydraException | OmegaConfBaseException | YAMLError | UnicodeDecodeError)
-        if not (of_hydra or composing) or exit_code(error) == RESOURCES:
-            raise
         raise ConfigError(explained(error, overrides, name)) from error
 
 
@@ -61,21 +49,20 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         return f"{mark.name}, line {mark.line + 1} is no YAML ({first_line(error)}): fix the file, or choose another"
     if in_file := re.match(r"In '([^']+)'", str(error)):
         return f"{in_file[1]}.yaml does not compose ({' '.join(str(error).split())}): fix it"
-    cfg = config_of(choices_among(overrides), name)  # what the options alone compose
-    keys, groups = keys_below(cfg), options_by_group()
-    for word in overrides:
-        key = word.lstrip("+~").partition("=")[0]
-        if key not in keys and "/" not in key and key.partition("@")[0] not in groups:
+    words, groups = [(str(one.input_line), one) for one in parsed(overrides)], options_by_group()
+    single = [(word, one.key_or_group) for word, one in words if not one.is_sweep_override()]
+    options = [word for word, key in single if key in groups or key.startswith("hydra/")]
+    cfg = config_of(options, name)  # what the options alone compose
+    keys = keys_below(cfg)
+    for word, one in words:
+        key = one.key_or_group
+        if key not in keys and "/" not in key and key not in groups:
             return unknown_key(key, cfg, keys)
-        if is_sweep(word):
+        if one.is_sweep_override():
             return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
     if merging := re.match("Error merging override (.+)", str(error)):
-        group = merging[1].lstrip("+").partition("=")[0]
-        if settings := [key for key in keys if key.startswith(f"{group}.")]:
-            return f"{merging[1]}: {group} is a group of settings: write one of {', '.join(settings[:4])}"
         return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
-    about = [word for word in overrides if "${" in word or f"'{word.lstrip('+~').partition('=')[0]}'" in str(error)]
-    return f"{' '.join(about[-1:] or overrides)} cannot be composed ({first_line(error)}): fix or leave it out"
+    return f"{' '.join(overrides)} cannot be composed ({first_line(error)}): fix or leave it out"
 
 
 def did_you_mean(matches: Iterable[str]) -> str:
@@ -97,7 +84,7 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
     for word in overrides:
         try:
             [override] = parsed([word])
-            values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
+            several = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
         except Exception:  # Hydra fails on odd words in many ways
             raise ConfigError(unreadable(word, overrides)) from None
         key, place = override.key_or_group, override.package or override.key_or_group
@@ -107,32 +94,27 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
             if place == key and not key.startswith(("hydra", *MAY_BE_ABSENT)):
                 raise ConfigError(f"{word}: nothing that a run needs can be taken away: give {key} another value")
         elif offered := groups.get(key) or (group_options(key) if key.startswith("hydra/") else []):
-            _refuse_wrong_option(word, key, place, values or [word.partition("=")[2]], offered)
+            texts = several or [word.partition("=")[2]]
+            values = [token[2] for text in texts for token in TOKEN.finditer(text.replace("\\", ""))]
+            one_of = f"choose one of {', '.join(offered)}"
+            is_list = texts[0].startswith("[") and key not in SEVERAL
+            if not values or "{" in word or is_list or (key == "sweep" and len(values) > 1):
+                raise ConfigError(f"{word}: a run has one option of {key}, and a command one sweep: {one_of}")
+            for value in values:
+                if not any(source.is_config(f"{key}/{value}") for source in sources()):
+                    meant = did_you_mean(near(value, offered, 0.8) or choices_named(value) or near(value, offered))
+                    more = ", or a function of your own as module:function" if key in FUNCTIONS else ""
+                    more += ", or pip install 'rlreason[launchers]'" if key == "hydra/launcher" else ""
+                    raise ConfigError(f"{place}={value} is no option of {key}: {meant} {one_of}{more}")
         elif place.endswith(".name") and place[:-5] in NAMED:
             place, name = place[:-5], word.partition("=")[2].strip("'\"")
             if fold(name) in map(fold, groups[PLACED.get(place, place)]):
                 raise ConfigError(f"{word} changes only what records call it: choose the option itself, {place}={name}")
 
 
-def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str], offered: Sequence[str]) -> None:
-    values = [token[2] for text in texts for token in TOKEN.finditer(text.replace("\\", ""))]
-    one_of = f"choose one of {', '.join(offered)}"
-    is_list = texts[0].startswith("[") and group not in SEVERAL
-    if not values or "{" in word or is_list or (group == "sweep" and len(values) > 1):
-        raise ConfigError(f"{word}: a run has one option of {group}, and a command one sweep: {one_of}")
-    for value in values:
-        if not any(source.is_config(f"{group}/{value}") for source in sources()):
-            meant = did_you_mean(near(value, offered, 0.8) or choices_named(value) or near(value, offered))
-            more = ", or a function of your own as module:function" if group in FUNCTIONS else ""
-            more += ", or pip install 'rlreason[launchers]'" if group == "hydra/launcher" else ""
-            raise ConfigError(f"{place}={value} is no option of {group}: {meant} {one_of}{more}")
-
-
 def unreadable(word: str, words: Sequence[str]) -> str:
     """Return why a word is no override, and what it may mean."""
     key, equals, value = word.partition("=")
-    if meant := re.fullmatch(r"([A-Za-z_][\w.]*)(?:\s+=\s*|\s*[:\s]\s*)([^\s=]+)", word):
-        return f"{word} cannot be read: write {meant[1]}={meant[2]}"
     if not equals:
         known = [*options_by_group(), *keys_below(config_of([], "config"))]
         meant_words = choices_named(re.split(r"[./:]", word)[-1]) or [f"{one}=..." for one in near(word, known)]
@@ -156,7 +138,6 @@ def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     if owners and f"algorithm={cfg.get('algorithm')}" not in owners:
         return f"{message}: it is one of {' and '.join(owners)}: leave it out, or choose {owners[0]}"
     own = [one for one in keys if not one.startswith("hydra")]
-    known = {name: f"{name} ({ours} here)" for name, ours in NAMES.items()}  # translated where they are typed right
-    known |= {one.rpartition(".")[2]: one for one in own} | {one: one for one in keys}
+    known = NAMES | {one.rpartition(".")[2]: one for one in own} | {one: one for one in keys}
     meant = [one for one in own if one.rpartition(".")[2] == last] or [known[one] for one in near(key, known, 0.7)]
     return f"{message}: {did_you_mean(meant or choices_named(last)) or LIST}"

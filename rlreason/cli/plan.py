@@ -11,11 +11,10 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rlreason.cli.check import reading
+from rlreason.cli.check import reading, requested_run
 from rlreason.cli.compose import composed_run
-from rlreason.cli.doctor import requested_run
 from rlreason.cli.flags import read
-from rlreason.cli.sweep import designed, file_of
+from rlreason.cli.sweep import designed, file_of, shared_config
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.hours import CARDS, Card, hours
@@ -23,7 +22,7 @@ from rlreason.model.plan import cure, figures, planned, table, verdict
 from rlreason.records.console import Console
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.statistics import ASSUMED, LEVEL, smallest_difference
-from rlreason.runtime.streams import Answer, Parser, folded, number_in
+from rlreason.runtime.streams import Answer, Parser, number_in
 from rlreason.runtime.text import duration
 from rlreason.sweeps.design import key_of
 from rlreason.sweeps.texts import power_text, problems_of
@@ -63,14 +62,15 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Return the memory plan of the run, and what the seeds can show; either one if requested."""
-    for name in ("spread", "count", "minutes", "problems", "settings"):
-        if arguments.seeds is None and getattr(arguments, name) is not None:
-            option = name.replace("count", "runs")
-            raise ConfigError(f"--{option} is about seeds of several runs: add --seeds 4, or leave it out")
+    seeds, problems, settings, spread = arguments.seeds, arguments.problems, arguments.settings, arguments.spread
+    runs, minutes = arguments.count, arguments.minutes
+    if seeds is None and any(one is not None for one in (problems, settings, spread, runs, minutes)):
+        options = "--problems, --settings, --spread, --runs and --minutes"
+        raise ConfigError(f"{options} are about seeds of several runs: add --seeds 4, or leave them out")
     if arguments.hours is not None and arguments.gpu is None:
         raise ConfigError(f"--hours {arguments.hours:g} is about a card: add --gpu h100, or leave it out")
-    lines, found, problems = list[str](), dict[str, Any](), arguments.problems
-    if arguments.words or arguments.seeds is None:
+    lines, found = list[str](), dict[str, Any]()
+    if arguments.words or seeds is None:
         from rlreason.training.preflight import assumed_prompt
 
         words, device, card = arguments.words, believed_device(), CARDS.get(arguments.gpu)
@@ -92,19 +92,19 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
                     rows = sweeps_of(words, outcome.work.shape.numbers, card)
                 lines += ["", *fitting_sweeps(rows, arguments.hours, run)]
                 found["sweeps"] = [row._asdict() for row in rows]
-    if (seeds := arguments.seeds) is not None:
-        problems, settings, spread = problems or 1000, arguments.settings or 2, arguments.spread
+    if seeds is not None:
+        problems, settings = problems or 1000, settings or 2
         comparisons, spreads = max(1, settings - 1), list(ASSUMED) if spread is None else [spread]
         lines += ["", f"can show   {power_text(seeds, problems, comparisons, spread)}"]
         found |= {"seeds": seeds, "problems": problems, "settings": settings, "assumed": spread is None}
         found["spread"] = spreads
         for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):
             found[name] = [smallest_difference(seeds, problems, one, level) for one in spreads]
-        runs, minutes = arguments.count or seeds * settings, arguments.minutes
         if minutes is not None:
+            runs = runs or seeds * settings
             found |= {"runs": runs, "seconds": 60 * minutes * runs}
             lines.append(f"time       {duration(60 * minutes * runs)}: {runs} runs of {minutes:g} min")
-    return Answer(folded("\n".join(lines).lstrip("\n"), console.width), found)
+    return Answer("\n".join(lines).lstrip("\n"), found)
 
 
 def sweeps_of(words: Sequence[str], parameters: int, card: Card) -> list[SweepCost]:
@@ -125,7 +125,7 @@ def sweeps_of(words: Sequence[str], parameters: int, card: Card) -> list[SweepCo
         with reading(request, note=str) as request:
             if file_of(request.overrides).chain:
                 continue
-            design, _ = designed(request, note=str)
+            design, _ = designed(request, shared_config(request), note=str)
             seed = design.runs[0].seed
             runs = [one for one in design.runs if one.seed == seed]
             each = [composed_run(one.overrides, request.config_name, True, []).run for one in runs]

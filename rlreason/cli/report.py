@@ -8,14 +8,14 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlreason.discovery.report import report_of, runs_below
+from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.compare import entry
 from rlreason.report.read import read_study
 from rlreason.report.sections import build_report
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import Answer, Parser, folded
+from rlreason.runtime.streams import Answer, Parser
 
 HTML, MARKDOWN = "report.html", "report.md"
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
@@ -36,9 +36,11 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the report."""
     runs, out, figures = arguments.runs, arguments.out, arguments.figures
-    if arguments.assignment is None and (of := {folder: runs_below([folder]) for folder in runs}) and any(of.values()):
+    if arguments.assignment is None and any(map(runs_below, runs)):
         with console.wait("writing the report"):
-            return report_of([run for folder in runs for run in of[folder] or [folder]], folder_of(out, runs[0]))
+            return write_report(
+                [run for folder in runs for run in runs_below(folder) or [folder]], folder_of(out, runs[0])
+            )
     if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     from rlreason.report.assignment import write_up  # slow to import, as the other
@@ -71,7 +73,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
     told |= {"warnings": report.warnings, "problems": report.problems}
     told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}
-    return Answer(folded("\n".join(lines), console.width), told)
+    return Answer("\n".join(lines), told)
 
 
 def folder_of(out: Path | None, run: Path) -> Path:

@@ -11,16 +11,14 @@ import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
-from rlreason.cli.check import reading
+from rlreason.cli.check import check_command_line
 from rlreason.cli.command import start_run
-from rlreason.cli.compose import RUN_DIR, check_start, repeated
-from rlreason.cli.flags import read
+from rlreason.cli.compose import RESUME, RUN_DIR
 from rlreason.cli.subcommands import STDOUT
-from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.provenance import MACHINE, differences, environment
-from rlreason.records.reader import RunFolder, compared, settings_in
+from rlreason.records.reader import RunFolder, compared
 from rlreason.runtime.files import free_folder
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.sweeps.design import key_of
@@ -44,11 +42,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         now = Path(word.partition("=")[2].strip("'\""))
         if now.exists() and (not now.is_dir() or any(now.iterdir())):  # a run there would go on
             raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
-    register()
-    request = read([word for word in words if key_of(word) != RUN_DIR])
-    with reading(request, console.say, settings_in(then).get("algorithm", "")) as request:
-        one = repeated(then, request.overrides, console.say, now, name="RUN")
-        check_start([one.run], now, console.say)
+    changes = [word for word in words if key_of(word) != RUN_DIR]
+    one = check_command_line([f"{RESUME}={then}", *changes], console.say, now).one
+    assert one is not None
     told, here = RunFolder(then).provenance, environment()
     before = differences(told, here, EARLY)
     for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:

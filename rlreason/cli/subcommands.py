@@ -22,7 +22,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import CONVERSATION, finite
 from rlreason.records.reader import runs_in
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import Answer, Parser, refuse_target
+from rlreason.runtime.streams import Answer, Parser, folded, refuse_target
 
 STDOUT = "-"  # as the FILE of --json
 
@@ -61,10 +61,7 @@ def refuse_wrong_subcommand(words: Sequence[str]) -> None:
     Traceback (most recent call last):
     rlreason.errors.ConfigError: inspct is no subcommand: did you mean rlreason inspect? (rlreason --help lists them)
     """
-    word = words[0].lower() if words else ""
-    if word in ("train", "run", "start"):
-        raise ConfigError(f"{words[0]} is no subcommand: a run starts without one, leave it out (rlreason --help)")
-    if near := difflib.get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.75):
+    if words and (near := difflib.get_close_matches(words[0].lower(), SUBCOMMANDS, n=1, cutoff=0.75)):
         raise ConfigError(f"{words[0]} is no subcommand: did you mean rlreason {near[0]}? (rlreason --help lists them)")
 
 
@@ -101,19 +98,19 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     if one and subcommand != "pack" and (inner := runs_in(one[0])):
         raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
     target = arguments.json
-    file = None if target in (None, STDOUT) else Path(target)
-    if file is not None:
+    to_file = target not in (None, STDOUT)
+    if to_file:
         refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
     answer: Answer = import_module(SUBCOMMANDS[subcommand][0]).main(arguments, console)
     figures = answer.figures if isinstance(answer.figures, list) else {"verb": subcommand, **answer.figures}
     text = json.dumps(finite(figures), indent=1, default=str)
-    if file is not None:
-        write_whole(file, text + "\n")
+    if to_file:
+        write_whole(Path(target), text + "\n")
     if target == STDOUT:
         print(text)
     elif answer.text:
-        console.table(answer.text)
-    if file is not None:
+        console.table(folded(answer.text, console.width))
+    if to_file:
         console.say(f"figures: {target}")
     return answer.exit_code

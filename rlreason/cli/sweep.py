@@ -8,15 +8,15 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
-from rlreason.cli.flags import Request, options_by_group, sources
-from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
+from rlreason.cli.flags import Request, keys_below, options_by_group, sources
+from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SweepFile, sweep_file
@@ -64,13 +64,13 @@ def checked_sweep(request: Request, note: Note) -> list[CheckedSweep]:
     file, base = file_of(request.overrides), shared_config(request)
     carry = base.hydra.sweeper.carry
     if not file.chain:
-        return [_checked(request, carry, note)]
+        return [_checked(request, base, carry, note)]
     if carry:
         raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
     place = folder_of(request.overrides, [], base, base.hydra.sweeper.sweep_name)
-    said = list[str]()
-    stages = [checked_stage(request, file.chain, stage, place, said.append, started=False) for stage in file.chain]
-    for text in dict.fromkeys(said):
+    said = dict[str, None]()
+    stages = [checked_stage(request, file.chain, stage, place, said.setdefault, started=False) for stage in file.chain]
+    for text in said:
         note(text)
     return stages
 
@@ -97,57 +97,45 @@ def checked_stage(
     `started`: the stages before it have finished, and those whose reference has run hand on what they found, behind
     overrides and the stage's own settings. `ConfigError` if an earlier stage is incomplete, or a run could not begin.
     """
-    own = request_of_stage(request, chain, stage)
+    groups, given = options_by_group(), {key_of(word) for word in request.overrides}
+    of_chain = ("sweep", "hydra.sweep.dir", "hydra.sweeper.sweep_name")
+    words = [word for word in request.overrides if key_of(word) not in of_chain]
+    choices = fixed([word for word in words if key_of(word) in groups])
+    keys = {one: set(keys_below(composed([f"sweep={one}", *choices], request.config_name))) for one in chain}
+    elsewhere = set[str]().union(*keys.values()) - keys[stage] - groups.keys()  # settings of other stages alone
+    words = [f"sweep={stage}", *(word for word in words if key_of(word) not in elsewhere)]
+    words += [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
     earlier = chain[: chain.index(stage)] if started else []
     hand_on = [one for one in earlier if read_state(place / one).reference is not None]
     before = [str(place / one) for one in hand_on if file_of([f"sweep={one}"]).carries]
     arms = list[list[str]]()
-    with in_one_line(own.overrides, request.config_name):
-        if (broad := file_of(own.overrides).best_of) in hand_on:
-            from rlreason.report.carry import best_arms
+    if (broad := file_of(words).best_of) in hand_on:
+        from rlreason.report.carry import best_arms
 
-            arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(place / broad)]
-            if with_meant(map(key_of, own.overrides)) & set(map(key_of, arms[0])):  # typed
-                arms = []
-            shown = "; ".join(map(" ".join, arms)) or "none: some are typed"
-            note(f"note: {broad} hands on its best settings: {shown}")
-        return _checked(own, before, note, place / stage, arms, waits=not started)
-
-
-def request_of_stage(request: Request, chain: Sequence[str], stage: str) -> Request:
-    """Return the request for one sweep of a chain, without the settings that only other stages have."""
-    groups, given = options_by_group(), {key_of(word) for word in request.overrides}
-    axes = [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
-    of_chain = ("sweep", "hydra.sweep.dir", "hydra.sweeper.sweep_name")
-    words = [word for word in request.overrides if key_of(word) not in of_chain]
-    choices = fixed([word for word in words if key_of(word) in groups])
-
-    configs = cache(lambda of: composed([f"sweep={of}", *choices], request.config_name))
-
-    def belongs(word: str) -> bool:
-        key = key_of(word)
-        if key in groups or word.startswith("hydra"):
-            return True
-        has = (OmegaConf.select(configs(of), key, default=of) != of for of in (stage, *chain))
-        return next(has) or not any(has)  # a setting of no stage is refused with the others
-
-    return replace(request, overrides=[f"sweep={stage}", *filter(belongs, words), *axes])
+        arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(place / broad)]
+        if with_meant(map(key_of, words)) & set(map(key_of, arms[0])):  # typed
+            arms = []
+        shown = "; ".join(map(" ".join, arms)) or "none: some are typed"
+        note(f"note: {broad} hands on its best settings: {shown}")
+    own = replace(request, overrides=words)
+    return _checked(own, shared_config(own), before, note, place / stage, arms, waits=not started)
 
 
 def designed(
     request: Request,
-    note: Note = print,
+    base: DictConfig,
+    note: Note,
     carried: Sequence[str] = (),
     folder: Path | None = None,
     arms: Sequence[Sequence[str]] = (),
 ) -> tuple[SweepState, Path]:
     """Return the requested sweep, its runs not yet checked, and its folder. Hydra must be ready to compose.
 
-    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own. Of a stage of
-    a chain: `folder`, where it writes, and `arms`, cells that replace its own, the reference first.
+    `base`: the config of what its runs share. `carried`: overrides from finished sweeps, with lower precedence than
+    typed ones and the sweep's own. Of a stage of a chain: `folder`, where it writes, and `arms`, cells that replace its
+    own, the reference first.
     """
     words, name = request.overrides, request.config_name
-    base = shared_config(request)
     file = file_at(file_of(words), words, base, arms)
     axes = translated([f"{key}={value}" for key, value in file.axes.items()], note=str)  # a handout's names in a file
     refuse_wrong_words(axes)
@@ -159,6 +147,7 @@ def designed(
 
 def _checked(
     request: Request,
+    base: DictConfig,
     before: Sequence[str],
     note: Note,
     place: Path | None = None,
@@ -167,10 +156,11 @@ def _checked(
 ) -> CheckedSweep:
     """Return the sweep with its design, its runs and their launcher; `ConfigError` if a run could not begin.
 
-    `before`: finished sweeps, names or folders, that hand on their winners. `place` and `arms`: of a stage of a chain.
+    `base`: the config of what its runs share. `before`: finished sweeps, names or folders, that hand on their winners.
+    `place` and `arms`: of a stage of a chain.
     `waits`: the stages before it have not run, so that what begins from their models is only composed.
     """
-    base, carried = shared_config(request), list["Carried"]()
+    carried = list["Carried"]()
     if before:
         from rlreason.report.carry import carry, model_of, refuse_other_model, sweep_folder  # slow to import
 
@@ -179,7 +169,7 @@ def _checked(
         for one in carried:
             note(f"note: {one.sentence}")
     handed = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
-    design, folder = designed(request, note, list(handed.values()), place, arms)
+    design, folder = designed(request, base, note, list(handed.values()), place, arms)
     if carried and place is None:
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
@@ -202,9 +192,9 @@ def _checked(
     if absent is None:
         check_start(checked, folder, note)
     else:
-        from rlreason.training.preflight import planned_warnings
+        from rlreason.training.preflight import mistakes_of
 
-        absent += planned_warnings([run for run in checked if works_on_a_model(run)], folder)
+        absent += [line for run in checked if works_on_a_model(run) for line in mistakes_of(run)]
         for line in dict.fromkeys(absent):
             note(f"! not here: {line}")
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
@@ -220,20 +210,17 @@ def start_sweep(grid: "Grid", overrides: Sequence[str]) -> int:
 
     Typed again, it resumes.
     """
-    hydra, flags = grid.config.hydra, {"multirun": True, "config_name": grid.config.hydra.job.config_name}
-    for source in hydra.runtime.config_sources:
-        flags |= {"config_dir": source.path} if source.provider == "command-line" else {}
+    hydra = grid.config.hydra
     ours = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
-    request = Request(flags, [*overrides, *ours])
-    with in_one_line(request.overrides, request.config_name):
-        sweeps, chain = checked_sweep(request, say), file_of(request.overrides).chain
-        if not chain or hydra.sweeper.dry:
-            return sum(run_sweep(grid, sweep) for sweep in sweeps)
-        for number, name in enumerate(chain, 1):
-            say(f"\n=== stage {number} of {len(chain)}: {name}")
-            if code := run_sweep(grid, checked_stage(request, chain, name, sweeps[0].folder.parent, say)):
-                say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
-                return code
+    request = Request({"config_name": hydra.job.config_name}, [*overrides, *ours])
+    sweeps, chain = checked_sweep(request, say), file_of(request.overrides).chain
+    if not chain or hydra.sweeper.dry:
+        return sum(run_sweep(grid, sweep) for sweep in sweeps)
+    for number, name in enumerate(chain, 1):
+        say(f"\n=== stage {number} of {len(chain)}: {name}")
+        if code := run_sweep(grid, checked_stage(request, chain, name, sweeps[0].folder.parent, say)):
+            say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
+            return code
     return 0
 
 
@@ -252,13 +239,17 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
             folder, design.runs, lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name])))
         )
         state = begun(replace(design, command=shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])), folder)
-        done = {run.name: run for run in state.runs if run.of_its_own}
-        left = [run for run in design.runs if run.name not in done]
-        for name in [run.name for run in design.runs if run.name in done]:
-            how = "finished before" if done[name].figure is not None else done[name].status_text
-            say(f"== {name}: {how}, not run again")
-        for run in left if jobs.side_by_side > 1 and len(left) > 1 else []:
-            state.run(run.name).shared_machine = True
+        left = list[RunState]()
+        for run in design.runs:
+            done = state.run(run.name)
+            if not done.of_its_own:
+                left.append(run)
+                continue
+            how = "finished before" if done.figure is not None else done.status_text
+            say(f"== {run.name}: {how}, not run again")
+        if jobs.side_by_side > 1 and len(left) > 1:
+            for run in left:
+                state.run(run.name).shared_machine = True
         write_state(folder, state)
         try:
             state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})

@@ -14,7 +14,6 @@ from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, count, group, 
 
 OF_THE_RUN = ("model", "messages", "n", "max_tokens")  # parts of a request that the run decides itself
 SIDE_BY_SIDE = "strategy in ('best_of_n', 'hybrid')"
-DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass
@@ -298,10 +297,10 @@ class DiscoverConfig(AnyRunConfig):
         if budget.tokens is not None and budget.tokens <= client.max_tokens:
             longest = f"client.max_tokens={client.max_tokens}, one reply's"
             yield f"budget.tokens={budget.tokens} is not above {longest}: raise it"
-        extra = client.extra
-        if extra is not None and not isinstance(extra, dict):
+        extra = client.extra or {}
+        if not isinstance(extra, dict):
             yield f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}"
-        elif reserved := [name for name in OF_THE_RUN if (extra or {}).get(name) is not None]:
+        elif reserved := [name for name in OF_THE_RUN if extra.get(name) is not None]:
             yield f"client.extra={extra} sets {reserved[0]}, which the run itself decides: leave it out"
 
     @property
@@ -312,8 +311,8 @@ class DiscoverConfig(AnyRunConfig):
     @property
     def most_spent(self) -> str:
         """What a run may spend at most, as overrides."""
-        bounds = {name: getattr(self.budget, name) for name in DISCOVERY_BUDGETS}
-        return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
+        bounds = vars(self.budget).items()
+        return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds if bound is not None)
 
     @property
     def converses(self) -> bool:

@@ -6,14 +6,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
+from rlreason.config.leaves import locate, may_be_hub_name
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
 from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, count, group, number, share, text
 
-#: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
-MOST_BYTES = 20_000_000  # of files
-MOST_STORIES = 20_000  # of generated problems
 RATED = "trains_on(here) and here.pass_rates is not None"
 
 
@@ -23,7 +20,7 @@ class DataConfig(Settings):
 
     has_stories = False  # generated ones, in random order, which the tiny model understands
     on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
-    quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
+    quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and no user's code
 
     name: str = text(
         doc="of the option, for records and protocols", only_if="here is not data or trains or eval.data is None"
@@ -79,7 +76,7 @@ class HabitsConfig:
 class StoriesConfig(DataConfig):
     """Generated stories with numbers, from which the tiny model learns its habits."""
 
-    has_stories = True
+    has_stories = quickly_read = True
 
     min_events: int = count(2, "fewest sums in a story", 99)
     max_events: int = count(4, "most sums in a story", 99)
@@ -91,11 +88,6 @@ class StoriesConfig(DataConfig):
     n_train: int = count(8192, "training problems", MADE)
     n_validation: int = count(1024, "validation problems", MADE)
     habits: HabitsConfig = group(HabitsConfig, only_if="here is data and warms_up")
-
-    @property
-    def quickly_read(self) -> bool:
-        """Whether reading it takes little time."""
-        return self.n_train + self.n_validation <= MOST_STORIES
 
 
 @dataclass
@@ -158,25 +150,19 @@ class FileDataConfig(RowsDataConfig):
         if self.validation is not None and held_out:
             both = f"data.validation={self.validation} and data.n_validation={self.n_validation}"
             yield f"{both}: set one of them to null"
-        unused = "" if not evaluated else "validation" if held_out else "train"
-        read = [key for key in ("train", "validation", "ground_truth") if key != unused]
-        absent = [line for key in read for line in self.absent(key)]
-        yield from absent
-        if not absent and not held_out and self.path is None and self.validation is None:
+        read = ("validation", "ground_truth") if evaluated and not held_out else ("train", "validation", "ground_truth")
+        for key in read:
+            split = getattr(self, key)
+            if split is None or locate(self.path, split):
+                continue
+            if self.path is None or Path(split).suffix or Path(self.path).expanduser().is_dir():
+                missing = f"data.{key}={split} is no .jsonl or .json file, by itself or in data.path={self.path}"
+                yield Absent(f"{missing}: give one, or the folder that holds it")
+            elif not may_be_hub_name(self.path):  # what a hub holds is checked when it is read
+                cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
+                yield Absent(f"data.path={self.path} is no folder: {cure}")
+        if not held_out and self.path is None and self.validation is None:
             yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-
-    def absent(self, key: str) -> Iterator[str]:
-        """Complain about a missing file; what a hub holds is checked when it is read."""
-        split = getattr(self, key)
-        if split is None or locate(self.path, split):
-            return
-        if self.path is None or Path(split).suffix:
-            yield Absent(f"data.{key}={split} is no .jsonl or .json file: give one, or a folder as data.path")
-        elif Path(self.path).expanduser().is_dir():
-            yield f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"
-        elif not may_be_hub_name(self.path):
-            cure = f"give a folder with {split}.jsonl, a hub name, or files as data.train and data.validation"
-            yield Absent(f"data.path={self.path} is no folder: {cure}")
 
     @property
     def on_hub(self) -> bool:
@@ -188,12 +174,8 @@ class FileDataConfig(RowsDataConfig):
 
     @property
     def quickly_read(self) -> bool:
-        """Whether reading it takes little time."""
-        if self.path and not Path(self.path).expanduser().is_dir():
-            return False
-        named = (self.train, self.validation, self.ground_truth, *SPLITS)
-        files = {file for name in named if name and (file := locate(self.path, name))}
-        return sum(file.stat().st_size for file in files) <= MOST_BYTES
+        """Whether reading it takes no network."""
+        return not self.on_hub
 
     def evaluation_problems(self) -> list[str]:
         return [*DataConfig.rules(self), *self.rules(evaluated=True)]
@@ -268,8 +250,6 @@ def of_function(name: str) -> FunctionDataConfig:
         parameters = list(inspect.signature(load(name)).parameters.values())
     except NotImportableError as error:
         raise ConfigError(f"data={name}: {error}") from None
-    except (TypeError, ValueError):
-        parameters = []
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     options = {p.name: MISSING if p.default is p.empty else p.default for p in named}
     plain = {key: value for key, value in options.items() if isinstance(value, int | float | str | list | None)}

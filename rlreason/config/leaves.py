@@ -1,7 +1,6 @@
 """A run's settings one by one, as on the command line; the files, templates and packages that they name."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -98,11 +97,11 @@ def typed_word(value: Any) -> str:
 
 def locate(path: str | None, split: str) -> Path | None:
     """Return a split's file: `split` in the folder `path`, with or without its suffix, or `split` itself as a path."""
-    named = [Path(path).expanduser() / f"{split}{suffix}" for suffix in ("", *FORMATS)] if path else []
-    if file := next((file for file in named if file.is_file() and file.suffix in ("", *FORMATS)), None):
-        return file
-    direct = Path(split).expanduser()
-    return direct if direct.suffix in FORMATS and direct.is_file() else None
+    places = [Path(path, f"{split}{suffix}") for suffix in ("", *FORMATS)] if path else []
+    if Path(split).suffix in FORMATS:
+        places.append(Path(split))
+    files = [place.expanduser() for place in places if place.suffix in ("", *FORMATS)]
+    return next((file for file in files if file.is_file()), None)
 
 
 def may_be_hub_name(path: str) -> bool:
@@ -117,23 +116,13 @@ def resource_dir(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-def needs(setting: str, package: str, reason: object = None) -> str:
-    """Return the complaint if `setting` needs a package that is missing or, for a `reason`, broken.
+def needs(setting: str, package: str) -> str:
+    """Return the complaint if `setting` needs a package that is missing.
 
     >>> needs("logger=wandb", "wandb")
     'logger=wandb needs the wandb package: pip install wandb, or choose logger=none'
     """
-    broken = f" ({reason})" if reason else ""
-    return f"{setting} needs the {package.replace('_', '-')} package{broken}: {PACKAGES[package]}"
-
-
-@contextmanager
-def required(setting: str, package: str) -> Iterator[None]:
-    """Import a package in this block: `ConfigError` in one line if that fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(needs(setting, package, error)) from error
+    return f"{setting} needs the {package.replace('_', '-')} package: {PACKAGES[package]}"
 
 
 def template_of(file: str) -> str:

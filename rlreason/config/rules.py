@@ -1,9 +1,11 @@
 """Hold a run to what its fields say and to the rules between them: ranges, choices, what nothing reads."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from rlreason.config.groups import ASKED, JUDGED, OF_TINY
+import yaml
+
 from rlreason.config.leaves import Leaf, leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
@@ -50,7 +52,7 @@ def wrong_values(settings: Any, prefix: str = "") -> list[str]:
         words = leaf.metadata.get("choices")
         if bounds is not None:
             members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
-            numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
+            numbers = [n for n in members if isinstance(n, int | float)]
             default = "give such a number" if leaf.default == "???" else f"try {leaf.key}={typed_word(leaf.default)}"
             if rule := next(filter(None, map(bounds.broken_by, numbers)), ""):
                 bad.append(f"{leaf.key}={typed_word(leaf.value):.40} {rule}: {bounds.cure or default}")
@@ -77,6 +79,12 @@ def complaints(run: AnyRunConfig) -> dict[str, str]:
 
 
 _compiled: Any = cache(compile)
+#: Conditions that are not their own best words -> where a setting is read.
+WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("conditions.yaml").read_text(encoding="utf-8"))
+WORDS |= {
+    f"here.reads('{number}')": f"by {' or '.join(f'loss={name}' for name in readers(number))} only"
+    for number in LOSS_NUMBERS
+}
 
 
 def unread(leaf: Leaf, run: Any) -> str:
@@ -98,42 +106,3 @@ def words_of(condition: str, group: str) -> str:
     plain = condition.replace("trains or", "the run trains or").replace("here.", f"{group}.").replace("'", "")
     plain = plain.replace(" == ", "=").replace(" is None", "=null").replace("None", "null")
     return WORDS.get(condition, f"only where {plain}").format(group=group)
-
-
-_OF_PROMPT = "by algorithms that train, and where eval.prompt is null, only (else: eval.prompt)"
-_OF_DATA = "by algorithms that train, and where eval.data is null, only (else: eval.data)"
-#: Conditions that are not their own best words: where a setting is read.
-WORDS: dict[str, str] = {
-    "trains": "by algorithms that train only",
-    "samples_to_learn": "where responses are sampled to learn from only, and algorithm=sft samples none",
-    "here is data": "for training data only",
-    "reads_data": _OF_DATA,
-    "here is not data or trains or eval.data is None": _OF_DATA,
-    "trains_on(here)": "for training data only (eval_problems limits evaluations; split=train asks it)",
-    "reads_traces": "by algorithm=sft and by data.filter=correct on training data only",
-    "imitates(here)": "by algorithm=sft, data.filter=correct, and a warm start for this prompt alone only",
-    "warms_up": "by the warm start of model=tiny only",
-    "verifies(here)": "without a prompt.reward=module:function only",
-    "compares_ground_truths(here)": "by the built-in comparison only, not where a function judges",
-    "here is data or here.n_validation is not None": "to learn from, and with eval.data.n_validation, only",
-    "here.holds_out": "with {group}.n_validation=200 {group}.validation=null only",
-    "here.on_hub": "for a data set of the hub only, not for files",
-    ASKED: _OF_PROMPT,
-    ASKED + OF_TINY: _OF_PROMPT,
-    JUDGED + OF_TINY: "to learn from samples, and without eval.prompt, only",
-    "compares_answers": "by the built-in comparison only, not where prompt.reward or data.verifier judges",
-    "has_own_reward": "by prompt.reward=module:function only",
-    "reads_eval_samples": "where neither samples nor n_list says how many only",
-    "problem_limit is None": "where eval_problems is null only",
-    "on_several_ranks": "with gpus=2 or more only",
-    "here.shares_gpu": "where vLLM shares the policy's GPU only (rollout.placement=colocate)",
-    "not old_from_engine": "without rollout.async_level only, with which every weight would be exactly 1",
-    "here.side_is_open": "for a side that is null only",
-    **{
-        f"here.reads('{key}')": f"by {' or '.join(losses)} only"
-        for key in LOSS_NUMBERS
-        if (losses := [f"loss={name}" for name in readers(key)])
-    },
-    "converses": "by strategy=refine and strategy=hybrid only",
-    "False": "by a sweep only (-m)",
-}

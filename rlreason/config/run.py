@@ -122,14 +122,12 @@ class RunConfig(AnyRunConfig):
             of_scale = key == "interim_eval_problems" and key not in self.given  # an upper bound
             if asks is not None and last is not None and last < asks and not of_scale:
                 yield f"eval.final_problems={last} is less than {key}={asks}, all of which it asks again: raise it"
-        asked, own = self.evaluation.sampling, self.eval.sampling
+        asked = self.evaluation.sampling
         if asked.temperature == 0 and self.answers > 1:
             key, cure = self.sampling_key("temperature"), "or ask for one each"
             yield f"{key}=0: the {self.answers} responses to a problem would all be equal: set {key}=1, {cure}"
-        given, most = own.min_tokens is not None or own.max_tokens is not None, asked.max_tokens
-        if given and 1 <= most < asked.min_tokens:  # each number by itself has a range
-            low, high = self.sampling_key("min_tokens"), self.sampling_key("max_tokens")
-            yield f"{low}={asked.min_tokens} is above {high}={most}: set eval.sampling.min_tokens={most} or less"
+        if asked != self.sampling:
+            yield from (as_eval("sampling", line, asked) for line in asked.rules())
         corrects = getattr(self, "mismatch", "none") != "none" or getattr(self, "old_from_engine", False)
         if self.monitors.parity == "correct" and not corrects:
             cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
@@ -206,13 +204,8 @@ class RunConfig(AnyRunConfig):
 
     def compares_ground_truths(self, here: DataConfig) -> bool:
         """Whether the built-in comparison grades the ground truths of this data before they are used."""
-        named = judges(self)
-        asked = not is_own(*named[0])
-        if asked and (here is not self.data or self.eval.data is None):
-            return True
-        if here is not self.data or not self.samples_training_data:
-            return False
-        return not is_own(*named[-1]) if self.trains else asked
+        counted = judges(self)[:1] + ([(self.prompt.reward, self.data)] if self.samples_to_learn else [])
+        return any(data is here and not is_own(reward, data) for reward, data in counted)
 
     @property
     def compares_answers(self) -> bool:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -73,54 +73,44 @@ def sweep_path(name: str) -> Path:
 def sweep_file(name: str, content: Mapping[str, Any]) -> SweepFile:
     """Parse the content of a sweep's file; `ConfigError` if a block is invalid."""
     blocks = dict((content.get("hydra") or {}).get("sweeper") or {})
-    file, own = _parsed(name, content, blocks), blocks.get("embedded")
-    if own is None:
-        return file
-    params = {key: value for key, value in own.items() if key not in ("cells", "reference")}
-    merged = blocks | own | {"params": (blocks.get("params") or {}) | params}
-    return replace(file, embedded=_parsed(name, content, merged))
-
-
-def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) -> SweepFile:
+    axes, own, reference = blocks.get("params") or {}, blocks.pop("embedded", None), blocks.get("reference") or []
+    embedded = None
+    if own is not None:
+        params = axes | {key: value for key, value in own.items() if key not in ("cells", "reference")}
+        embedded = sweep_file(name, {**content, "hydra": {"sweeper": blocks | own | {"params": params}}})
     settings = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
-    axes, reference = blocks.get("params") or {}, blocks.get("reference") or []
+    places = [str(place) for item in content.get("defaults") or () if isinstance(item, Mapping) for place in item]
+    chosen = {place.removeprefix("override ").removeprefix("/").partition("@")[0] for place in places}
     if blocks.get("chain") and settings:
         raise ConfigError(f"sweep/{name}.yaml: {min(settings)} stands beside chain: give it to the sweeps of the chain")
-    blocks = {key: value for key in ("cells", "carries", "best_of", "chain") if (value := blocks.get(key)) is not None}
+    given = {key: value for key in ("cells", "carries", "best_of", "chain") if (value := blocks.get(key)) is not None}
+    given |= {
+        "name": name,
+        "axes": {key: typed_word(value) for key, value in axes.items()},  # commas in a text separate values
+        "reference": [FIRST] if reference == FIRST else reference,
+        "chosen": chosen,
+        "settings": set(settings),
+    }
     try:
-        return convert(
-            {
-                "name": name,
-                "axes": {key: typed_word(value) for key, value in axes.items()},  # commas in a text separate values
-                "reference": [FIRST] if reference == FIRST else reference,
-                "chosen": frozenset(_chosen(content.get("defaults"))),
-                "settings": frozenset(settings),
-                **blocks,
-            },
-            SweepFile,
-        )
+        return replace(convert(given, SweepFile), embedded=embedded)
     except ValidationError as error:
         raise ConfigError(f"sweep/{name}.yaml: {error}: mend it, as the files in multirun_sweeps/") from None
 
 
-def _chosen(defaults: Any) -> Iterator[str]:
-    """Yield the groups whose options a defaults list chooses.
-
-    >>> list(_chosen([{"override /loss@loss": "gspo"}, {"override /prompt@_global_.eval.prompt": "r1_zero"}, "_self_"]))
-    ['loss', 'eval.prompt']
-    """
-    for item in defaults or ():
-        for place in item if isinstance(item, Mapping) else ():
-            group, _, package = str(place).removeprefix("override ").removeprefix("/").partition("@")
-            yield package.removeprefix("_global_.") or group
+_made: dict[str, Any] = {}  # what the schemas are in Hydra's store: making them takes half a second
 
 
 def register() -> None:
     """Register the schemas and resolvers, and where Hydra finds sweeps and functions. Safe to call twice."""
-    store = ConfigStore.instance().store
-    for group, nodes in SCHEMAS.items():
-        for name, node in nodes.items():
-            store(group=group, name=name, node=node)
+    store = ConfigStore.instance()
+    vars(store)["__deepcopy__"] = lambda _: ConfigStore.instance()  # Hydra copies it whole for each config, in 60 ms
+    if "schema" not in store.repo:
+        store.repo |= _made
+    if "schema" not in store.repo:
+        for group, nodes in SCHEMAS.items():
+            for name, node in nodes.items():
+                store.store(group=group, name=name, node=node)
+        _made["schema"] = store.repo["schema"]
     if OWN not in SEARCHED:
         SEARCHED.append(OWN)
     resolver = partial(OmegaConf.register_new_resolver, replace=True)
@@ -207,10 +197,9 @@ def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictCo
     config = OmegaConf.structured(SCHEMAS["schema"][str(settings["algorithm"])])
     for place in ("model", "data", "eval.data"):
         node, kinds = setting_of(place), SCHEMAS[f"schema/{place.rpartition('.')[2]}"].values()
-        if isinstance(node, DictConfig) and OmegaConf.select(config, place, default=0) != 0:
-            kind = next((kind for kind in kinds if node.keys() <= {field.name for field in fields(kind)}), None)
-            if kind is not None:
-                OmegaConf.update(config, place, kind)
+        fitting = [kind for kind in kinds if node and node.keys() <= {field.name for field in fields(kind)}]
+        if fitting:
+            OmegaConf.update(config, place, fitting[0])
     if ":" in (loss := str(setting_of("loss.loss_type"))):
         config.loss = own_loss_config(loss)
     merged = OmegaConf.merge(config, kept)

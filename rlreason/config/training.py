@@ -1,7 +1,7 @@
 """Settings of every algorithm that trains: optimizer, schedule, evaluation, budget and checkpoints."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +11,7 @@ from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, count, group, number, text
 
 MOST_RANKS = 1024
-BUDGETS = ("hours", "tokens", "steps")
-UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
+UNKNOWN_EVALUATIONS = 12  # at most about so many, if eval_every does not say how many
 
 
 @dataclass
@@ -61,19 +60,6 @@ class BudgetConfig:
     hours: float | None = number(None, "wall clock, set-up and evaluations too (time/total)", above=0, high=LARGE)
     tokens: int | None = count(None, "tokens sampled to learn from (tokens/generated)", MOST * MOST)
     steps: int | None = count(None, "steps; a falling rate still falls towards n_steps")
-
-
-def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], budgets: Sequence[str]) -> bool:
-    """Whether these budgets allow more than before in something, and less in nothing.
-
-    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None}, ["hours", "tokens"])
-    True
-    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": 100}, ["hours", "tokens"])
-    False
-    """
-    pairs = [(before.get(name), now.get(name)) for name in budgets]
-    more = [b is None or (a is not None and b > a) for a, b in pairs if a != b]
-    return bool(more) and all(more)
 
 
 @dataclass

@@ -117,10 +117,9 @@ def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: flo
 
     index = torch.device(device).index
     own: dict[str, Any] = {"dtype": "bfloat16", "enable_prefix_caching": True}
-    own["gpu_memory_utilization"] = gpu_memory_utilization
     if index is not None:
         own["device_ids"] = [index]
-    return vllm.LLM(model_id, seed=seed, **(own | arguments))
+    return vllm.LLM(model_id, seed=seed, gpu_memory_utilization=gpu_memory_utilization, **(own | arguments))
 
 
 def load_policy_into_vllm_instance(policy: PreTrainedModel, llm: Any) -> None:
@@ -287,10 +286,8 @@ def compute_policy_gradient_loss(
     """
     if loss_type not in get_args(LossType):
         raise ValueError(f"loss_type={loss_type!r}: choose one of {get_args(LossType)}")
-    if loss_type == "no_baseline":
-        a = required(raw_rewards, "raw_rewards", loss_type)
-    else:
-        a = required(advantages, "advantages", loss_type)
+    name, given = ("raw_rewards", raw_rewards) if loss_type == "no_baseline" else ("advantages", advantages)
+    a = required(given, name, loss_type)
     return token_loss(loss_type, a, policy_log_probs, old_log_probs, cliprange)
 
 

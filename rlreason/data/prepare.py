@@ -18,7 +18,7 @@ from rlreason.config.data import (
 )
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
-from rlreason.config.run import RunConfig, as_eval, naming_eval_settings
+from rlreason.config.run import RunConfig, naming_eval_settings
 from rlreason.data.prompts import check_template, filter_correct, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,
@@ -36,6 +36,7 @@ from rlreason.data.sources import (
 from rlreason.data.tasks import load_countdown, make_countdown, make_gym, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
+from rlreason.grading.formats import FORMATS
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
@@ -48,7 +49,7 @@ def with_ids(tables: Sequence[Table]) -> list[Problems]:
     """Return each table's problems under the data's own ids if every row has a different one; else numbered."""
     own = [id for table in tables for _, id in table]
     numbered = None in own or len(set(own)) < len(own)
-    return [[p if numbered or id is None else replace(p, id=id) for p, id in table] for table in tables]
+    return [[p if numbered else replace(p, id=id or "") for p, id in table] for table in tables]
 
 
 def hold_out(problems: Problems, n: int, seed: int) -> Splits:
@@ -64,9 +65,9 @@ def subset(problems: Problems, limit: int | None, seed: int) -> Problems:
     """Draw `limit` problems by seed; the draws are nested: 128 are among 256. None takes all, in order."""
     if limit is None or limit >= len(problems):
         return problems
-    order = list(range(len(problems)))
-    random.Random(f"subset/{seed}").shuffle(order)
-    return [problems[i] for i in order[:limit]]
+    shuffled = list(problems)
+    random.Random(f"subset/{seed}").shuffle(shuffled)
+    return shuffled[:limit]
 
 
 def without_overlap(
@@ -114,42 +115,34 @@ def note_repetitions(problems: Sequence[Problem], what: str, judge: Grader | Non
         say(f"! {len(conflicts)} {what} rows have another ground truth than their question had: {few(conflicts, 3)}")
 
 
-def by_pass_rate(problems: Problems, path: Path, low: float, high: float, say: Say) -> Problems:
-    """Return the problems with a pass rate in [low, high], and count the others.
+def by_pass_rate(problems: Problems, data: DataConfig, path: Path, say: Say) -> Problems:
+    """Return the problems with a pass rate in the range of the settings, and count the others.
 
     `path`: a file of correct answers and samples by question hash; lines of the same question add up. `DataError` for
     a malformed line, or where no problem is left.
     """
-    samples, correct = Counter[str](), Counter[str]()
+    low, high, samples, correct = data.min_pass_rate, data.max_pass_rate, Counter[str](), Counter[str]()
     for where, row in file_rows(path):
-        row = row if isinstance(row, dict) else {}
-        key, n, c = (row.get(name) for name in ("question_hash", "samples", "correct"))
-        if not (isinstance(key, str) and isinstance(n, int) and isinstance(c, int) and 0 <= c <= n > 0):
+        try:
+            samples[row["question_hash"]] += row["samples"]
+            correct[row["question_hash"]] += row["correct"]
+        except (KeyError, TypeError):
             raise DataError(
                 f"{path}, {where} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
                 "(0 to samples); algorithm=evaluate writes such a file"
-            )
-        samples[key] += n
-        correct[key] += c
-    kept, counted = Problems(), Counter[str]()
-    for p in problems:
-        key = question_hash(p.question)
-        if key not in samples:
-            counted["unrated"] += 1
-        elif correct[key] / samples[key] < low:
-            counted["hard"] += 1
-        elif correct[key] / samples[key] > high:
-            counted["easy"] += 1
-        else:
-            kept.append(p)
+            ) from None
+    hashes = [(p, question_hash(p.question)) for p in problems]
+    rated = [(p, correct[key] / samples[key]) for p, key in hashes if key in samples]
+    kept = [p for p, rate in rated if low <= rate <= high]
+    hard, unrated = sum(rate < low for _, rate in rated), len(problems) - len(rated)
     counts = (
         f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
-        f"{counted['hard']} below, {counted['easy']} above, {counted['unrated']} without a pass rate"
+        f"{hard} below, {len(rated) - len(kept) - hard} above, {unrated} without a pass rate"
     )
     if not kept:
         cure = "widen data.min_pass_rate and data.max_pass_rate, or make the file with algorithm=evaluate on this data"
         raise DataError(f"data.pass_rates: {counts}: {cure}")
-    say(("! " if counted["unrated"] else "") + counts)
+    say(("! " if unrated else "") + counts)
     return kept
 
 
@@ -174,9 +167,8 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True, validation_only
             return problems[data.n_validation :], problems[: data.n_validation]
         case FunctionDataConfig():
             return read_function(data, say, traces)
-        case FileDataConfig():
-            return read_files(data, say, traces, validation_only)
-    raise TypeError(f"unknown data {data}")
+    assert isinstance(data, FileDataConfig)
+    return read_files(data, say, traces, validation_only)
 
 
 def read_files(data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False) -> Splits:
@@ -243,7 +235,9 @@ def check_ground_truths(
     """
     if grader is None or grader.plugin:
         return problems
-    wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
+    stated, answers = FORMATS[grader.reward].written, [p.answer for p in problems]
+    grades = grader.grade_batch(list(map(stated.format, answers)), answers)  # each by a response that states it
+    wrong = {p.id for p, grade in zip(problems, grades, strict=True) if grade.outcome != "correct"}
     if not needed and not any(p.answer for p in problems):
         say("! no validation problem has a ground truth: accuracy stays 0 and says nothing")
         return problems
@@ -266,7 +260,8 @@ def with_ground_truths(
 ) -> Splits:
     """Look up ground truths for rows of files without one, where requested or needed to filter.
 
-    They are found by question in data.ground_truth, or else in the usual splits and the validation data. Return
+    They are found by question in data.ground_truth, or else in the usual splits and the validation data. `fill` writes
+    a question into the run's prompt; a whole prompt whose problem was found gets the bare question. Return
     (train, validation).
     """
     wanting = sum(not p.answer for p in (*train, *validation))
@@ -275,8 +270,17 @@ def with_ground_truths(
     if data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct"):
         return train, validation
     sources = _known(data) | {"the validation data": validation}
-    rows = by_question([*train, *validation], [p for known in sources.values() for p in known], fill)
-    found = wanting - sum(not p.answer for p in rows)
+    partners: dict[str, Problem] = {}  # of two alike, the first counts
+    for p in (p for known in sources.values() for p in known if p.answer):
+        for text in (p.question, fill(p.question)):
+            partners.setdefault(question_hash(text), p)
+    rows, found = Problems(), 0
+    for p in (*train, *validation):
+        partner = partners.get(question_hash(p.question))
+        if partner and not p.answer:  # a bare question keeps its white space
+            p = replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
+            found += 1
+        rows.append(p)
     if not found and (data.ground_truth is not None or not any(p.answer for p in train)):
         key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
         raise DataError(
@@ -289,24 +293,6 @@ def with_ground_truths(
     return rows[: len(train)], rows[len(train) :]
 
 
-def by_question(problems: Problems, known: Problems, fill: Callable[[str], str]) -> Problems:
-    """Give problems without an answer that of the known problem they ask.
-
-    `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
-    """
-    partners: dict[str, Problem] = {}  # of two alike, the first counts
-    for p in known:
-        for text in (p.question, fill(p.question)) if p.answer else ():
-            partners.setdefault(question_hash(text), p)
-    rows: Problems = []
-    for p in problems:
-        partner = partners.get(question_hash(p.question))
-        if partner and not p.answer:  # a bare question keeps its white space
-            p = replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
-        rows.append(p)
-    return rows
-
-
 def _known(data: FileDataConfig) -> dict[str, Problems]:
     """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
     train = locate(data.path, data.train)
@@ -315,8 +301,8 @@ def _known(data: FileDataConfig) -> dict[str, Problems]:
     elif train is None:
         splits = [name for name in hub_splits(data.path or "", data.hub_config) if name != data.train]
     else:
-        files = [locate(folder, name) for folder in (data.path, str(train.parent)) for name in SPLITS]
-        splits = [str(file) for file in dict.fromkeys(files) if file not in (None, train)]
+        files = [locate(data.path or str(train.parent), name) for name in SPLITS]
+        splits = [str(file) for file in files if file not in (None, train)]
     found: dict[str, Problems] = {}
     for split in splits:
         source, rows = rows_of_split(data.path, split, data.hub_config)
@@ -338,7 +324,8 @@ class Loaded(NamedTuple):
 
 
 def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
-    """Load the problems of a run, with a note on everything that is left out.
+    """Load the problems of a run, with a note on everything that is left out; a run that only measures has none to
+    train on.
 
     With a grader, ground truths are checked: of validation by `judge`, which grades evaluations, and of train where
     it is sampled from.
@@ -346,17 +333,28 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     judge, data, sizes = judge or grader, run.data, dict[str, int]()
     if run.reads_traces:
         check_template(run.prompt.trace)
-    train, validation = read_problems(run, say)
+    train, validation = Problems(), Problems()
+    if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
+        fill = prompt_renderer(run.asking.prompt.file)
+        train, validation = read_splits(data, say, run.reads_traces)
+        train = train if run.uses_training_data else []
+        train, validation = with_ground_truths(data, train, validation, fill, say)
+    if run.eval.data is not None:
+        own, fill_own = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
+        with naming_eval_settings(run, "data"):
+            validation = read_splits(own, say, traces=False, validation_only=True)[1]
+            validation = with_ground_truths(own, [], validation, fill_own, say)[1]
+    if bad := too_many_problems(run, len(validation if run.trains or not run.uses_training_data else train)):
+        raise ConfigError("\n".join(bad))
     if run.uses_training_data:
         sizes["train_read"] = len(train)
-        train = without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file), say)
+        train = without_overlap(train, validation, data.overlap, fill, say)
         if data.pass_rates is not None:
-            path = Path(data.pass_rates).expanduser()
-            train = by_pass_rate(train, path, data.min_pass_rate, data.max_pass_rate, say)
+            train = by_pass_rate(train, data, Path(data.pass_rates).expanduser(), say)
         if run.reads_traces:
             train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
         if data.filter == "correct":
-            assert grader is not None, "data.filter=correct needs the grader"
+            assert grader is not None
             sizes["train_before_filter"] = len(train)
             train = filter_correct(train, run.prompt.trace, grader, say)
             sizes["train_filtered"] = len(train)
@@ -372,36 +370,3 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         train = subset(train, data.limit, run.seed)
         sizes["train"] = len(train)
     return Loaded(train, validation, sizes | {"validation": len(validation)})
-
-
-def read_problems(run: RunConfig, say: Say) -> Splits:
-    """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
-    train: Problems = []
-    validation: Problems = []
-    if run.eval.data is None or run.uses_training_data:  # else training data must not stop a measurement
-        train, validation = read_splits(run.data, say, run.reads_traces)
-        if run.uses_training_data and not run.trains:
-            check_enough(run, train)
-        elif run.eval.data is None:
-            check_enough(run, validation)
-        train = train if run.uses_training_data else []
-        fill = prompt_renderer(run.asking.prompt.file)
-        train, validation = with_ground_truths(run.data, train, validation, fill, say)
-    if run.eval.data is None:
-        return train, validation
-    own, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
-
-    def note(text: str) -> None:
-        say(as_eval("data", text, own))
-
-    with naming_eval_settings(run, "data"):
-        validation = read_splits(own, note, traces=False, validation_only=True)[1]
-        validation = with_ground_truths(own, [], validation, fill, note)[1]
-        check_enough(run, validation)
-    return train, validation
-
-
-def check_enough(run: RunConfig, problems: Problems) -> None:
-    """`ConfigError` where the settings evaluate on more problems than there are."""
-    if bad := too_many_problems(run, len(problems)):
-        raise ConfigError("\n".join(bad))

@@ -18,23 +18,14 @@ _CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # GSM8K's annotations: 48/2
 def trace_text(problem: Problem, template: str) -> str:
     r"""Return the response to imitate: the given one, or `template` filled with `{solution}` and `{answer}`.
 
-    `DataError` where the problem has neither a response nor the template's fields.
-
     >>> sum_ = Problem("a", "48/2?", "24", solution="It is <<48/2=24>>24.")
     >>> trace_text(sum_, " {solution} </think> <answer>{answer}</answer>")
     ' It is 24. </think> <answer>24</answer>'
     """
     if problem.response is not None:
         return problem.response
-    if not has_trace(problem, template):
-        raise DataError(f"problem {problem.id} has no solution or no answer: there is no trace to imitate")
     solution, answer = problem.claim or (problem.solution or "", problem.answer)
     return template.format(solution=_CALCULATOR.sub("", solution), answer=answer)
-
-
-def has_trace(problem: Problem, template: str) -> bool:
-    """Whether the problem has a response, or all fields of the template."""
-    return problem.response is not None or all(getattr(problem, name) for name in _fields(template))
 
 
 def _fields(template: str) -> set[str]:
@@ -55,11 +46,18 @@ def check_template(template: str) -> None:
 
 
 def with_traces(problems: list[Problem], template: str, skip: bool, say: Callable[[str], None]) -> list[Problem]:
-    """Return the problems with a trace. Others are a `DataError`, or with `skip` left out with a note."""
-    kept = [p for p in problems if has_trace(p, template)]
-    if len(kept) == len(problems):
+    """Return the problems with a response, or all fields of the template.
+
+    Others are a `DataError`, or with `skip` left out with a note.
+    """
+    kept, without = list[Problem](), list[str]()
+    for p in problems:
+        if p.response is not None or all(getattr(p, name) for name in _fields(template)):
+            kept.append(p)
+        else:
+            without.append(p.id)
+    if not without:
         return problems
-    without = [p.id for p in problems if not has_trace(p, template)]
     found = (
         f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
         f"written from ({few(without)})"
@@ -106,11 +104,10 @@ class ProblemSampler:
         passed: set[str] = set()
         while len(chosen) < count and len(passed) < len(self.problems):
             epoch, place = divmod(self.position, len(self.problems))
-            order = list(range(len(self.problems)))
-            Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
-            for index in order[place:]:
+            shuffled = list(self.problems)
+            Random(f"{self.seed}/epoch/{epoch}").shuffle(shuffled)
+            for problem in shuffled[place:]:
                 self.position += 1
-                problem = self.problems[index]
                 passed.add(problem.id)
                 if problem.id not in excluded and not self.solved(problem.id):
                     chosen.setdefault(problem.id, problem)
@@ -125,7 +122,7 @@ class ProblemSampler:
     @property
     def n_solved(self) -> int:
         """The number of problems that are excluded from now on."""
-        return sum(map(self.solved, list(self.streaks)))
+        return sum(map(self.solved, self.streaks))
 
     def update(self, samples: Sequence[Sample]) -> None:
         """Update the number of all-correct groups in a row of each problem."""
@@ -138,7 +135,7 @@ class ProblemSampler:
     @property
     def state(self) -> dict[str, Any]:
         """The state, as JSON values, with which a resumed run draws the same problems as an uninterrupted one."""
-        return {"position": self.position, "streaks": {k: v for k, v in self.streaks.items() if v}}
+        return {"position": self.position, "streaks": dict(+self.streaks)}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:

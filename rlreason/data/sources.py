@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.data import FileDataConfig, RowsDataConfig
-from rlreason.config.leaves import locate, required
+from rlreason.config.leaves import locate
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
 from rlreason.runtime.text import few, first_line
 from rlreason.types import Problem
 
 Say = Callable[[str], None]  # prints a note
-#: (its place, such as "line 3", and the row, or a `BadRowError` where it could not be read)
+#: (its place, such as "line 3", and the row, or None where it could not be read)
 RawRow = tuple[str, Any]
 Table = list[tuple[Problem, str | None]]  # of one file or split, with the data's own ids
 GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
@@ -31,7 +31,7 @@ class BadRowError(Exception):
 def file_rows(path: Path) -> Iterator[RawRow]:
     """Yield the rows of a .jsonl file, line by line, or of the list in a .json file; `DataError` if it has no list.
 
-    A line that is no JSON is yielded as a `BadRowError`, not raised.
+    A line that is no JSON is yielded as None.
     """
     if path.suffix != ".json":
         with path.open("rb") as file:
@@ -64,15 +64,15 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # also of a number with thousands of digits
-        return BadRowError("is not JSON in UTF-8")
+        return None
 
 
 @cache  # several splits are read one by one
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
     """Return split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
-    with required(f"data.path={path} is no folder here, and reading it from the hub", "datasets"):
-        from datasets import load_dataset
     try:
+        from datasets import load_dataset
+
         return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read
         raise ConfigError(
@@ -98,8 +98,6 @@ def read_table(
     bad: dict[str, list[str]] = {}
     for number, (where, row) in enumerate(rows):
         try:
-            if isinstance(row, BadRowError):
-                raise row
             table.append(parse(row, f"{prefix}-{number}"))
         except BadRowError as reason:
             if not skip:
@@ -150,11 +148,10 @@ def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: s
 
 def validation_split(data: FileDataConfig) -> str:
     """Return the split to validate on where the settings name none."""
-    if name := next((name for name in ("validation", "test") if locate(data.path, name)), ""):
-        return name
-    if not Path(data.path or "").expanduser().is_dir():
-        on_hub = hub_splits(data.path or "", data.hub_config)
-        if name := next((name for name in ("validation", "test") if name in on_hub), ""):
+    path = data.path or ""
+    on_hub = {} if Path(path).expanduser().is_dir() else hub_splits(path, data.hub_config)
+    for name in ("validation", "test"):
+        if name in on_hub or locate(data.path, name):
             return name
     raise ConfigError(
         f"data.path={data.path} holds neither validation nor test: name data.validation, or set data.n_validation=200"
@@ -162,7 +159,7 @@ def validation_split(data: FileDataConfig) -> str:
 
 
 #: Parts of a problem, and the field names that are tried for each, in this order.
-KNOWN: dict[str, tuple[str, ...]] = {
+KNOWN = {
     "question": ("question", "problem"),
     "answer": ("ground_truth", "answer"),
     "solution": ("solution",),
@@ -172,13 +169,12 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "id": ("id", "unique_id"),
 }
 #: Optional facts about a problem: the name of each, and the fields that it is read from.
-FACTS: dict[str, tuple[str, ...]] = {
+FACTS = {
     "level": ("level", "difficulty"),
     "subject": ("subject", "type", "problem_type"),
     "source": ("source", "data_source", "dataset"),
 }
 MAX_FACT_CHARS = 80  # a longer text does not name a level or a source
-Names = Mapping[str, tuple[str, ...]]
 
 _HASH_LINE = re.compile(r"^(?:[ \t]*####(?!#)|.*####[ \t]*(?=[-+$\\]*\d))(.*)$", re.MULTILINE)
 _HEADING = re.compile(r"\(?\w{1,3}[.):]+\s|[^\W\d]{2}")  # Step 1, 2. Add, (b) Divide
@@ -197,7 +193,7 @@ def to_problem(
     response is graded against it.
     """
     if not isinstance(row, dict):
-        raise BadRowError("is no JSON object")
+        raise BadRowError("is no JSON object in UTF-8")
     names = {key: (name,) if (name := getattr(data.fields, key)) else known for key, known in KNOWN.items()}
     if data.fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
         names["prompt"] = ()
@@ -205,13 +201,18 @@ def to_problem(
         _text(row, names[key], data.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )
     chat = _first(row, names["messages"])[1]
-    if chat is not None:
-        question, response, prompt = *_chat(chat, data.max_chars, response), None
+    if chat is not None:  # a longer conversation would lose its context
+        is_list = isinstance(chat, list) and all(isinstance(message, dict) for message in chat)
+        roles = [message.get("role") for message in chat] if is_list else []
+        if roles not in (["user"], ["user", "assistant"]):
+            raise BadRowError("has messages other than a list of one from the user and at most one answer")
+        question, *answers = (_text(message, ("content",), data.max_chars) for message in chat)
+        response, prompt = answers[0] if answers else response, None
     question = question or prompt
     if question is None:
-        raise BadRowError(f"has no text under {_listed(names, 'question', 'prompt', 'messages')}")
+        raise BadRowError(f"has no text under {names['question'] + names['prompt'] + names['messages']}")
     if answer is None and solution is None and response is None:
-        raise BadRowError(f"has no text under {_listed(names, 'answer', 'solution', 'response')}")
+        raise BadRowError(f"has no text under {names['answer'] + names['solution'] + names['response']}")
     trace = solution or (response if truth_in_response else None)
     found = reference_answer(data.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
@@ -222,23 +223,22 @@ def to_problem(
     solution = solution.strip() if solution else None
     own = _first(row, names["id"])[1]
     named = isinstance(own, str | int) and str(own).strip() and str(own).isprintable()
-    problem = Problem(id, question.strip(), found, solution, prompt, response, facts_of(row, names))
+    problem = Problem(id, question.strip(), found, solution, prompt, response, facts_of(row))
     return problem, str(own) if named else None
 
 
-def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
+def facts_of(row: Mapping[str, Any]) -> dict[str, str]:
     """Return level, subject and source of a problem, where the row gives them as a word or a number.
 
-    >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}}, KNOWN)
+    >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}})
     {'level': 'Level 5', 'subject': 'Algebra'}
     """
-    taken = {name for given in names.values() for name in given}
     found: dict[str, str] = {}
-    for fact, name in ((fact, name) for fact, given in FACTS.items() for name in given if name not in taken):
-        value = row.get(name)
+    for fact, names in FACTS.items():
+        value = _first(row, names)[1]
         text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
         if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
-            found.setdefault(fact, text)
+            found[fact] = text
     return found
 
 
@@ -257,10 +257,10 @@ def _after_hash(text: str) -> str | None:
     return without_thousands_commas(rest.strip()) if mark and "\n" not in rest.strip() else None
 
 
-def _hash_line(text: str, headings: bool = False) -> str | None:
+def _hash_line(text: str) -> str | None:
     """Return the answer of the last line `#### N`, also with lines after it; a heading is not an answer."""
     lines = [line.strip("*_ \t\r") for line in _HASH_LINE.findall(text)]
-    found = [line for line in lines if line and (headings or not _HEADING.match(line))]
+    found = [line for line in lines if line and not _HEADING.match(line)]
     return without_thousands_commas(found[-1]) if found else None
 
 
@@ -273,11 +273,10 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 _closing_sentence, _tag = partial(_last, _FINAL), partial(_last, _TAG)
 #: data.gold -> how a ground truth is read from a text, in the order of trial.
 READERS: dict[str, tuple[Callable[[str], str | None], ...]] = {
-    "hash": (_after_hash, partial(_hash_line, headings=True)),
+    "hash": (_after_hash, _hash_line),
     "boxed": (boxed,),
     "final": (_closing_sentence,),
     "tag": (_tag,),
-    "field": (),
     "auto": (_after_hash, boxed, _closing_sentence, _tag, _hash_line),
 }
 
@@ -290,7 +289,7 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     matches, in the answer field and then in the trace. Any other rule that finds none raises `BadRowError`.
     """
     for text in (answer, trace):
-        for read in READERS[rule]:
+        for read in READERS.get(rule, ()):
             if text is not None and (found := read(text)) is not None:
                 return _usable(found)
         if text is not None and text is answer and rule in ("field", "auto"):
@@ -306,16 +305,6 @@ def _usable(answer: str) -> str:
     if _NOT_FINITE.fullmatch(answer):
         raise BadRowError(f"has the ground truth {answer}, which is no number (infinity is written \\infty)")
     return answer
-
-
-def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, str | None]:
-    """Return (question, response) of one user message and its answer; a longer conversation would lose its context."""
-    if not isinstance(chat, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in chat):
-        raise BadRowError("has messages that are no list of role and content")
-    if [m["role"] for m in chat] not in (["user"], ["user", "assistant"]):
-        raise BadRowError("has messages other than one from the user and at most one answer")
-    question, *answers = (_text(m, ("content",), max_chars) for m in chat)
-    return question, answers[0] if answers else response
 
 
 def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
@@ -339,7 +328,3 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
     """Return (name, value) of the first of these fields that the row has."""
     return next(((name, row[name]) for name in names if row.get(name) is not None), ("", None))
-
-
-def _listed(names: Names, *keys: str) -> str:
-    return ", ".join(repr(name) for key in keys for name in names[key])

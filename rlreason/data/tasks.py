@@ -7,13 +7,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import accumulate, cycle
 from typing import Any
 
 from rlreason.config.data import CountdownConfig, HabitsConfig
-from rlreason.config.leaves import locate, may_be_hub_name, required
+from rlreason.config.leaves import locate
 from rlreason.data.sources import BadRowError, Say, read_table, rows_of_split
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
@@ -31,42 +30,30 @@ def is_validation(*parts: object) -> bool:
     return zlib.crc32(repr(parts).encode()) % VALIDATION_SHARE == 0
 
 
-def draw_story(rng: random.Random, sizes: tuple[int, int, int], validation: bool) -> tuple[int, tuple[int, ...]]:
-    """Draw a start value, and what is added (positive) or taken away (negative), event by event.
-
-    Every total is in 0..max_value. `ConfigError` where the requested half has no such story.
-    """
-    min_events, max_events, max_value = sizes
-    for _ in range(10_000):  # a half of a very small story space can be empty
-        total = start = rng.randint(1, max_value)
-        changes: list[int] = []
-        for _ in range(rng.randint(min_events, max_events)):
-            up, down = max_value - total, total
-            change = rng.randint(1, up) if up and (not down or rng.random() < 0.5) else -rng.randint(1, down)
-            changes.append(change)
-            total += change
-        if is_validation(start, tuple(changes)) == validation:
-            return start, tuple(changes)
-    raise ConfigError(f"data.max_value={max_value} leaves no stories for one half of the data: raise it")
-
-
 @lru_cache(maxsize=4)  # a run reads its problems before it starts, when it starts, and to teach its model
 def make_stories(
     n: int, seed: int, sizes: tuple[int, int, int] = (2, 4, 30), validation: bool = False, guessed: bool = False
 ) -> tuple[Problem, ...]:
     """Make n problems with different questions; the same numbers may appear with other names and verbs.
 
-    `sizes`: the fewest and the most events, and the greatest total.
+    `sizes`: the fewest and the most events, and the greatest total: each is in 0..max_value.
     `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
     reward without the skill. The same arguments give the same problems. `ConfigError` where fewer exist.
     """
     min_events, max_events, max_value = sizes
     rng, half = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}"), HALVES[validation]
     problems: dict[str, Problem] = {}
-    for _ in range(100 * n + 1000):
-        start, changes = draw_story(rng, sizes, validation)
-        totals, friend = list(accumulate(changes, initial=start)), ""
-        answer = guess = totals[-1]
+    for _ in range(1000 * n + 10_000):
+        start = total = rng.randint(1, max_value)
+        changes: list[int] = []  # what is added (positive) or taken away (negative), event by event
+        for _ in range(rng.randint(min_events, max_events)):
+            up, down = max_value - total, total
+            change = rng.randint(1, up) if up and (not down or rng.random() < 0.5) else -rng.randint(1, down)
+            changes.append(change)
+            total += change
+        if is_validation(start, tuple(changes)) != validation:
+            continue
+        answer, guess, friend = total, total, ""
         if guessed and validation:  # a number in 0..max_value that is not the answer, all equally likely
             guess = rng.randint(0, max_value - 1)
             guess += guess >= answer
@@ -75,7 +62,8 @@ def make_stories(
         name, thing = rng.choice(NAMES), rng.choice(THINGS)
         events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in changes)
         question = f"{name} has {start} {thing}, {events}.{friend} How many?"
-        steps = (f"{total}{c:+d}={total + c}" for total, c in zip(totals, changes, strict=False))
+        totals = accumulate(changes, initial=start)
+        steps = (f"{before}{c:+d}={before + c}" for before, c in zip(totals, changes, strict=False))
         if question not in problems:
             problems[question] = Problem(f"stories-{half}-{len(problems)}", question, str(answer), " ".join(steps))
         if len(problems) == n:
@@ -195,7 +183,7 @@ def make_countdown(data: CountdownConfig, validation: bool = False) -> list[Prob
     n, half = data.n_validation if validation else data.n_train, HALVES[validation]
     sizes = f"{data.min_count}-{data.max_count}-{data.max_value}-{data.max_target}"
     rng = random.Random(f"countdown/{data.seed}/{validation}/{sizes}")
-    problems: dict[tuple[tuple[int, ...], int], Problem] = {}
+    problems: dict[object, Problem] = {}
     misses = 0
     while len(problems) < n:
         # in turn: small counts are found more often
@@ -222,19 +210,15 @@ def load_countdown(data: CountdownConfig, say: Say) -> tuple[list[Problem], list
 
     `ConfigError` where there are too few.
     """
-    setting, path = f"data.path={data.path}", data.path or ""
-    is_file = locate(None, path) is not None
-    if not is_file and not may_be_hub_name(path):
-        raise ConfigError(f"{setting} is no .jsonl or .json file: give one, or a hub name, or null to make some")
-    rows = rows_of_split(path, path if is_file else "train")[1]
-    halves: dict[str, list[Problem]] = {half: [] for half in HALVES}
-    for problem, half in read_table(rows, path, data.name, countdown_row, data.bad_rows == "skip", say):
-        halves[half or ""].append(problem)
+    path = data.path or ""
+    rows = rows_of_split(path, path if locate(None, path) else "train")[1]
+    table = read_table(rows, path, data.name, countdown_row, data.bad_rows == "skip", say)
+    halves = {half: [problem for problem, of in table if of == half] for half in HALVES}
     for half, wanted in zip(HALVES, (data.n_train, data.n_validation), strict=True):
         if len(halves[half]) < wanted:
             raise ConfigError(
                 f"data.n_{half}={wanted} is more than the {len(halves[half])} {half} problems of "
-                f"{setting} (1 in {VALIDATION_SHARE} is for validation): lower it"
+                f"data.path={path} (1 in {VALIDATION_SHARE} is for validation): lower it"
             )
     return halves["train"][: data.n_train], halves["validation"][: data.n_validation]
 
@@ -257,40 +241,38 @@ OVERSAMPLING = 2  # problems generated per problem requested, to find enough dif
 
 
 def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
-    """Make n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
-    columns = [gym_problems(task, -(-n // len(tasks)), seed) for task in tasks]
+    """Make n different problems, of each task in turn, whose own answers the task's verifier accepts.
+
+    `ConfigError` where a task is unknown or has too few.
+    """
+    from reasoning_gym.factory import create_dataset, get_score_answer_fn
+
+    wanted = -(-n // len(tasks))  # of each task
+    size, columns = OVERSAMPLING * wanted, list[list[Problem]]()
+    for task in tasks:
+        try:
+            entries, score = create_dataset(task, seed=seed, size=size), get_score_answer_fn(task)
+        except Exception as error:  # of an unknown task too; each has rules of its own for what it can make
+            cure = "lower data.n_train, or choose another task"
+            raise ConfigError(f"data.task={task} cannot make {size} problems ({error}): {cure}") from error
+        problems: dict[str, Problem] = {}
+        for index in range(size):
+            entry = {"task": task, **entries[index]}
+            question = entry["question"].strip()
+            with suppress(Exception):  # no JSON, no answer, or a verifier that raises after the round trip
+                sent = json.loads(json.dumps(entry))
+                if question not in problems and float(score(sent["answer"].strip(), sent)) >= 1.0:
+                    id = f"{task}-{len(problems)}"
+                    problems[question] = Problem(id, question, json.dumps(entry), facts={"source": task})
+            if len(problems) == wanted:
+                break
+        else:
+            raise ConfigError(
+                f"data.task={task}: of {size} problems only {len(problems)} are different and accepted by the task's "
+                f"own verifier, and {wanted} were asked for: lower data.n_train, or choose another task"
+            )
+        columns.append(list(problems.values()))
     return [problem for row in zip(*columns, strict=True) for problem in row][:n]
-
-
-def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
-    """Make n problems of a task whose own answers its verifier accepts; others are skipped."""
-    with required(f"data.task={task}", "reasoning_gym"):
-        from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
-    size = OVERSAMPLING * n
-    if task not in DATASETS:
-        near = get_close_matches(task, DATASETS) or sorted(DATASETS)[:5]
-        raise ConfigError(f"data.task={task} is no task of reasoning-gym: give one of its names, as {', '.join(near)}")
-    try:
-        entries, score = create_dataset(task, seed=seed, size=size), get_score_answer_fn(task)
-    except Exception as error:  # every task has rules of its own for what it can make
-        raise ConfigError(
-            f"data.task={task} cannot make {size} problems ({error}): lower data.n_train, or choose another task"
-        ) from error
-    problems: dict[str, Problem] = {}
-    for index in range(size):
-        entry = {"task": task, **entries[index]}
-        question = entry["question"].strip()
-        with suppress(Exception):  # no JSON, no answer, or a verifier that raises after the round trip
-            sent = json.loads(json.dumps(entry))
-            if question not in problems and float(score(sent["answer"].strip(), sent)) >= 1.0:
-                id = f"{task}-{len(problems)}"
-                problems[question] = Problem(id, question, json.dumps(entry), facts={"source": task})
-        if len(problems) == n:
-            return list(problems.values())
-    raise ConfigError(
-        f"data.task={task}: of {size} problems only {len(problems)} are different and accepted by the task's own "
-        f"verifier, and {n} were asked for: lower data.n_train, or choose another task"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import random
 import re
 import textwrap
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -20,7 +19,7 @@ from rlreason.discovery.log import Answer, Messages
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
-LINE_CHARS = 300  # of a text about an answer
+LINE_CHARS = 300  # of a text about an answer, without a mark of its cut
 LONGEST_HEEDED_S = 120.0  # of what a server asks to wait
 CONNECT_S = 20.0  # a server that takes no connection within this time is not there
 PATH = "/chat/completions"
@@ -31,21 +30,22 @@ UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.Loca
 class Client:
     """Sends requests to one model of a server. May be used from several threads."""
 
-    def __init__(self, config: ClientConfig, model: str = "") -> None:
-        """Take the server from the settings, else the environment. `model`: in place of `config.model`, if null."""
+    def __init__(self, config: ClientConfig) -> None:
+        """Take the server from the settings, else the environment. `model` may be set later."""
         base_url = config.base_url or os.environ.get("OPENAI_BASE_URL") or ""
-        self.config, self.model = config, config.model or model
+        self.config, self.model = config, config.model
         self.key = (os.environ.get(config.env_variable) or "").strip()
         self.setting = f"client.base_url={self.one_line(base_url) or 'null'}"
         if not (self.key.isascii() and self.key.isprintable()):  # an error about it would show it
             raise ConfigError(f"the key in {config.env_variable} has characters that no request can send: correct it")
         try:
-            self._url = httpx.URL(base_url)
-            if self._url.scheme not in ("http", "https") or not self._url.host:
+            url = httpx.URL(base_url)
+            if url.scheme not in ("http", "https") or not url.host:
                 raise ValueError("no http:// with a host")
             self._http = httpx.AsyncClient(
+                base_url=url,
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
-                trust_env=not re.fullmatch(LOOPBACK, self._url.host),
+                trust_env=not re.fullmatch(LOOPBACK, url.host),
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
@@ -60,30 +60,31 @@ class Client:
         """Return at most `LINE_CHARS` characters of a text on one line, without the key and control characters."""
         if len(self.key) > 5:  # shorter ones, made up for a server of one's own, are no secrets
             text = text.replace(self.key, HIDDEN)
-        return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
+        return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS)
 
     def only_model(self) -> str:
         """Return the only model that the server lists; `ConfigError` if it does not answer, or lists another number."""
-        request = self._http.get(self._address("/models"), timeout=CONNECT_S)
-        names: list[str] = []
+        names = list[str]()
         try:
+            request = self._http.get("/models", timeout=CONNECT_S)
             listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result()
-            names = [str(row["id"]) for row in listed.json()["data"]]
+            with suppress(ValueError, LookupError, TypeError):
+                names = [str(row["id"]) for row in listed.json()["data"]]
         except httpx.HTTPError as error:
             raise ConfigError(self.refusal(Answer("connection", detail=self.one_line(repr(error))))) from error
-        except (ValueError, LookupError, TypeError):
-            pass  # it lists none
         if len(names) != 1:
             listing = f"client.model=null, and {self.setting} lists {few(names) or 'none'}"
             raise ConfigError(f"{listing}: give client.model=NAME")
         return names[0]
 
-    def _address(self, path: str) -> httpx.URL:
-        return self._url.copy_with(path=self._url.path.rstrip("/") + path)
+    def ask(
+        self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
+    ) -> Future[Answer]:
+        """Send one request; its answer comes within `timeout_s` seconds. Cancelling it closes the connection.
 
-    def body(self, messages: Messages, seed: int | None, max_tokens: int) -> dict[str, Any]:
-        """Return what is sent; of `client.extra`, mappings go into those that are there, and None takes a field out."""
-        config = self.config
+        Of `client.extra`, mappings go into those that are there, and None takes a field out.
+        """
+        config, headers = self.config, {"X-Client-Request-Id": request_id}
         body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         body |= {"temperature": config.temperature, "seed": seed}
         if config.thinking is not None:
@@ -92,18 +93,12 @@ class Client:
             body[name] = body[name] | value if isinstance(body.get(name), dict) and value else value
         if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
             body["max_completion_tokens"] = max_tokens
-        return {name: value for name, value in body.items() if value is not None}
-
-    def ask(
-        self, messages: Messages, request_id: str, seed: int | None, max_tokens: int, timeout_s: float
-    ) -> Future[Answer]:
-        """Send one request; its answer comes within `timeout_s` seconds. Cancelling it closes the connection."""
-        body, headers = self.body(messages, seed, max_tokens), {"X-Client-Request-Id": request_id}
+        body = {name: value for name, value in body.items() if value is not None}
 
         async def post() -> Answer:
             try:
                 async with asyncio.timeout(timeout_s):
-                    response = await self._http.post(self._address(PATH), json=body, headers=headers)
+                    response = await self._http.post(PATH, json=body, headers=headers)
                 answer = read_answer(response)
             except TimeoutError:
                 answer = Answer("timeout", detail=f"no whole answer within {timeout_s:g} s")
@@ -116,11 +111,13 @@ class Client:
         return asyncio.run_coroutine_threadsafe(post(), _event_loop())
 
     def refusal(self, answer: Answer) -> str:
-        """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
-        outcome, detail = answer.outcome, answer.detail
-        cure = next(cure for kind, part, cure in CURES if re.match(kind, outcome) and re.search(part, detail, re.I))
-        line = cure.format(model=f"client.model={self.one_line(self.model)}", client=self.config)
-        return f"{self.setting} {line}" + (f" ({detail})" if detail else "")
+        """Return one line on a request that is not worth retrying: the settings, the error, the cure."""
+        return (
+            f"{self.setting} gave no reply that can be used for client.model={self.one_line(str(self.model))} "
+            f"({answer.detail or answer.outcome}): start the server, or correct the address, which mostly ends in /v1, "
+            f"the model, client.max_tokens={self.config.max_tokens}, or the key in the environment variable "
+            f"{self.config.env_variable} (client.env_variable)"
+        )
 
 
 @cache
@@ -138,43 +135,36 @@ def read_answer(response: httpx.Response) -> Answer:
     >>> read_answer(reply).content, read_answer(httpx.Response(503, text="busy")).detail
     ('3', 'HTTP 503: busy')
     """
-    answer, fields = Answer("broken"), None
+    answer, fields = Answer("broken"), dict[str, Any]()
     with suppress(ValueError, RecursionError):
         fields = json.loads(response.text)
-    usage = fields.get("usage") if isinstance(fields, dict) else None
-    usage = usage if isinstance(usage, dict) else {}
-    for name in ("prompt_tokens", "completion_tokens"):
-        if type(count := usage.get(name)) is int and count >= 0:
-            setattr(answer, name, count)
-    said = response.text if fields is None else str(fields)
+    with suppress(LookupError, TypeError):  # servers need not count
+        for name in ("prompt_tokens", "completion_tokens"):
+            if type(count := fields["usage"][name]) is int and count >= 0:
+                setattr(answer, name, count)
+    said = str(fields or response.text)
     if not response.is_success:
         answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {said}"
         if (wish := response.headers.get("retry-after", "")).isdecimal():
             answer.retry_after_s = min(float(wish), LONGEST_HEEDED_S)
         return answer
     try:
-        choice, message = fields["choices"][0], fields["choices"][0]["message"]  # type: ignore[index]
-        answer.content, thinking = texts_of(message)
-        answer.reasoning, answer.finish_reason = thinking or None, _encodable(choice.get("finish_reason") or "") or None
+        choice, message = fields["choices"][0], fields["choices"][0]["message"]
+        content = _encodable(message.get("content") or "")
+        thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+        answer.finish_reason = _encodable(choice.get("finish_reason") or "") or None
     except (LookupError, TypeError, AttributeError):
         answer.detail = f"no choices[0].message with a text: {said}"
         return answer
-    answer.outcome = "ok"
-    if not answer.content.strip():
-        what = "thinking without an answer" if answer.reasoning else "a reply without content"
+    if content.lstrip().startswith("<think>") or (not thinking and "</think>" in content):
+        before, _, content = content.partition("</think>")  # sent apart by other servers
+        content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
+    answer.outcome, answer.content, answer.reasoning = "ok", content, thinking or None
+    if not content.strip():
+        what = "thinking without an answer" if thinking else "a reply without content"
         answer.outcome, answer.content = "empty", ""
         answer.detail = str(message.get("refusal") or f"{what}, finish_reason={answer.finish_reason}")
     return answer
-
-
-def texts_of(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Return content and thinking, which servers send apart, or as [<think>]THINKING</think>CONTENT."""
-    content = _encodable(message.get("content") or "")
-    thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
-    if content.lstrip().startswith("<think>") or (not thinking and "</think>" in content):
-        before, _, content = content.partition("</think>")
-        content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
-    return content, thinking
 
 
 def _encodable(text: str) -> str:
@@ -184,23 +174,11 @@ def _encodable(text: str) -> str:
 
 def pause_s(attempt_number: int, first_s: float) -> float:
     """Return the seconds to wait after the `attempt_number`-th request (from 1): twice as many each time, at random."""
-    return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
+    return first_s * min(60.0, 2.0 ** (attempt_number - 1)) * random.uniform(0.5, 1.0)
 
 
 #: Outcomes of an `Answer` without a program after which the same question may be answered if it is asked again.
 WORTH_RETRYING = re.compile("ok|timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
-LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_model_len|too (long|large)"
-VARIABLE = "environment variable {client.env_variable} (client.env_variable)"
-#: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.
-CURES = (
-    ("http_40[123]", "", f"does not accept this key for {{model}}: put one into the {VARIABLE}"),
-    ("http_404", "", f"does not know {{model}}, or has no {PATH} below it: give a model that /models lists there, or "
-     f"the address before {PATH}, which mostly ends in /v1"),
-    ("http_4", LONG, "has no room for the prompt and the reply together: lower client.max_tokens={client.max_tokens}"),
-    ("connection|timeout", "", "does not answer: start the server, correct the address, or raise "
-     "client.timeout_s={client.timeout_s:g}"),
-    ("", "", "gave no reply that can be used: correct what it says, or look at its log"),
-)  # fmt: skip
 
 #: What makes a block a program. One that only calls these, or sets `points` by them, shows its use.
 _DEFINED = re.compile(

@@ -1,7 +1,7 @@
 """In the sandbox: restrict this process, then run a program for its set, or a verifier on rows.
 
-    python -I -B inside.py OPTIONS program PROGRAM MOST_ROWS MOST_DIGITS
-    python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [[1, 2]], "options": {...}}
+    python -I -B inside.py OPTIONS program MOST_ROWS MOST_DIGITS    # OPTIONS, of JSON, have the `source`: the program,
+    python -I -B inside.py OPTIONS check VERIFIER                   # or JSON: {"rows": [[1, 2]], "options": {...}}
 
 The channel gets `STARTED`, then JSON: what `verify` returns, or of a program {"rows": its set}, or why there is none:
 {"kind": "exception", "error": text}.
@@ -69,15 +69,15 @@ def main() -> None:
     os.closerange(CHANNEL + 1, 4096)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
-    os.environ.update(HOME=home, TMPDIR=home, PATH="/usr/local/bin:/usr/bin:/bin", LC_ALL="C.UTF-8")
+    os.environ |= {"HOME": home, "TMPDIR": home, "PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     # One thread for libraries: threads that wait for each other on few processors take ten times as long.
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     write(CHANNEL, STARTED)
     if mode == "program":
-        run_program(arguments[0], int(arguments[1]), int(arguments[2]))
+        run_program(options["source"], *map(int, arguments))
     elif mode == "check":  # of rows: trusted, but within limits of its own
         sys.set_int_max_str_digits(0)
-        with open(arguments[1], "rb") as file:
+        with open(options["source"], "rb") as file:
             request = json.load(file)
         send(runpy.run_path(arguments[0])["verify"](request["rows"], **request["options"]))
 
@@ -128,15 +128,12 @@ def refuse_system_calls(machine: str, all_sockets: bool) -> None:
     A filter of seccomp; a step is (code, steps to jump if true, if false, value).
     """
     architecture, others, socket = ARCHITECTURES[machine]
-    calls = REFUSED_CALLS[machine] + ((socket,) if all_sockets else ())
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    allow, refuse, af_unix = 0x7FFF0000, 0x00050000 | errno.EPERM, 1
-    refusing = len(calls) + 8  # the place of the last step
-    steps = [(load, 0, 0, 4), (equal, 0, refusing - 2, architecture), (load, 0, 0, 0)]
-    steps += [(at_least, refusing - 4, 0, others)]
-    steps += [(equal, refusing - place - 1, 0, number) for place, number in enumerate(calls, 4)]
-    steps += [(equal, 0, 2, socket), (load, 0, 0, 16), (equal, 0, 1, af_unix)]
-    steps += [(answer, 0, 0, allow), (answer, 0, 0, refuse)]
+    load, equal, at_least, answer, af_unix = 0x20, 0x15, 0x35, 0x06, 1
+    allow, refuse = (answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x00050000 | errno.EPERM)
+    steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), refuse, (load, 0, 0, 0), (at_least, 0, 1, others), refuse]
+    for number in (*REFUSED_CALLS[machine], *([socket] if all_sockets else [])):
+        steps += [(equal, 0, 1, number), refuse]
+    steps += [(equal, 0, 3, socket), (load, 0, 0, 16), (equal, 1, 0, af_unix), refuse, allow]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     checked(libc.prctl(PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)), 0, 0))
 
@@ -146,12 +143,27 @@ class Refused(Exception):  # noqa: N818  # a finding, not an error of this progr
 
 
 def run_program(path: str, most_rows: int, most_digits: int) -> None:
-    """Run a program, write its set, end. Its threads and exit functions do not run on."""
+    """Run a program as a module, write its set, end. Its threads and exit functions do not run on.
+
+    The set is that of the first of the interfaces that it has, without a dimension.
+    """
     sys.argv[:] = [path]
     set_digits = sys.set_int_max_str_digits
     rows, kind, text = list[list[int]](), "", ""
     try:
-        given = set_of(path)
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        module = sys.modules["program"] = types.ModuleType("program")
+        module.__file__ = path
+        sys.path.insert(0, os.path.dirname(path))
+        names = module.__dict__
+        exec(code, names)
+        name = next((name for name in ("run_code", "get_centers", "points") if name in names), None)
+        if name is None:
+            raise Refused("no_points", "the program defines none of run_code(), get_centers() and points")
+        given = names[name] if name == "points" else names[name]()
+        if isinstance(given, tuple) and len(given) == 2 and not isinstance(plain(given[1]), (list, tuple)):
+            given = given[0]  # without its dimension
         set_digits(0)
         rows = rows_of(given, most_rows, most_digits)
     except Refused as refused:
@@ -169,24 +181,6 @@ def run_program(path: str, most_rows: int, most_digits: int) -> None:
     leave(0)
 
 
-def set_of(path: str) -> object:
-    """Run the program as a module; return its set, by the first of the interfaces that it has, without a dimension."""
-    with open(path, "rb") as file:
-        source = file.read()
-    module = types.ModuleType("program")
-    module.__file__ = path
-    sys.modules["program"] = module
-    sys.path.insert(0, os.path.dirname(path))
-    names = module.__dict__
-    exec(compile(source, path, "exec", dont_inherit=True), names)
-    name = next((name for name in ("run_code", "get_centers", "points") if name in names), None)
-    if name is None:
-        raise Refused("no_points", "the program defines none of run_code(), get_centers() and points")
-    given = names[name] if name == "points" else names[name]()
-    has_dimension = isinstance(given, tuple) and len(given) == 2 and not isinstance(plain(given[1]), (list, tuple))
-    return given[0] if has_dimension else given
-
-
 def plain(value: Any) -> Any:
     """Return numbers, objects and arrays of these of numpy's as Python's; other values, as dates, unchanged."""
     return value.tolist() if type(value).__module__ == "numpy" and value.dtype.kind in "biufO" else value
@@ -195,7 +189,7 @@ def plain(value: Any) -> Any:
 def rows_of(given: Any, most_rows: int, most_digits: int) -> list[list[int]]:
     """Return the rows, at most one row and one number too many; `Refused` if something is no plain integer."""
     given = plain(given)
-    if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
+    if not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
     rows = list(itertools.islice(given, most_rows + 1))  # whole, before the program can change it
     for number, row in enumerate(map(plain, rows)):

@@ -10,7 +10,6 @@ The lines of the journal have `event` and `at`, the seconds of the run so far:
 """
 
 import json
-import math
 import os
 import re
 import time
@@ -22,7 +21,7 @@ import msgspec
 
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONVERSATION, finite
+from rlreason.records.files import CONVERSATION, line_of
 from rlreason.runtime.files import append_line
 from rlreason.runtime.text import shorten, visible
 
@@ -181,7 +180,7 @@ class Journal:
         self.asks: dict[str, Event] = {}  # by the id of the request
         self.answers: dict[str, Answer] = {}
         self.scores: dict[str, Result] = {}  # "TURN.SAMPLE" -> result
-        self.seconds_before = 0.0  # until it was resumed
+        seconds_before = 0.0  # until it was resumed
         data = path.read_bytes() if path.exists() else b""
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
@@ -190,15 +189,15 @@ class Journal:
             try:
                 event = json.loads(line)
                 self._add(event)
-                self.seconds_before = max(self.seconds_before, event["at"])
+                seconds_before = max(seconds_before, event["at"])
             except (ValueError, LookupError, TypeError) as error:
                 raise ConfigError(f"{path} is damaged at line {number} ({error}): choose another folder") from None
-        self._began = time.monotonic()
+        self._began = time.monotonic() - seconds_before  # as if all its parts were one
 
     @property
     def seconds(self) -> float:
         """Return the seconds that the run has taken, summed over its resumes."""
-        return self.seconds_before + time.monotonic() - self._began
+        return time.monotonic() - self._began
 
     def _add(self, event: Event) -> None:
         match event["event"]:
@@ -214,7 +213,7 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """Append an event to the file. `UnwritableError` if the system refuses."""
         line = {"event": event, "at": round(self.seconds, 3), **fields}
-        append_line(self.path, json.dumps(finite(line), allow_nan=False))
+        append_line(self.path, line_of(line))
         self._add(line)
 
 
@@ -231,49 +230,43 @@ class Spending:
         self.budget, self._requests = run.budget, list[Call]()
         self._prices = run.client.prompt_price or 0.0, run.client.completion_price or 0.0
 
-    def total(self) -> dict[str, int | float]:
+    def total(self) -> dict[str, Any]:
         """Return the calls, their tokens and their cost."""
         prompt = sum(call.prompt_tokens for call in self._requests)
         completion = sum(call.completion_tokens for call in self._requests)
-        tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "tokens": prompt + completion}
-        return {"calls": len(self._requests), **tokens, "cost": self._cost(prompt, completion)}
+        total = {"calls": len(self._requests), "prompt_tokens": prompt, "completion_tokens": completion}
+        return total | {"tokens": prompt + completion, "cost": self._cost(prompt, completion)}
 
     def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
 
     def begin(self, ask: Event) -> Call:
-        """Count a request before it is sent."""
-        call = Call(ask["id"], "interrupted")
+        """Count a request before it is sent, with the most that it may use."""
+        call = Call(ask["id"], "interrupted", ask["prompt_bound"], ask["max_tokens"], "at most")
+        call.cost = round(self._cost(call.prompt_tokens, call.completion_tokens), 9)
         self._requests.append(call)
-        self._count(call, ask["prompt_bound"], ask["max_tokens"], "at most")
         return call
 
     def end(self, call: Call, answer: Answer) -> None:
         """Count what a request used: as the server counts it, nothing if it was refused, else the most."""
         call.outcome = answer.outcome
         if answer.prompt_tokens is not None and answer.completion_tokens is not None:
-            self._count(call, answer.prompt_tokens, answer.completion_tokens, "by the server")
+            call.prompt_tokens, call.completion_tokens = answer.prompt_tokens, answer.completion_tokens
+            call.tokens_counted = "by the server"
         elif re.fullmatch("connection|http_[^5].*", answer.outcome):
-            self._count(call, 0, 0, "estimated")
+            call.prompt_tokens, call.completion_tokens, call.tokens_counted = 0, 0, "estimated"
+        call.cost = round(self._cost(call.prompt_tokens, call.completion_tokens), 9)
 
-    def _count(self, call: Call, prompt_tokens: int, completion_tokens: int, counted: str) -> None:
-        call.prompt_tokens, call.completion_tokens, call.tokens_counted = prompt_tokens, completion_tokens, counted
-        call.cost = round(self._cost(prompt_tokens, completion_tokens), 9)
-
-    def seconds_left(self, seconds: float) -> float:
-        """Return the remaining seconds of the hours, after so many of the run."""
-        return math.inf if self.budget.hours is None else max(0.0, self.budget.hours * 3600 - seconds)
-
-    def spent(self, bound: int, max_tokens: int, seconds: float) -> str:
-        """Return the budget that has no room for one more call of so many tokens, after so many seconds; else ""."""
+    def spent(self, bound: int, max_tokens: int, seconds_left: float) -> str:
+        """Return the budget that has no room for one more call of so many tokens; else ""."""
         budget, total = self.budget, self.total()
         if budget.calls is not None and total["calls"] >= budget.calls:
             return f"budget.calls={budget.calls} are spent"
-        if not self.seconds_left(seconds):
+        if not seconds_left:
             return f"budget.hours={budget.hours:g} are spent"
         if budget.tokens is not None and total["tokens"] + bound + max_tokens > budget.tokens:
             return f"budget.tokens={budget.tokens}: {total['tokens']} are spent, and one more call could exceed it"
-        most = self._cost(int(total["prompt_tokens"]) + bound, int(total["completion_tokens"]) + max_tokens)
+        most = self._cost(total["prompt_tokens"] + bound, total["completion_tokens"] + max_tokens)
         if budget.cost is not None and most > budget.cost:
             return f"budget.cost={budget.cost:g}: {total['cost']:.6g} are spent, and one more call could exceed it"
         return ""

@@ -28,7 +28,6 @@ from rlreason.runtime.text import shorten
 #: Facts that change no reply to the first prompt, and no score of it, by their first words. `hints` stand in it.
 APART = {"strategy", "budget", "replies", "retries", "hints", "history", "restart_after"}
 MOST_GROUPS = 200  # of a rank test
-ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tables and pictures
 QUOTED_CHARS = 700  # of the first prompt
 POINTS = 120  # of the picture's baseline
 Facts = dict[str, Any]
@@ -71,19 +70,6 @@ def kind_of(log: Log) -> Facts:
     return {name: value for name, value in facts_of(log).items() if name.partition(".")[0] not in APART}
 
 
-def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
-    """Return the runs without those that repeat the prompts and replies of another, and a line about each of these."""
-    firsts, originals, copies = dict[str, Log](), list[Log](), list[str]()
-    for log in logs:
-        turns = [[turn.prompt, turn.content, [call.outcome for call in turn.calls]] for turn in log.turns]
-        first = firsts.setdefault(json.dumps([log.strategy, log.model, turns]), log)
-        if first is log or not any(turn.reply for turn in log.turns):
-            originals.append(log)
-        else:
-            copies.append(f"{log.folder.name} (seed {log.seed}) repeats {first.folder.name} (seed {first.seed})")
-    return originals, copies
-
-
 def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
     """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy.
 
@@ -99,7 +85,7 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
         alike = [facts_of(one) for one, *_ in groups.values() if one.strategy == own["strategy"]]
         draws = [max(own["starting score"], score) for log in logs if kind_of(log) == kind for score in draws_of(log)]
         settings.append(SeedGroup(", ".join([own["strategy"], *differing(own, alike)]), group, draws))
-    settings.sort(key=lambda one: (ORDER.index(one.logs[0].strategy), one.label))
+    settings.sort(key=lambda one: one.label)
     for one in settings:
         one.calls = calls = min(len(one.draws), *(log.calls for log in one.ended))
         if all(turn.is_independent for turn in one.turns):
@@ -121,9 +107,12 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
 
 def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
     """Return `key=value` for what differs; texts of prompts as the start of a hash."""
-    keys = [key for key in own if any(own[key] != of.get(key) for of in others)]
-    hashes = {key: hashlib.sha256(str(own[key]).encode()).hexdigest()[:8] for key in keys if key.endswith("prompt")}
-    return [f"{key}={hashes.get(key) or shorten(typed_word(own[key]), 40)}" for key in keys]
+    words = []
+    for key, value in own.items():
+        if any(value != of.get(key) for of in others):
+            digest = hashlib.sha256(str(value).encode()).hexdigest()[:8]
+            words.append(f"{key}={digest if key.endswith('prompt') else shorten(typed_word(value), 40)}")
+    return words
 
 
 def draws_of(log: Log) -> list[int]:
@@ -142,9 +131,7 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
             if reach > 1 and draws not in [one.draws for one in settings[:place]]:
                 ks = [1 + int(k) for k in evenly(reach, POINTS)]
                 name = shorten(f"independent draws: expected best of {len(draws)} ({setting.label})", 110)
-                ax.plot(
-                    ks, best_of_curve(draws, ks), label=name, color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2))
-                )
+                ax.plot(ks, best_of_curve(draws, ks), label=name, color=LIGHT["s0"], linestyle="--")
                 ax.fill_between(ks, *best_of_interval(draws, ks), color=LIGHT["s0"], alpha=0.13, linewidth=0)
             colour = LIGHT[f"s{1 + place % 7}"]
             for log in setting.logs:
@@ -154,58 +141,52 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
             name = shorten(f"{setting.label} (median of {counted(len(setting.ended), 'run')})", 110)
             ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name)
         top = 1.1 * max(1.0, ax.dataLim.y1)
-        for record in (one for one in logs[0].record if 0 < one.score <= top):
-            ax.axhline(record.score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
-            name = shorten(f"{record.score:g} {record.who}", 30)
-            ax.text(1.01, record.score, name, transform=ax.get_yaxis_transform(), fontsize=7, va="center")
-        ax.set_xlabel("calls of the model (requests, retries counted)")
+        for record in logs[0].record:
+            if 0 < record.score <= top:
+                ax.axhline(record.score, color=LIGHT["axis"], linewidth=0.8, linestyle=":")
+                name = shorten(f"{record.score:g} {record.who}", 30)
+                ax.text(1.01, record.score, name, transform=ax.get_yaxis_transform(), fontsize=7, va="center")
+        ax.set(xlabel="calls of the model (requests, retries counted)", xlim=(0, longest * 1.02), ylim=(0, top))
         ax.set_ylabel(f"best score so far ({shorten(logs[0].unit, 40)})")
         ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.set_xlim(0, longest * 1.02)
-        ax.set_ylim(0, top)
         ax.grid(alpha=0.25)
-        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8, frameon=False, handlelength=4)
+        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=8, frameon=False)
 
 
-def runs_below(folders: Sequence[Path]) -> list[Path]:
-    """Return the runs among folders and directly in them, each once: as given, those of one folder by name."""
-    runs: dict[Path, Path] = {}
-    for folder in folders:
-        inner = [folder]
-        if folder.is_dir() and not (folder / CONVERSATION).is_file():
-            inner = sorted(one for one in folder.iterdir() if not one.name.startswith((".", SET_ASIDE)))
-        runs = {one.resolve(): one for one in inner if (one / CONVERSATION).is_file()} | runs
-    return list(runs.values())
+def runs_below(folder: Path) -> list[Path]:
+    """Return the runs of a folder: itself, or those directly in it, by name."""
+    if (folder / CONVERSATION).is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob(f"*/{CONVERSATION}"))
+    return [run for run in found if not run.name.startswith((".", SET_ASIDE))]
 
 
-def report_of(folders: Sequence[Path], out: Path) -> Answer:
-    """Write the report of these runs into `out`, and print the result of each."""
-    report, logs = write_report(folders, out)
-    figures, names = list[dict[str, Any]](), ("strategy", "model", "seed", "calls", "ended")
-    for log in logs:
-        figures.append({"run": str(log.folder), "score": log.best["score"], **{n: getattr(log, n) for n in names}})
-    lines = [f"{one['run']}: {one['score']} in {one['calls']} calls; {one['ended'] or 'not ended'}" for one in figures]
-    summary = "\n".join([*lines, f"report: {report}"])
-    return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
+def write_report(folders: Sequence[Path], out: Path) -> Answer:
+    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the result of each.
 
-
-def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
-    """Write OUT/report.md and OUT/score.png of runs of one problem, ended or not; return the former and the logs."""
-    counted_logs, copies = without_copies([read_log(folder) for folder in folders])
+    A run that repeats the prompts and replies of another is no seed of its own.
+    """
+    copies, firsts, counted_logs = list[str](), dict[str, Log](), list[Log]()
+    for log in map(read_log, folders):
+        turns = [[turn.prompt, turn.content, [call.outcome for call in turn.calls]] for turn in log.turns]
+        first = firsts.setdefault(json.dumps([log.strategy, log.model, turns]), log)
+        if first is log or not any(turn.reply for turn in log.turns):
+            counted_logs.append(log)
+        else:
+            copies.append(f"{log.folder.name} (seed {log.seed}) repeats {first.folder.name} (seed {first.seed})")
     if len(problems := sorted({log.problem for log in counted_logs})) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({', '.join(problems)}): give those of one")
     settings = settings_of(counted_logs)
     logs = [log for setting in settings for log in setting.logs]
-    log, turns = logs[0], [turn for setting in settings for turn in setting.turns]
+    log, all_turns = logs[0], [turn for setting in settings for turn in setting.turns]
     heading = f"{log.strategy} with {log.model}, seed {log.seed}"
     if len(logs) > 1:
         heading = f"{counted(len(logs), 'run')} with {', '.join(dict.fromkeys(one.strategy for one in logs))}"
     heading = f"{log.title or Path(log.problem).name}: {heading}"
     overrides = [f"{key}={typed_word(value)}" for key, value in flat(log.settings).items() if value is not None]
-    errors = Counter(("call", call.outcome) for turn in turns for call in turn.calls if call.outcome != "ok")
-    results = [turn.result for turn in turns if turn.result is not None and not turn.is_valid]
+    errors = Counter(("call", call.outcome) for turn in all_turns for call in turn.calls if call.outcome != "ok")
+    results = [turn.result for turn in all_turns if turn.result is not None and not turn.is_valid]
     errors.update(("program", result.get("error_kind") or "invalid") for result in results)
-    out.mkdir(parents=True, exist_ok=True)
     draw(out / SCORE_PICTURE, heading, settings)
     report = out / REPORT
     document = TEMPLATES.get_template("report.md.j2").render(
@@ -217,7 +198,14 @@ def write_report(folders: Sequence[Path], out: Path) -> tuple[Path, list[Log]]:
         if old and not headings:  # what the reader wrote there is kept
             report.rename(free_folder(report.with_name("report_before.md")))
         partial.write_bytes(document.encode() + b"\n" + (old[headings[0] :] if headings else INVITATION))
-    return report, counted_logs
+    figures = [
+        {name: getattr(one, name) for name in ("strategy", "model", "seed", "calls", "ended")}
+        | {"run": str(one.folder), "score": one.best["score"]}
+        for one in counted_logs
+    ]
+    lines = [f"{one['run']}: {one['score']} in {one['calls']} calls; {one['ended'] or 'not ended'}" for one in figures]
+    summary = "\n".join([*lines, f"report: {report}"])
+    return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)

@@ -14,13 +14,14 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.algorithms import ScoreConfig
 from rlreason.discovery.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
 from rlreason.discovery.warden import TOO_MANY, descendants, signal_all
 from rlreason.errors import ConfigError
@@ -79,19 +80,8 @@ PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a program, some for all of its processes together."""
-
-    timeout_s: float = 600.0  # wall clock, from the start of its Python
-    memory_mb: int = 2048  # of all processes together, and of each
-    check_timeout_s: float = 120.0  # wall clock for the check of what it gave
-    cpus: int = 4  # processors that it may use, where there are more
-    sandbox: str = ""  # bwrap, unshare or limits, instead of the best that works here
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
-    """What `inside.py` does in the sandbox; an argument `{source}` becomes the path of a private file, `source`."""
+    """What `inside.py` does in the sandbox, where `source` is a private file."""
 
     arguments: Sequence[str]
     timeout_s: float
@@ -99,34 +89,87 @@ class Command:
     readable: Sequence[str] = ()  # more paths that may be read
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended."""
+
+    stopped: str | None  # timeout, memory, output, size, processes, stopped; broken: it never began
+    exit: int | None  # code, or minus the signal
+    channel: bytes  # what came through
+    tail: str  # the end of what it printed
+    seconds: float
+    peak_mb: float
+
+
 def run_contained(
-    command: Command, limits: Limits, stop: Callable[[], bool] = lambda: False, sandbox: str = ""
-) -> "Contained":
+    command: Command, limits: ScoreConfig, stop: Callable[[], bool] = lambda: False, sandbox: str = ""
+) -> Outcome:
     """Run a command in this sandbox, or the best that works here; end all its processes, at the latest by `stop`."""
-    sandbox = sandbox or sandbox_here(limits.sandbox)
-    with temporary_folder("rlreason-program-") as folder, tempfile.TemporaryFile() as printed:
+    sandbox = sandbox or sandbox_here()
+    sent, started, most = bytearray(), False, CHANNEL_MB * MB
+    stopped, code, seconds, used, peak_mb = None, None, 0.0, 0.0, 0.0
+    seen: dict[int, str] = {}  # its processes, and when they began
+    with ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder("rlreason-program-"))
+        printed = stack.enter_context(tempfile.TemporaryFile()).fileno()
         Path(folder, "program.py").write_bytes(command.source)
-        channel, end = os.pipe()
-        streams: dict[str, Any] = {"stdin": end, "stdout": printed, "stderr": printed}  # it writes to the first, too
-        line = command_line(command, limits, sandbox, folder)
-        env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+        channel, writable = os.pipe()
+        stack.callback(os.close, channel)
+        warden = stack.enter_context(
+            subprocess.Popen(
+                command_line(command, limits, sandbox, folder),
+                stdin=writable,
+                stdout=printed,
+                stderr=printed,
+                env={"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
+                cwd=folder,
+                start_new_session=True,
+            )
+        )
+        os.close(writable)
+        began = looked = time.monotonic()
+        os.set_blocking(channel, False)
         try:
-            warden = subprocess.Popen(line, **streams, env=env, cwd=folder, start_new_session=True)
-            os.close(end)
-            contained = Contained(warden, channel, printed.fileno(), limits.memory_mb, command.timeout_s)
-            with warden:
-                try:
-                    contained.watch(stop)
-                finally:
-                    contained.end()
+            while stopped is None and code is None:
+                code = warden.poll()  # before the last look at the channel
+                with suppress(BlockingIOError):
+                    while len(sent) <= most and (part := os.read(channel, 1 << 20)):
+                        sent += part
+                if not started and sent.startswith(STARTED):
+                    began, started = looked, True  # at the latest: a program may have ended with this look
+                looked = time.monotonic()
+                seconds = looked - began
+                pids = descendants(warden.pid, PROCESSES)
+                seen.update({pid: start_time(pid) for pid in pids if pid not in seen})
+                # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
+                before, used = used, held_mb(pids, limits.memory_mb)
+                peak_mb = max(peak_mb, min(before, used))
+                if stop():
+                    stopped = "stopped"
+                elif len(sent) > most:
+                    stopped = "size"
+                elif seconds > (command.timeout_s if started else STARTING_S):
+                    stopped = "timeout" if started else "broken"
+                elif peak_mb > limits.memory_mb:
+                    stopped = "memory"
+                elif os.fstat(printed).st_size > OUTPUT_MB * MB:
+                    stopped = "output"
+                elif code == -TOO_MANY and started:
+                    stopped = "processes"
+                elif code is None:
+                    time.sleep(LOOK_EVERY_S)
+                elif not started:
+                    stopped = "broken"
         finally:
-            os.close(channel)
+            end(warden, seen)
+        tail = os.pread(printed, TAIL, max(0, os.fstat(printed).st_size - TAIL)).decode("utf-8", "backslashreplace")
         if sandbox == "limits":  # a program may have made its folder too deep for Python
             subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
-    return contained
+    code = 128 - code if code and code > 128 else code
+    return Outcome(stopped, code, bytes(sent).removeprefix(STARTED), tail, seconds, peak_mb)
 
 
-def command_line(command: Command, limits: Limits, sandbox: str, folder: str) -> list[str]:
+def command_line(command: Command, limits: ScoreConfig, sandbox: str, folder: str) -> list[str]:
     """Return the warden's command: it runs in /tmp, or without a namespace in the private `folder` of program.py."""
     is_alone, readable = sandbox == "limits", [INSIDE, *command.readable]
     threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])  # of all: the user's others count too
@@ -141,22 +184,29 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str) ->
         "MSGQUEUE": 0,
         "NPROC": threads + PROCESSES,
     }
-    options: dict[str, Any] = {"cpus": limits.cpus, "limits": of_each, "alone": is_alone}
+    source = f"{folder if is_alone else '/tmp'}/program.py"
+    options: dict[str, Any] = {"cpus": limits.cpus, "limits": of_each, "alone": is_alone, "source": source}
     if landlock_version():
         # In the system's own /proc and /dev/shm are processes, sockets and files of others.
         proc = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"] if is_alone else ["/proc"]
         writable = [folder] if is_alone else ["/tmp", "/dev/shm"]
         options["landlock"] = {"readable": [*view(), *readable, *proc], "writable": writable}
-    source = f"{folder if is_alone else '/tmp'}/program.py"
-    inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
-    inner += [source if argument == "{source}" else argument for argument in command.arguments]
+    inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options), *command.arguments]
     warden = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(PROCESSES + MORE_PROCESSES)]
     if is_alone:
         return [*warden, *inner]
     shown = view() | dict.fromkeys(readable, "")
     if sandbox == "unshare":
         spaces = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
-        Path(folder, "view").write_text(mounts(folder, shown))
+        lines = [f"device\t{device}" for device in DEVICES]
+        lines += [f"link\t{path}\t{target}" for path, target in shown.items() if target]
+        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        bound = {path: path for path, link in shown.items() if not link} | {f"{folder}/program.py": "/tmp/program.py"}
+        for place, target in bound.items():
+            lines.append(f"bind\t{target}\t{_flags(place)}\t{place}")
+            for path in sorted({path for path in mounted if path.startswith(f"{place}/")}):  # not read-only by that
+                lines.append(f"again\t{target}{path.removeprefix(place)}\t{_flags(path)}")
+        Path(folder, "view").write_text("\n".join([*lines, ""]))
         enter = ["sh", "-c", ENTER, "sh", str(DISK_MB)]
         return [*warden, "unshare", *spaces, "--fork", "--kill-child", *enter, *inner]
     size = ["--size", str(DISK_MB * MB), "--tmpfs"]
@@ -168,19 +218,6 @@ def command_line(command: Command, limits: Limits, sandbox: str, folder: str) ->
         outer += ["--symlink", target, path] if target else ["--ro-bind", path, path]
     outer += ["--remount-ro", "/", "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp"]
     return [*warden, *outer, "--", *inner]
-
-
-def mounts(folder: str, shown: Mapping[str, str]) -> str:
-    """Return what the script `ENTER` mounts, a line each, its fields separated by tabs."""
-    lines = [f"device\t{device}" for device in DEVICES]
-    lines += [f"link\t{path}\t{target}" for path, target in shown.items() if target]
-    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    bound = {path: path for path, link in shown.items() if not link} | {f"{folder}/program.py": "/tmp/program.py"}
-    for source, target in bound.items():
-        lines.append(f"bind\t{target}\t{_flags(source)}\t{source}")
-        for path in sorted({path for path in mounted if path.startswith(f"{source}/")}):  # not made read-only by that
-            lines.append(f"again\t{target}{path.removeprefix(source)}\t{_flags(path)}")
-    return "\n".join([*lines, ""])
 
 
 def _flags(path: str) -> str:
@@ -202,85 +239,29 @@ def view() -> dict[str, str]:
     return shown
 
 
-@dataclass(slots=True)
-class Contained:
-    """A command at work below its warden, and how it ended."""
-
-    warden: "subprocess.Popen[bytes]"
-    channel_fd: int  # read from
-    printed: int  # a file that it writes
-    memory_mb: int
-    timeout_s: float
-    stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
-    exit: int | None = None  # code, or minus the signal
-    channel: bytes = b""  # what came through
-    tail: bytes = b""  # the end of what it printed
-    seconds: float = 0.0
-    peak_mb: float = 0.0
-    used_mb: float = 0.0  # at the last look
-    seen: dict[int, str] = field(default_factory=dict)  # its processes, and when they began
-
-    def watch(self, stop: Callable[[], bool]) -> None:
-        """Read the channel until the warden has ended, or a limit is exceeded."""
-        sent, started, code, most = bytearray(), False, None, CHANNEL_MB * MB
-        began = looked = time.monotonic()
-        os.set_blocking(self.channel_fd, False)
-        while self.stopped is None and code is None:
-            code = self.warden.poll()  # before the last look at the channel
-            with suppress(BlockingIOError):
-                while len(sent) <= most and (part := os.read(self.channel_fd, 1 << 20)):
-                    sent += part
-            if not started and sent.startswith(STARTED):
-                began, started = looked, True  # at the latest: a program may have ended with this look
-            looked = time.monotonic()
-            self.seconds = looked - began
-            self.stopped = "stopped" if stop() else "size" if len(sent) > most else self._exceeded(started)
-            if code is None:
-                time.sleep(LOOK_EVERY_S)
-        self.channel = bytes(sent).removeprefix(STARTED)
-        if code is not None:
-            self.exit = 128 - code if code > 128 else code
-        if not started and self.stopped in (None, "timeout"):
-            self.stopped = "broken"
-        elif self.stopped is None and code == -TOO_MANY:
-            self.stopped = "processes"
-
-    def _exceeded(self, started: bool) -> str | None:
-        """Return the limit that is currently exceeded, or None."""
-        pids = descendants(self.warden.pid, PROCESSES)
-        self.seen.update({pid: start_time(pid) for pid in pids if pid not in self.seen})
-        # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
-        before, self.used_mb = self.used_mb, used_mb(pids, self.memory_mb) + unmapped_mb(pids)
-        self.peak_mb = max(self.peak_mb, min(before, self.used_mb))
-        if self.seconds > (self.timeout_s if started else STARTING_S):
-            return "timeout"
-        if self.peak_mb > self.memory_mb:
-            return "memory"
-        return "output" if os.fstat(self.printed).st_size > OUTPUT_MB * MB else None
-
-    def end(self) -> None:
-        """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""
-        self.warden.terminate()
-        try:
-            self.warden.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
-            self.seen.update({pid: start_time(pid) for pid in descendants(self.warden.pid)})
-            self.warden.kill()
-        until = time.monotonic() + ENDING_S
-        while left := [pid for pid, began in self.seen.items() if began and start_time(pid) == began]:
-            signal_all(left, signal.SIGKILL)
-            if time.monotonic() > until:
-                break
-            time.sleep(LOOK_EVERY_S)
-        self.tail = os.pread(self.printed, TAIL, max(0, os.fstat(self.printed).st_size - TAIL))
+def end(warden: "subprocess.Popen[bytes]", seen: dict[int, str]) -> None:
+    """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""
+    warden.terminate()
+    try:
+        warden.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        seen |= {pid: start_time(pid) for pid in descendants(warden.pid)}
+        warden.kill()
+    until = time.monotonic() + ENDING_S
+    while left := [pid for pid, began in seen.items() if began and start_time(pid) == began]:
+        signal_all(left, signal.SIGKILL)
+        if time.monotonic() > until:
+            break
+        time.sleep(LOOK_EVERY_S)
 
 
-def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
-    """Return the megabytes of memory of their own that processes hold together, without files.
+def held_mb(pids: Sequence[int], precise_above_mb: float) -> float:
+    """Return the megabytes of memory that processes hold together, without files outside of the sandbox.
 
-    Shared pages count once for each, which is fast; above `precise_above_mb` they are divided as the kernel does.
+    Shared pages count once for each process, which is fast; where that makes more than `precise_above_mb`, they are
+    divided as the kernel does. Files in memory, and memory shared without a file, count by their sizes.
     """
-    held = dict.fromkeys(pids, 0.0)
+    held, used, sizes = dict.fromkeys(pids, 0.0), 0.0, dict[str, int]()
     for pid in pids:
         with suppress(OSError, ValueError):
             _, whole, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
@@ -289,19 +270,13 @@ def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             held[pid] = sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss_Anon:"))
-    return sum(held.values())
-
-
-def unmapped_mb(pids: Sequence[int]) -> float:
-    """Return the megabytes in a sandbox's files in memory and in memory shared without a file, by its size."""
-    used, sizes = 0.0, dict[str, int]()
     for pid in pids[:MOST_READ]:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 if line.endswith("/dev/zero (deleted)"):
                     addresses, _, _, _, inode, *_ = line.split()
-                    begin, end = addresses.split("-")
-                    sizes[inode] = max(sizes.get(inode, 0), int(end, 16) - int(begin, 16))
+                    first, last = addresses.split("-")
+                    sizes[inode] = max(sizes.get(inode, 0), int(last, 16) - int(first, 16))
     for place in ("/tmp", "/dev/shm"):
         for pid in pids[:4]:  # the first ones may not have entered the sandbox
             with suppress(OSError):
@@ -311,7 +286,7 @@ def unmapped_mb(pids: Sequence[int]) -> float:
                     used += (space.f_blocks - space.f_bfree) * space.f_frsize / MB
                     used += (space.f_files - space.f_ffree) / 1024  # each takes about a kilobyte, however short
                     break
-    return used + sum(sizes.values()) / MB
+    return sum(held.values()) + used + sum(sizes.values()) / MB
 
 
 def start_time(pid: int) -> str:
@@ -323,21 +298,21 @@ def start_time(pid: int) -> str:
 
 
 @cache
-def sandbox_here(wanted: str) -> str:
+def sandbox_here() -> str:
     """Return the best of `SANDBOXES` that works here, by a trial of each; `ConfigError` if none does."""
-    for sandbox in (sandbox for sandbox in SANDBOXES if sandbox.startswith(wanted)):
-        trial = run_contained(Command(["nothing"], STARTING_S), Limits(), sandbox=sandbox)
+    for sandbox in SANDBOXES:
+        trial = run_contained(Command(["nothing"], STARTING_S), ScoreConfig(), sandbox=sandbox)
         if trial.exit == 0:
             if sandbox == "limits":  # a program sees this process, whose memory and environment may hold keys
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             return sandbox
-    why = trial.tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    why = trial.tail.strip().rpartition("\n")[2]
     raise ConfigError(f"no program can be held back here ({why[-300:]}): use Linux, with bubblewrap")
 
 
-def protections(limits: Limits) -> dict[str, str]:
+def protections() -> dict[str, str]:
     """Return the protections active here, by name; `ConfigError` if no program can be held back."""
-    sandbox, active = sandbox_here(limits.sandbox), {"limits": "memory, processor time, file size, open files"}
+    sandbox, active = sandbox_here(), {"limits": "memory, processor time, file size, open files"}
     if sandbox == "limits":
         active["no namespaces"] = "it sees other processes, and could fill the disk"
     else:
@@ -347,8 +322,3 @@ def protections(limits: Limits) -> dict[str, str]:
     if calls := REFUSED_CALLS.get(os.uname().machine):
         active["seccomp"] = f"no network, {len(calls)} system calls refused"
     return active
-
-
-def protections_text(active: Mapping[str, str]) -> str:
-    """Return in words what is active."""
-    return "; ".join(f"{name} ({what})" for name, what in active.items())

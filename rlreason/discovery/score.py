@@ -12,18 +12,16 @@ from typing import Any
 import msgspec
 import yaml
 
-from rlreason.config.algorithms import PromptFilesConfig
+from rlreason.config.algorithms import PromptFilesConfig, ScoreConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.discovery.inside import BITS, LONGEST_ROW, LONGEST_TEXT, Refused
-from rlreason.discovery.log import FIRST, Record
+from rlreason.discovery.log import FIRST, Record, Result
 from rlreason.discovery.sandbox import (
     CHANNEL_MB,
     OUTPUT_MB,
     PROCESSES,
     Command,
-    Limits,
     protections,
-    protections_text,
     run_contained,
 )
 from rlreason.errors import ConfigError, DataError
@@ -32,7 +30,8 @@ from rlreason.runtime.streams import Answer, Parser, number_in
 from rlreason.runtime.text import redacted, shorten, visible
 
 HOME = Path(__file__).with_name("problems")
-FILE = "problem.yaml"
+#: The files of a problem: its settings, a program to begin with, and a module with `verify(rows, **options)`.
+FILE, STARTER, VERIFIER = "problem.yaml", "starter.py", "verify.py"
 MOST_SOURCE = 2**20  # bytes of a program
 STOPPED = "stopped"  # kind of error of a program that was not scored, because the run ends
 SHOWN, FED_BACK = 2000, 1500  # characters of an error and of the output's tail; of a message for the model
@@ -40,7 +39,6 @@ SHOWN, FED_BACK = 2000, 1500  # characters of an error and of the output's tail;
 OF_THE_PROGRAM = ("exception", "exit", "type", "size", "no_points", "memory")
 FRAME = "-----"
 Stop = Callable[[], bool]
-Score = dict[str, Any]  # docs/discovery.md explains the keys
 
 
 class DiscoveryProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,19 +49,17 @@ class DiscoveryProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     prompt: str  # a file in the folder or in prompts/
     unit: str = "points"  # what is counted
-    starter: str = "starter.py"  # a program in the folder
-    verifier: str = "verify.py"  # a module in the folder with `verify(rows, **options)`
     options: dict[str, Any] = {}
     most_rows: int = 10_000
     most_digits: int = 1000  # of one integer
-    record: tuple[Record, ...] = ()
+    record: list[Record] = []
     hints: str = ""  # for the prompt, where they are asked for
 
     @property
     def hash(self) -> str:
         """Return a hash of what scores depend on: the verifier, its options, and the limits on a program's set."""
         more = repr((sorted(self.options.items()), self.most_rows, self.most_digits)).encode()
-        return hashlib.sha256((self.folder / self.verifier).read_bytes() + more).hexdigest()[:16]
+        return hashlib.sha256((self.folder / VERIFIER).read_bytes() + more).hexdigest()[:16]
 
     def templates(self, files: PromptFilesConfig) -> dict[str, str]:
         """Return the text of each prompt's template; `ConfigError` if a file is missing."""
@@ -79,43 +75,53 @@ class DiscoveryProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return templates
 
 
-def shipped() -> list[str]:
+def shipped() -> str:
     """Return the names of the problems that come with the package."""
-    return sorted(path.parent.name for path in HOME.glob(f"*/{FILE}"))
+    return ", ".join(sorted(path.parent.name for path in HOME.glob(f"*/{FILE}")))
 
 
-def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
-    """Return a problem by its name or folder; `ConfigError` with the setting `key` if it is none."""
-    folder = (HOME / name if name in shipped() else Path(name)).absolute()
-    path = folder / FILE
-    if not path.is_file():
-        raise ConfigError(f"{key}={name} is no problem: choose one of {', '.join(shipped())}, or a folder with {FILE}")
+def problem_named(name: str) -> DiscoveryProblem:
+    """Return a problem by its name or folder; `ConfigError` if it is none."""
+    path = next((place for place in (HOME / name / FILE, Path(name, FILE)) if place.is_file()), None)
+    if path is None:
+        raise ConfigError(f"problem={name} is no problem: choose one of {shipped()}, or a folder with {FILE}")
+    folder = path.parent.absolute()
     try:
         settings = {**yaml.safe_load(path.read_text(encoding="utf-8")), "folder": folder, "name": folder.name}
-        problem = msgspec.convert(settings, DiscoveryProblem)
-        problem.templates(PromptFilesConfig())
-        for file in (problem.starter, problem.verifier):
-            (folder / file).read_bytes()
+        return msgspec.convert(settings, DiscoveryProblem)
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be used ({shorten(str(error), 300)}): see docs/discovery.md") from error
-    return problem
 
 
-def score_program(
-    source: bytes, problem: DiscoveryProblem, limits: Limits | None = None, stop: Stop = lambda: False
-) -> Score:
+def score_program(source: bytes, problem: DiscoveryProblem, limits: ScoreConfig, stop: Stop = lambda: False) -> Result:
     """Run a program and check its set, within the limits and leaving nothing behind, whatever it does.
 
     Everything ends once `stop` returns True. `ConfigError` if there is no sandbox, `DataError` if the verifier fails.
     """
-    limits = limits or Limits()
-    score: Score = {"problem": problem.name, "program_sha256": hashlib.sha256(source).hexdigest()}
+    score: Result = {"problem": problem.name, "program_sha256": hashlib.sha256(source).hexdigest()}
     score |= dict.fromkeys(("score", "num_points", "raw_points"), 0)
     score |= dict.fromkeys(("validity", "seconds", "check_seconds", "peak_memory_mb"), 0.0)
     score |= dict.fromkeys(("dimension", "error", "error_kind", "alarm")) | {"protections": {}, "output_tail": ""}
     try:
         rows = _rows_of(score, source, problem, limits, stop)
-        score |= _verdict_on(score, rows, problem, limits, stop)
+        verifier = problem.folder / VERIFIER
+        request = json.dumps({"rows": rows, "options": problem.options}).encode()
+        command = Command(["check", str(verifier)], limits.check_timeout_s, request, [str(problem.folder)])
+        outcome = run_contained(command, limits, stop)
+        score["check_seconds"] = round(outcome.seconds, 3)
+        tail = visible_text(outcome.tail)
+        stopped = "memory" if tail.endswith("MemoryError") else outcome.stopped
+        if stopped in (STOPPED, "timeout", "memory"):
+            most = f"{limits.check_timeout_s:g} s and {limits.memory_mb} MB"
+            raise Refused(stopped, f"checking {len(rows)} points takes more than it may ({most}), or was stopped")
+        verdict: Any = None
+        with suppress(ValueError):
+            verdict = json.loads(outcome.channel)
+        if stopped or outcome.exit or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
+            raise DataError(f"the verifier {verifier} failed: {tail[-300:] or 'it gave no score'}: correct it")
+        valid = verdict.pop("valid", False) is True
+        verdict["score"] = verdict["score"] if valid else 0
+        score |= {"num_points": verdict["score"], **verdict, "raw_points": len(rows), "validity": float(valid)}
     except Refused as refused:
         kind, text = refused.args
         score |= {"error_kind": kind, "error": visible_text(text) or kind}
@@ -146,15 +152,16 @@ def read_set(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
     return given.rows
 
 
-def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Limits, stop: Stop) -> list[list[int]]:
+def _rows_of(
+    score: Result, source: bytes, problem: DiscoveryProblem, limits: ScoreConfig, stop: Stop
+) -> list[list[int]]:
     """Return the rows that a program gives, with what it took in its score; `Refused` if it gives none."""
     if len(source) > MOST_SOURCE:
         raise Refused("program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
-    arguments = ["program", "{source}", str(problem.most_rows), str(problem.most_digits)]
+    arguments = ["program", str(problem.most_rows), str(problem.most_digits)]
     outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
     score |= {"seconds": round(outcome.seconds, 3), "peak_memory_mb": round(outcome.peak_mb, 1)}
-    score["protections"] = protections(limits)
-    score["output_tail"] = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
+    score |= {"protections": protections(), "output_tail": visible_text(outcome.tail)}
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
@@ -167,34 +174,11 @@ def _rows_of(score: Score, source: bytes, problem: DiscoveryProblem, limits: Lim
         raise DataError(f"the program could not be started in the sandbox: {score['output_tail'][-300:]}")
     if outcome.stopped:
         raise Refused(outcome.stopped, over[outcome.stopped])
-    if outcome.exit != 0 or not outcome.channel:
+    if outcome.exit or not outcome.channel:
         raise Refused("exit", f"the program ended (exit code {outcome.exit}) before it gave points")
     rows = read_set(outcome.channel, problem.most_rows, problem.most_digits)
     score["raw_points"] = len(rows)
     return rows
-
-
-def _verdict_on(score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Stop) -> Score:
-    """Return the verifier's verdict on the rows; `Refused` if checking takes too much."""
-    verifier = problem.folder / problem.verifier
-    request = {"rows": rows, "options": problem.options}
-    arguments, readable = ["check", str(verifier), "{source}"], [str(problem.folder)]
-    command = Command(arguments, limits.check_timeout_s, json.dumps(request).encode(), readable)
-    outcome = run_contained(command, limits, stop)
-    score["check_seconds"] = round(outcome.seconds, 3)
-    tail = visible_text(outcome.tail.decode("utf-8", "replace"))
-    stopped = "memory" if tail.endswith("MemoryError") else outcome.stopped
-    if stopped in (STOPPED, "timeout", "memory"):
-        most = f"{limits.check_timeout_s:g} s and {limits.memory_mb} MB"
-        raise Refused(stopped, f"checking {len(rows)} points takes more than it may ({most}), or was stopped")
-    verdict: Any = None
-    with suppress(ValueError):
-        verdict = json.loads(outcome.channel)
-    if outcome.stopped or outcome.exit != 0 or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
-        raise DataError(f"the verifier {verifier} failed: {tail[-300:] or 'it gave no score'}: correct it")
-    valid = verdict.pop("valid", False) is True
-    verdict["score"] = verdict["score"] if valid else 0
-    return {"num_points": verdict["score"]} | verdict | {"raw_points": len(rows), "validity": 1.0 if valid else 0.0}
 
 
 #: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.
@@ -224,8 +208,7 @@ def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, bes
     if result is None:
         return "no_code", filled(templates["no_code"], {"best": best, "unit": unit})
     kind = "extend" if result["validity"] == 1.0 else "error"
-    values = {name: value for name, value in result.items() if not isinstance(value, dict | list)}
-    values |= {"best": best, "unit": unit, "error": error_text(result), "worst_pair": ""}
+    values = {**result, "best": best, "unit": unit, "error": error_text(result), "worst_pair": ""}
     if pair := result.get("worst_pair"):
         values["worst_pair"] = f"The worst pair is {pair['vectors'][0]} and {pair['vectors'][1]}."
     return kind, filled(templates[kind], values)
@@ -247,7 +230,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason score`."""
     seconds = number_in(0.001, 7 * 86400)
     parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
-    parser.add_argument("--problem", default="kissing_11", help=f"{', '.join(shipped())}, or the folder of one's own")
+    parser.add_argument("--problem", default="kissing_11", help=f"{shipped()}, or the folder of one's own")
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="SECONDS", help="for the program (600)")
     parser.add_argument("--check-timeout", type=seconds, default=120.0, metavar="SECONDS", help="for the check (120)")
     parser.add_argument("--memory", default="2G", help="for all of its processes together, as 512M or 2G (2G)")
@@ -255,7 +238,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Score the program."""
-    problem, timeout_s = problem_named(arguments.problem, "--problem"), arguments.timeout
+    problem, timeout_s = problem_named(arguments.problem), arguments.timeout
     match = re.fullmatch(r"(\d+)([MGT])i?B?", arguments.memory.strip(), re.IGNORECASE)
     memory_mb = int(match[1]) * 1024 ** "MGT".index(match[2].upper()) if match else 0
     if not 64 <= memory_mb <= 2**20:
@@ -265,7 +248,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     except OSError as error:
         raise ConfigError(f"PROGRAM={arguments.program} cannot be read ({error}): give a file of Python") from error
     with console.wait(f"running {arguments.program}, for {timeout_s:g} s at most"):
-        limits = Limits(timeout_s=timeout_s, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
+        limits = ScoreConfig(timeout_s, arguments.check_timeout, memory_mb, cpus=4)
         score = score_program(source, problem, limits)
     if score["validity"]:
         lines = [f"valid: {score['score']} {problem.unit}"]
@@ -277,5 +260,5 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines.append(f"{times}, {score['peak_memory_mb']:.0f} MB at most")
     if score["output_tail"]:
         lines += ["the end of what it printed, none of which counts:", score["output_tail"][-400:]]
-    lines.append(f"protections: {protections_text(score['protections'])}")
+    lines.append(f"protections: {', '.join(score['protections'])}")
     return Answer("\n".join(lines), score, 0 if score["validity"] else 1)

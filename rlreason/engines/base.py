@@ -77,22 +77,18 @@ def seed_for(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 HALF_CHARACTER = "\ufffd"  # decoded from the bytes of an incomplete character
 
 
 class Stops:
     """The stop strings of a sampling setting, under one tokenizer."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], min_tokens: int, tags: Collection[str] = ()
-    ) -> None:
-        """`tags`: special tokens that stay in the text."""
-        self.tokenizer, self.stop, self.min_tokens = tokenizer, tuple(stop), min_tokens
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> None:
+        self.tokenizer, self.stop, self.min_tokens = tokenizer, sampling.stop, sampling.min_tokens
         special = special_tokens(tokenizer)
-        self._left_out = frozenset(i for i, text in special.items() if text not in tags)
-        self._has_tags = len(self._left_out) < len(special)
-        self.sees_special = self._has_tags or any(text in s for text in special.values() for s in stop)
+        self._left_out = {i for i, text in special.items() if text not in sampling.tags}
+        has_tags = len(self._left_out) < len(special)
+        self.sees_special = has_tags or any(text in s for text in special.values() for s in self.stop)
 
     def overhang(self, token_ids: Sequence[int]) -> int | None:
         """Return how many characters follow the stop string that ends these tokens; None where none does.
@@ -107,16 +103,14 @@ class Stops:
         ends = [start + len(s) for s, start in starts.items() if start >= 0]
         return len(text) - min(ends) if ends else None
 
-    def text(self, token_ids: Sequence[int], overhang: int) -> str:
+    def text(self, token_ids: Sequence[int], overhang: int | None) -> str:
         """Return the text for grading and display: without special tokens except tags, and without the overhang."""
         text = self._decoded(token_ids, special=False)
         return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._left_out else text
 
     def _decoded(self, token_ids: Sequence[int], special: bool) -> str:
-        decode = self.tokenizer.decode
-        if self._has_tags and not special:
-            token_ids, special = [i for i in token_ids if i not in self._left_out], True
-        return str(decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+        kept = [i for i in token_ids if special or i not in self._left_out]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Collection[str]) -> tuple[str, ...]:
@@ -126,7 +120,7 @@ def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Col
     template, or spelled like `<|im_end|>`. They never appear in a response's text.
     """
     texts, template = "\0".join(read), str(getattr(tokenizer, "chat_template", None) or "")
-    roles = {str(getattr(tokenizer, f"{role}_token", None)) for role in ROLES}
+    roles = {str(getattr(tokenizer, role, None)) for role in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     return tuple(
         text
         for text in special_tokens(tokenizer).values()

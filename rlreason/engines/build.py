@@ -4,7 +4,6 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,7 +16,7 @@ from rlreason.engines.vllm_process import Place
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
 from rlreason.model.memory import moment_bytes, shape_from, workload_of
-from rlreason.model.plan import describe_placement, engine_gpus, held_later, ranks_here
+from rlreason.model.plan import engine_gpus, held_later, ranks_here
 from rlreason.model.policy import Policy
 from rlreason.runtime.machine import Device
 from rlreason.types import Problem
@@ -52,35 +51,30 @@ def make_engine(
 ) -> Engine:
     """Start the engine. `demand` reads every prompt and is called only where memory has to be planned."""
     if run.rollout.engine == "hf":
-        return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
-    where, places = places_of(run.rollout, policy.device.type, ranks_here(run))
-    say(where)
-    largest = demand()
+        return HFEngine(policy, run.rollout.max_rows, run.rollout.compile)
+    places, largest = places_of(run.rollout, policy.device.type, ranks_here(run)), demand()
     if run.rollout.placement != "second_gpu" and run.rollout.kv_cache_gb is None:
         largest = replace(largest, reserve=reserve_of(run, policy, largest.longest))
     return VLLMEngine(policy, run.rollout, places, folder, largest, say)
 
 
-def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, list[Place]]:
-    """Return where vLLM runs, as text, and the place of each engine.
+def places_of(rollout: RolloutConfig, device: str, ranks: int) -> list[Place]:
+    """Return the place of each engine of vLLM's.
 
     `device`: cuda or cpu, of the policy; `ranks`: of the trainer. `ConfigError` where the settings do not fit these.
     """
     placement, engines = rollout.placement, rollout.gpus
-    if placement in ("colocate", "second_gpu") and device != "cuda":
-        raise ConfigError(f"rollout.placement={placement}: the policy is not on a GPU: choose auto or cpu")
-    if placement == "cpu" and device == "cuda":
-        raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs there too: choose auto")
+    if placement != "auto" and (placement == "cpu") != (device == "cpu"):
+        raise ConfigError(f"rollout.placement={placement}: the policy is on the {device}, and so is vLLM: choose auto")
     if device == "cpu":
-        places = [Place(f"the processor ({k + 1} of {engines})") for k in range(engines)]
-        return "rollout.placement=cpu: there is no GPU here", places
-    gpus, places = engine_gpus(placement, engines, ranks, torch.cuda.device_count()), []
-    for gpu in gpus:
+        return [Place(f"the processor ({k + 1} of {engines})") for k in range(engines)]
+    places = []
+    for gpu in engine_gpus(placement, engines, ranks, torch.cuda.device_count()):
         # The first GPU is that of rank 0, who sends the weights. Next to other ranks a file stands in for CUDA IPC:
         # vLLM's sending side would wait for all ranks to take part.
-        transfer: Literal["ipc", "nccl"] | None = "nccl" if gpu else "ipc" if ranks == 1 else None
+        transfer = "nccl" if gpu else "ipc" if ranks == 1 else None
         places.append(Place(f"GPU {gpu}", gpu, rollout.sleep and gpu < ranks, transfer))
-    return describe_placement(placement, gpus), places
+    return places
 
 
 def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
@@ -97,8 +91,9 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     parameters = list(policy.model.parameters())
     trained = [weight for weight in parameters if weight.requires_grad and run.trains]
     gradients = sum(weight.nbytes for weight in trained)
-    moments = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
+    later = moment_bytes(sum(weight.numel() for weight in trained), gradients, run.optimizes_by or "adamw")
     # whole copies of which none is on the device yet
     copies = (getattr(run, "kl_placement", "none") != "none") + policy.in_main_memory
-    first = gradients if getattr(run, "restarts", False) else 0
-    return int(moments + copies * sum(weight.nbytes for weight in parameters) + first)
+    if getattr(run, "restarts", False):
+        later += gradients
+    return int(later + copies * sum(weight.nbytes for weight in parameters))

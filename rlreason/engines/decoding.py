@@ -1,6 +1,6 @@
 """Decode sequences of any age in one batch: read prompts, draw tokens, drop ended sequences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.model.attention import CachedPrompts
-from rlreason.model.packing import pack
+from rlreason.model.packing import Pair, pack
 from rlreason.model.parameters import on_device
 from rlreason.model.policy import Policy
 
@@ -33,12 +33,10 @@ class PreallocatedCache(Cache):
     def __init__(self, dtype: torch.dtype, device: torch.device, whole: bool = False) -> None:
         """`dtype`: that of the matrix products, so that no step has to cast; new keys may be in float32."""
         super().__init__(layers=[])  # the lists below instead
-        self.keys, self.values = list[Tensor](), list[Tensor]()
-        self.prompt_keys, self.prompt_values = list[Tensor](), list[Tensor]()
+        self.keys, self.values, self.prompt_keys, self.prompt_values = (list[Tensor]() for _ in range(4))
         self.at = torch.zeros(1, dtype=torch.int64, device=device)  # the next column, on the device
         self.dtype, self.whole = dtype, whole or dtype != torch.float32
-        self.length = 0  # columns in use
-        self.room = 0  # columns allocated
+        self.length = self.room = 0  # columns in use, and those allocated
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns in use."""
@@ -106,23 +104,21 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     if temperature not in (0.0, 1.0):
         logits = logits / temperature
     probs = logits.softmax(-1)
-    ids = logits.argmax(-1) if temperature == 0 else _invert_cdf(probs, uniforms)
-    return ids, probs.gather(1, ids[:, None])[:, 0].log()
-
-
-def _invert_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the token that each uniform number selects: first the block of the vocabulary, then the token in it."""
     vocab = probs.shape[1]
-    if vocab <= 8 * BLOCK:
-        return _first_beyond(probs, uniforms)[0]
-    even = vocab - vocab % BLOCK
-    blocks = probs[:, :even].unflatten(1, (-1, BLOCK)).sum(-1)
-    if even < vocab:
-        blocks = torch.cat([blocks, probs[:, even:].sum(-1, keepdim=True)], 1)
-    block, within = _first_beyond(blocks, uniforms)
-    columns = block[:, None] * BLOCK + torch.arange(BLOCK, device=probs.device)
-    inside = probs.gather(1, columns.clamp(max=vocab - 1)).masked_fill_(columns >= vocab, 0.0)
-    return block * BLOCK + _first_beyond(inside, within)[0]
+    if temperature == 0:
+        ids = logits.argmax(-1)
+    elif vocab <= 8 * BLOCK:
+        ids = _first_beyond(probs, uniforms)[0]
+    else:  # first the block of the vocabulary, then the token in it
+        even = vocab - vocab % BLOCK
+        blocks = probs[:, :even].unflatten(1, (-1, BLOCK)).sum(-1)
+        if even < vocab:
+            blocks = torch.cat([blocks, probs[:, even:].sum(-1, keepdim=True)], 1)
+        block, within = _first_beyond(blocks, uniforms)
+        columns = block[:, None] * BLOCK + torch.arange(BLOCK, device=probs.device)
+        inside = probs.gather(1, columns.clamp(max=vocab - 1)).masked_fill_(columns >= vocab, 0.0)
+        ids = block * BLOCK + _first_beyond(inside, within)[0]
+    return ids, probs.gather(1, ids[:, None])[:, 0].log()
 
 
 def _first_beyond(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,7 +177,7 @@ class Batch:
     @property
     def alive(self) -> int:
         """The number of sequences that have not ended."""
-        return len(self.ended) - int(self.ended.sum())
+        return int((~self.ended).sum())
 
     def should_compact(self) -> bool:
         """Whether to drop ended sequences: they cost work in each step, but dropping them costs about one step."""
@@ -190,24 +186,24 @@ class Batch:
     def compact_and_admit(self, admitted: Sequence[int] = ()) -> None:
         """Drop ended sequences and admit those of these prompts, when every row waits for a draw or for a step."""
         kept, most, n = np.flatnonzero(~self.ended), self.sampling.max_tokens, self.n
-        prompts = [self.requests[i] for i in admitted]
-        drawn = [np.random.default_rng([prompt.seed, number]).random(most) for prompt in prompts for number in range(n)]
-        new = [i * n + number for i in admitted for number in range(n)]
-        self.places = np.concatenate([self.places[kept], np.array(new, np.int64)])
-        self.lengths = np.concatenate([self.lengths[kept], np.zeros(len(new), np.int64)])
+        new = [(i, number) for i in admitted for number in range(n)]
+        drawn = [np.random.default_rng([self.requests[i].seed, number]).random(most) for i, number in new]
+        self.places = np.append(self.places[kept], np.array([i * n + number for i, number in new], np.int64))
+        self.lengths = np.append(self.lengths[kept], np.zeros(len(new), np.int64))
         self.ended = np.zeros(len(self.lengths), np.bool_)
         rows, blank = self._on_device(kept), self.tokens.new_zeros(len(new), most)
         self.uniforms = torch.cat([self.uniforms[rows], self._on_device(np.reshape(drawn, (-1, most)))])
         self.turn = self._on_device(self.lengths)[:, None]  # (rows, 1) tokens drawn; of ended rows the last one's index
         self.tokens = torch.cat([self.tokens[rows], blank])
         self.log_probs = torch.cat([self.log_probs[rows], blank.float()])
-        self._move_cache(kept, prompts, np.repeat(np.arange(len(prompts)), n))
+        self._move_cache(kept, [self.requests[i] for i in admitted], np.repeat(np.arange(len(admitted)), n))
         self.full = False
 
     def _move_cache(self, kept: NDArray[np.int64], prompts: Sequence[Prompt], groups: NDArray[np.int64]) -> None:
         """Keep these rows of cache and logits, and read the prompts of the new rows; `groups`: the prompt of each."""
-        rows, asked, width = self._on_device(kept), np.unique(self.asked[kept]), int(self.lengths.max())
-        self.asked = np.concatenate([np.searchsorted(asked, self.asked[kept]), len(asked) + groups])
+        rows, width = self._on_device(kept), int(self.lengths.max())
+        still_asked, again = np.unique(self.asked[kept], return_inverse=True)
+        asked = self.asked = np.append(again, len(still_asked) + groups)
         sizes = np.array([len(self.requests[place // self.n].token_ids) for place in self.places.tolist()])
         packed, first, ends = self._read_prompts(prompts)
         self.logits = torch.cat([self.logits[rows], first[self._on_device(groups)]])
@@ -215,8 +211,17 @@ class Batch:
         columns = (ends[:, None] + before).clamp(min=0)  # the mask hides what is before the start of shorter prompts
         needed = max(1, self.sampling.max_tokens - int(self.lengths.min()))
         room = min(needed, max(HEADROOM, width // 4))
-        self.cache.compact_and_admit(rows, len(groups), width, room, self._on_device(asked), columns, packed)
-        self.prompts = self._place_rows()
+        self.cache.compact_and_admit(rows, len(groups), width, room, self._on_device(still_asked), columns, packed)
+        keys, values = self.cache.prompt_keys, self.cache.prompt_values
+        if self.compiled:  # a copy for each row: rows per prompt would be one more shape to compile for
+            copied, asked = self._on_device(asked), np.arange(len(asked))
+            keys, values = [k[copied] for k in keys], [v[copied] for v in values]
+        counts = np.bincount(asked)  # rows of each prompt: they are adjacent, any number of them
+        most, begins = int(counts.max()), np.cumsum(counts) - counts
+        place = asked * most + np.arange(len(asked)) - begins[asked]
+        of_prompts = np.zeros(len(counts) * most, np.int64)
+        of_prompts[place] = np.arange(len(place))
+        self.prompts = CachedPrompts(keys, values, self._on_device(of_prompts), self._on_device(place))
         self.prompt_lengths = self._on_device(sizes)[:, None]  # (rows, 1)
         own = torch.arange(self.cache.room, device=self.policy.device)
         written = (own >= width - self.turn) & (own < width)
@@ -224,25 +229,19 @@ class Batch:
         # (rows, 1, 1, prompt columns + columns) 0: attended to, else -inf
         self.mask = torch.zeros(attends.shape, device=self.policy.device).masked_fill_(~attends, float("-inf"))
 
-    def _place_rows(self) -> CachedPrompts:
-        """Return which rows have which prompt; rows of one prompt are adjacent, any number of them."""
-        keys, values = self.cache.prompt_keys, self.cache.prompt_values
-        if self.compiled:  # a copy for each row: rows per prompt would be one more shape to compile for
-            asked, own = self._on_device(self.asked), self._on_device(np.arange(len(self.asked)))
-            return CachedPrompts([k[asked] for k in keys], [v[asked] for v in values], own, own)
-        counts = np.bincount(self.asked)
-        most, first = int(counts.max()), np.cumsum(counts) - counts
-        place = self.asked * most + np.arange(len(self.asked)) - first[self.asked]
-        rows = np.zeros(len(counts) * most, np.int64)
-        rows[place] = np.arange(len(place))
-        return CachedPrompts(keys, values, self._on_device(rows), self._on_device(place))
-
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[list[DynamicCache], Tensor, Tensor]:
         """Read the prompts, packed without padding: return caches, next logits, and the end of each prompt."""
+        rows, size = list[list[Pair]](), 0  # of at most PROMPT_TOKENS tokens; a longer prompt gets its own
+        for prompt in prompts:
+            size += len(prompt.token_ids)
+            if not rows or size > PROMPT_TOKENS:
+                rows.append([])
+                size = len(prompt.token_ids)
+            rows[-1].append((prompt.token_ids, []))
         caches, before = list[DynamicCache](), 0
         logits, ends = [self.logits[:0]], [self.turn[:0, 0]]
-        for some in _rows_of(prompts):
-            batch = pack([(prompt.token_ids, []) for prompt in some], self.policy.device)
+        for row in rows:
+            batch = pack(row, self.policy.device)
             caches.append(DynamicCache())
             hidden = self.policy.hidden_states(batch, caches[-1])
             bounds = batch.layout.parts.query_bounds[1:].long()
@@ -251,8 +250,12 @@ class Batch:
             before += len(hidden)
         return caches, torch.cat(logits), torch.cat(ends)
 
-    def draw(self, banned: Tensor) -> NDArray[np.int64]:
-        """Draw every row's next token; return the rows that may have ended. `banned` tokens wait for `min_tokens`."""
+    def draw(self, banned: Tensor) -> list[tuple[int, list[int], list[float]]]:
+        """Draw every row's next token; return the rows that may have ended, their tokens, and these log-probabilities.
+
+        `banned` tokens wait for `min_tokens`. After the draw the host waits for the device once, and for such rows
+        once more.
+        """
         sampling = self.sampling
         if int(self.lengths.min()) < sampling.min_tokens:
             early = self.turn < sampling.min_tokens
@@ -262,15 +265,14 @@ class Batch:
         self.tokens.scatter_(1, self.turn, ids[:, None])
         self.log_probs.scatter_(1, self.turn, log_probs[:, None])
         may_end = self.may_end[ids].cpu().numpy()
-        return np.flatnonzero(~self.ended & (may_end | (self.lengths + 1 >= sampling.max_tokens)))
-
-    def of_rows(self, rows: NDArray[np.int64]) -> Iterator[tuple[list[int], list[float]]]:
-        """Yield the tokens that these rows have drawn, and their log-probabilities, after one wait for the device."""
+        rows = np.flatnonzero(~self.ended & (may_end | (self.lengths + 1 >= sampling.max_tokens)))
+        if not len(rows):
+            return []
         sizes, at = self.lengths[rows] + 1, self._on_device(rows)
-        tokens, log_probs = (drawn[at, : int(sizes.max())].double() for drawn in (self.tokens, self.log_probs))
-        tokens, log_probs = torch.stack([tokens, log_probs]).cpu().numpy()
-        for ids, scores, size in zip(tokens.astype(np.int64), log_probs, sizes, strict=True):
-            yield ids[:size].tolist(), scores[:size].tolist()
+        of_rows = [drawn[at, : int(sizes.max())].double() for drawn in (self.tokens, self.log_probs)]
+        tokens, scores = torch.stack(of_rows).cpu().numpy()
+        drawn = zip(rows.tolist(), tokens.astype(np.int64), scores, sizes, strict=True)
+        return [(row, ids[:size].tolist(), of_ids[:size].tolist()) for row, ids, of_ids, size in drawn]
 
     def step(self) -> None:
         """Run the model on the token just drawn for each row."""
@@ -320,15 +322,3 @@ class UnpaddedBatch(Batch):
 
     def _hidden_states(self, ids: Tensor) -> Tensor:
         return self.policy.read(ids, self.own)[:, 0]
-
-
-def _rows_of(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Split the prompts, in order, into rows of at most `PROMPT_TOKENS` tokens; a longer one gets its own row."""
-    rows, size = list[list[Prompt]](), 0
-    for prompt in prompts:
-        size += len(prompt.token_ids)
-        if not rows or size > PROMPT_TOKENS:
-            rows.append([])
-            size = len(prompt.token_ids)
-        rows[-1].append(prompt)
-    return rows

@@ -1,7 +1,7 @@
 """The in-process engine: sample from the policy's own weights with a preallocated KV cache."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -9,22 +9,21 @@ from rlreason.engines.base import Finished, Prompt, Sampling, Stops, closing_tok
 from rlreason.engines.decoding import PROMPT_TOKENS, Batch, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
-from rlreason.types import Response
+from rlreason.types import FinishReason, Response
 
 
 class HFEngine:
     """Sample with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
 
-    def __init__(
-        self, policy: Policy, max_rows: int = 256, compile: bool = False, say: Callable[[str], None] = print
-    ) -> None:
-        """`max_rows`: most samples decoded at once; `compile`: run decoding steps through torch.compile."""
+    def __init__(self, policy: Policy, max_rows: int = 256, compile: bool = False) -> None:
+        """`max_rows`: most samples decoded at once; `compile`: run decoding steps through torch.compile.
+
+        A model that samples by its own forward pass and its own cache is not compiled.
+        """
         self.policy, self.max_rows = policy, max_rows
         self.compiled = None
         if compile and policy.packs:  # rows and columns are symbolic: neither a compaction nor a new length recompiles
             self.compiled = torch.compile(lambda **inputs: policy.backbone(**inputs).last_hidden_state, dynamic=True)
-        elif compile:
-            say("! rollout.compile=true has no effect: this model samples by its own forward pass and its own cache")
         self.weight_version = self.drawn = 0
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
@@ -44,43 +43,46 @@ class HFEngine:
 
         Up to `max_rows` sequences are decoded at a time; waiting groups are admitted as others end.
         """
-        policy, vocab, responses = self.policy, self.policy.head.shape[0], dict[int, Response]()
-        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
-        end_ids = [i for i in sorted(policy.end_ids | sampling.end_ids) if i < vocab]  # a config may name others
-        closing = closing_tokens(policy.tokenizer.get_vocab(), sampling.stop)
-        may_end = torch.zeros(vocab, dtype=torch.bool)
-        may_end[[*end_ids, *(i for i in closing if i < vocab)]] = True
+        policy, vocab, responses = self.policy, range(len(self.policy.head)), dict[int, Response]()
+        stops = Stops(policy.tokenizer, sampling)
+        end_ids = sorted((policy.end_ids | sampling.end_ids).intersection(vocab))  # a config may name others
+        closing = closing_tokens(policy.tokenizer.get_vocab(), sampling.stop).intersection(vocab)
+        may_end = torch.zeros(len(vocab), dtype=torch.bool)
+        may_end[[*end_ids, *closing]] = True
         banned = torch.tensor(end_ids, device=policy.device)
         # Decode sequences of similar length together, because attention covers the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
         kind, self.drawn = Batch if policy.packs else UnpaddedBatch, 0
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
         # does not cache cast weights.
-        casts = policy.compute_dtype != torch.float32
-        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), policy.autocast():
+        infers = policy.compute_dtype == torch.float32 and not self.compiled
+        with torch.inference_mode() if infers else torch.no_grad(), policy.autocast():
             batch = kind(policy, sampling, prompts, n, may_end.to(policy.device), self.compiled)
             while waiting or batch.alive:
                 if waiting and batch.should_compact():
-                    batch.compact_and_admit(self._admitted(waiting, n, batch.alive, prompts))
-                rows = batch.draw(banned)
+                    # The groups of n that fit next to the rows that are alive, a larger one alone. Without packing only
+                    # groups of one prompt length, once no row is alive, as many as are read in one pass.
+                    admitted, size, rows = list[int](), 0, batch.alive
+                    while waiting and (rows == 0 or rows + n <= self.max_rows):
+                        before, size = size, len(prompts[waiting[0]].token_ids)
+                        full = (len(admitted) + 1) * before > PROMPT_TOKENS
+                        if not policy.packs and rows and (full or size != before):
+                            break
+                        admitted.append(waiting.popleft())
+                        rows += n
+                    batch.compact_and_admit(admitted)
                 self.drawn += batch.alive
                 alive()
-                for row, (token_ids, log_probs) in zip(rows, batch.of_rows(rows) if len(rows) else (), strict=True):
+                for row, token_ids, log_probs in batch.draw(banned):
                     overhang = 0 if token_ids[-1] in end_ids else stops.overhang(token_ids)
                     if overhang is None and len(token_ids) < sampling.max_tokens:
                         continue
                     batch.ended[row] = True
                     place = int(batch.places[row])
-                    prompt = prompts[place // n]
-                    responses[place] = Response(
-                        problem_id=prompt.problem_id,
-                        prompt_ids=prompt.token_ids,
-                        token_ids=token_ids,
-                        log_probs=log_probs,
-                        text=stops.text(token_ids, overhang or 0),
-                        finish_reason="length" if overhang is None else "stop",
-                        weight_version=self.weight_version,
-                    )
+                    prompt, text = prompts[place // n], stops.text(token_ids, overhang)
+                    drawn = prompt.token_ids, token_ids, log_probs, text
+                    reason: FinishReason = "length" if overhang is None else "stop"
+                    responses[place] = Response(prompt.problem_id, *drawn, reason, self.weight_version)
                     if finished is not None:
                         finished(place, responses[place])
                 if batch.alive:
@@ -88,18 +90,3 @@ class HFEngine:
                         batch.compact_and_admit()  # before the step, so that it skips ended sequences
                     batch.step()
         return [responses[place] for place in range(len(prompts) * n)]
-
-    def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
-        """Take the groups of n that fit next to the `alive` rows, a larger one alone.
-
-        Without packing: only groups of one prompt length, once no row is alive, as many as are read in one pass.
-        """
-        admitted, size = list[int](), 0
-        while waiting and (alive == 0 or alive + n <= self.max_rows):
-            full = (len(admitted) + 1) * size > PROMPT_TOKENS
-            if not self.policy.packs and alive and (full or size != len(prompts[waiting[0]].token_ids)):
-                break
-            size = len(prompts[waiting[0]].token_ids)
-            admitted.append(waiting.popleft())
-            alive += n
-        return admitted

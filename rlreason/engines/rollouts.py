@@ -100,8 +100,11 @@ def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = Fal
 
     A sample with advantage 0 only goes forward, unless `all_learn`: a KL or entropy term gives it a gradient.
     """
-    passes = [WITH_BACKWARD if s.advantage or all_learn else FORWARD for s in batch]
-    learned = [(tuple(s.response.prompt_ids), n, s.response) for s, n in zip(batch, passes, strict=True) if s.has_loss]
+    learned = [
+        (tuple(s.response.prompt_ids), WITH_BACKWARD if s.advantage or all_learn else FORWARD, s.response)
+        for s in batch
+        if s.has_loss
+    ]
     return _work(learned, seconds)
 
 
@@ -131,18 +134,19 @@ def score_samples(samples: Sequence[Sample], scorer: "LogProbScorer") -> list[Sa
 
 def with_missing_scores(collected: Collected, scorer: "LogProbScorer", by_learning: bool) -> Collected:
     """Score the samples that have no scores yet; `by_learning`: those with loss are scored by their update."""
-    unscored = [s for s in collected.samples if s.entropy is None and not (by_learning and s.has_loss)]
-    if not unscored:
-        return collected
-    by_id = {id(s): scored for s, scored in zip(unscored, score_samples(unscored, scorer), strict=True)}
-    return replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
+    samples = list(collected.samples)
+    unscored = [i for i, s in enumerate(samples) if s.entropy is None and not (by_learning and s.has_loss)]
+    if unscored:
+        for i, scored in zip(unscored, score_samples([samples[i] for i in unscored], scorer), strict=True):
+            samples[i] = scored
+    return replace(collected, samples=samples)
 
 
 def rollout_metrics(samples: Sequence[ScoredResponse], prefix: str = "rollout") -> dict[str, float]:
     """Return rewards, lengths and signs of silent failures over a batch of samples, as flat metrics."""
     if not samples:
         return {}
-    n = len(samples)
+    n, rewards = len(samples), [s.grade.reward for s in samples]
     groups: dict[str, list[ScoredResponse]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
@@ -153,9 +157,9 @@ def rollout_metrics(samples: Sequence[ScoredResponse], prefix: str = "rollout") 
         unlikely = [s.tokens_key for s in group if s.nll > LONG_ODDS]
         copies += len(unlikely) - len(set(unlikely))
     return {
-        "reward/mean": sum(s.grade.reward for s in samples) / n,
-        "reward/min": min(s.grade.reward for s in samples),
-        "reward/max": max(s.grade.reward for s in samples),
+        "reward/mean": sum(rewards) / n,
+        "reward/min": min(rewards),
+        "reward/max": max(rewards),
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
         f"{prefix}/length_max": max(s.length for s in samples),
@@ -174,10 +178,8 @@ def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[s
     of the sampled tokens under the engine, an estimate of the same that costs nothing.
     """
     out: dict[str, float] = {}
-    correct = [s for s in samples if s.grade.outcome == "correct"]
-    others = [s for s in samples if s.grade.outcome != "correct"]
-    for suffix, members in (("", samples), ("_correct", correct), ("_wrong", others)):
-        if members:
+    for suffix, outcomes in (("", (True, False)), ("_correct", (True,)), ("_wrong", (False,))):
+        if members := [s for s in samples if (s.grade.outcome == "correct") in outcomes]:
             out[f"{prefix}/length{suffix}"] = sum(s.length for s in members) / len(members)
         if entropies := [s.entropy for s in members if s.entropy is not None]:
             out[f"{prefix}/entropy{suffix}"] = sum(entropies) / len(entropies)
@@ -186,30 +188,22 @@ def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[s
     return out
 
 
-PRINT_EVERY_S = 60.0  # between lines of a log file
+PRINT_EVERY_S = 60.0
 
 
 class SamplingProgress:
-    """Prints done, accuracy so far and tokens per second: in place on a terminal, a few lines in a log."""
+    """Prints every minute how many responses are done, and their accuracy."""
 
     def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
-        self.console, self.wanted, self.tokens = console, wanted, 0
+        self.console, self.wanted, self.printed = console, wanted, time.monotonic()
         outcomes = [s.grade.outcome for samples in log.samples.values() for s in samples]
         self.answered, self.correct = len(outcomes), outcomes.count("correct")
-        self.began = self.printed = time.monotonic()
 
     def add(self, sample: Sample) -> None:
         """Count a graded response."""
-        self.answered, self.tokens = self.answered + 1, self.tokens + sample.length
+        self.answered += 1
         self.correct += sample.grade.outcome == "correct"
-        now = time.monotonic()
-        text = (
-            f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}, "
-            f"{self.tokens / max(now - self.began, 1e-9):.0f} tokens/s"
-        )
-        if self.console.live:
-            self.console.progress(text)
-        elif now > self.printed + PRINT_EVERY_S:
-            self.printed = now
-            self.console.say(text)
+        if time.monotonic() > self.printed + PRINT_EVERY_S:
+            self.printed = time.monotonic()
+            self.console.say(f"{self.answered}/{self.wanted} responses, accuracy {self.correct / self.answered:.3f}")

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from packaging.specifiers import SpecifierSet
 
 from rlreason.config.groups import INSTALL_VLLM as INSTALL
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Finished, Prompt, Sampling, Stops
-from rlreason.engines.vllm_process import EngineProcess, Place, call_all, hide_secrets, load_by_file, spoken
+from rlreason.engines.vllm_process import EngineProcess, Place, call_all, load_by_file, spoken
 from rlreason.engines.vllm_server import (
     PROBE,
     PROBE_PROMPT,
@@ -35,7 +37,9 @@ from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.records.files import ENGINE_LOGS
 from rlreason.types import Response
 
-VERSIONS = ((0, 28), (0, 32))  # the first with both sides of vLLM's weight transfer, and the newest tested one
+#: The arguments of vLLM that are the same for every run.
+FIXED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("vllm.yaml").read_text("utf-8"))
+VERSIONS = ">=0.28,<0.33"  # the first with both sides of vLLM's weight transfer, and the newest tested one
 
 
 class VLLMEngine:
@@ -59,9 +63,8 @@ class VLLMEngine:
         self.policy, self.rollout, self.say = policy, rollout, say
         self.max_len = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
         self.max_rows = min(rollout.max_rows, demand.rows)
-        self.asleep = False
-        self.weight_version = 0
-        self.drawn = 0  # tokens sampled since the last `generate` began
+        self.asleep: list[EngineProcess] = []  # whose memory is free while the policy trains
+        self.weight_version = self.drawn = 0
         # The same tokens for every weight sync, spread over the whole vocabulary.
         length, seeded = max(1, min(PROBE_PROMPT, self.max_len - PROBE_TOKENS)), torch.Generator().manual_seed(0)
         ids = torch.randint(policy.padded_from or len(policy.head), (length,), generator=seeded)
@@ -69,39 +72,30 @@ class VLLMEngine:
         self._lock = threading.Lock()  # one call at a time, from whichever thread
         self.processes: list[EngineProcess] = []
         try:
-            began, dtype, arguments = time.monotonic(), policy.compute_dtype, dict[str, dict[str, Any]]()
+            exact = policy.compute_dtype == torch.float32
             for place, log in zip(places, ENGINE_LOGS, strict=False):
-                process = EngineProcess(place, folder / log, rollout.timeout_s, exact=dtype == torch.float32)
-                self.processes.append(process)
-            lengths = self.max_len, self.max_rows
-            try:
-                version = call_all(self.processes, "version")[0]
-            except EngineError as error:
-                cure = f"{INSTALL}; or choose rollout=hf"
-                raise ConfigError(f"rollout=vllm: vLLM cannot be imported: {cure}. {error}") from error
-            if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
-                span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
-                raise ConfigError(f"rollout=vllm: vLLM {version} is outside the tested versions {span}: {INSTALL}")
+                self.processes.append(EngineProcess(place, folder / log, rollout.timeout_s, exact))
+            version = call_all(self.processes, "version")[0]
+            if not SpecifierSet(VERSIONS).contains(version, prereleases=True):
+                raise ConfigError(f"rollout=vllm: vLLM {version} is not among the tested {VERSIONS}: {INSTALL}")
+            arguments: dict[str, dict[str, Any]] = {}
+            sizes = self.max_len, self.max_rows, rollout.kv_cache_gb, demand.reserve
             for place in places:  # each plans with the memory that is free before any of them takes some
-                given, words = llm_arguments(policy, place, *lengths, rollout.kv_cache_gb, demand.reserve)
+                given, words = llm_arguments(policy, place, *sizes)
                 say(f"starting vLLM {version} on {place.name} in {given['dtype']}: {words} ...")
                 arguments[place.name] = given
             for process in self.processes:
-                place, folder_of_model = process.place, write_model(policy, Path(process.files) / "model")
-                process.send("start", folder_of_model, place.transfer, arguments[place.name])
+                model = write_model(policy, Path(process.files) / "model")
+                process.send("start", model, process.place.transfer, arguments[process.place.name])
             for process in self.processes:
                 process.message()
             self._sync_weights()
             #: Of vLLM's start, for provenance; of several engines, by name.
             self.arguments = arguments if len(places) > 1 else given
-            say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
+
         except BaseException:
             self.close()
             raise
-
-    def sleepers(self) -> list[EngineProcess]:
-        """Return the processes that free their memory while the policy trains."""
-        return [process for process in self.processes if process.place.sleeps]
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Load these weights; return the sync's metrics, see `_sync_weights`.
@@ -120,27 +114,25 @@ class VLLMEngine:
 
         `ConfigError` where a prompt with a full response exceeds `demand`; `EngineError` where vLLM fails.
         """
-        for prompt in prompts:
-            if len(prompt.token_ids) + sampling.max_tokens > self.max_len:
-                raise ConfigError(
-                    f"sampling.max_tokens={sampling.max_tokens} and the prompt of {prompt.problem_id} "
-                    f"({len(prompt.token_ids)} tokens) do not fit into the {self.max_len} tokens that the engine was "
-                    "started for: lower sampling.max_tokens"
-                )
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if longest + sampling.max_tokens > self.max_len:
+            raise ConfigError(
+                f"sampling.max_tokens={sampling.max_tokens} behind a prompt of {longest} tokens is over the "
+                f"{self.max_len} tokens that the engine was started for: lower sampling.max_tokens"
+            )
         with self._lock:
             if self.asleep:
                 self._sync_weights()
             responses = self._sample(prompts, sampling, n, finished)
-            sleepers = self.sleepers()
-            call_all(sleepers, "ask", "sleep", 2)  # frees weights and cache: neither is needed again
-            self.asleep = bool(sleepers)
-        return [responses[place] for place in range(len(prompts) * n)]
+            self.asleep = [process for process in self.processes if process.place.sleeps]
+            call_all(self.asleep, "ask", "sleep", 2)  # frees weights and cache: neither is needed again
+        return responses
 
     def _sample(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
-    ) -> dict[int, Response]:
+    ) -> list[Response]:
         """Sample with each of k processes every k-th prompt: neighbours are often alike."""
-        stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
+        stops = Stops(self.policy.tokenizer, sampling)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
         responses, busy, self.drawn = dict[int, Response](), list[EngineProcess](), 0
         try:
@@ -161,23 +153,16 @@ class VLLMEngine:
                             raise process.failed(f"a sample ended with {reason!r}, {len(token_ids)} tokens")
                         # a token's id where no string ended it
                         overhang = stops.overhang(token_ids) if isinstance(stop, str) else 0
-                        prompt = prompts[place // n]
-                        responses[place] = Response(
-                            problem_id=prompt.problem_id,
-                            prompt_ids=prompt.token_ids,
-                            token_ids=token_ids,
-                            log_probs=log_probs,
-                            text=stops.text(token_ids, overhang or 0),
-                            finish_reason=reason,
-                            weight_version=self.weight_version,
-                        )
+                        prompt, text = prompts[place // n], stops.text(token_ids, overhang)
+                        drawn = prompt.token_ids, token_ids, log_probs, text, reason
+                        responses[place] = Response(prompt.problem_id, *drawn, self.weight_version)
                         if finished is not None:
                             finished(place, responses[place])
         except BaseException:  # the next call must not see what these still sample
             for process in busy:
                 process.failure = process.failure or "its sampling was broken off"
             raise
-        return responses
+        return [responses[place] for place in range(len(prompts) * n)]
 
     def _sync_weights(self) -> dict[str, float]:
         """Replace the weights in place, empty the prefix caches, and check the result.
@@ -188,13 +173,12 @@ class VLLMEngine:
         began = time.monotonic()
         if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
             torch.cuda.synchronize(self.policy.device)
-        waking = self.sleepers() if self.asleep else []
-        if waking:
+        if self.asleep:
             torch.cuda.empty_cache()  # vLLM cannot use what torch has cached in this process
-        call_all(waking, "ask", "wake_up", ["weights"])
+        call_all(self.asleep, "ask", "wake_up", ["weights"])
         self.send_weights()
-        call_all(waking, "ask", "wake_up", ["kv_cache"])
-        self.asleep = False
+        call_all(self.asleep, "ask", "wake_up", ["kv_cache"])
+        self.asleep = []
         if not all(call_all(self.processes, "ask", "reset_prefix_cache")):
             raise EngineError("vLLM's prefix cache could not be emptied of keys of the old weights")
         metrics = {"time/weight_sync": time.monotonic() - began}
@@ -205,7 +189,9 @@ class VLLMEngine:
             if not check.holds:
                 text = (
                     f"vLLM on {process.place.name} does not hold the trainer's weights after weight sync "
-                    f"{self.weight_version}: {check}"
+                    f"{self.weight_version}: the probe's log-probabilities differ by {check.mismatch:.3g} nats (bound "
+                    f"{check.bound:g}), and {len(check.differing)} of {check.compared} compared tensors: "
+                    f"{', '.join(check.differing[:3])}"
                 )
                 if self.rollout.attest == "stop":
                     raise EngineError(f"{text}; use rollout=hf, or rollout.attest=warn to go on all the same")
@@ -233,19 +219,17 @@ class VLLMEngine:
         ours = {name: digest(weight) for name, weight in policy.engine_weights()}
         held = call_all(self.processes, "digests")
         probes = self._sample([self._probe] * len(self.processes), PROBE)  # one for each
-        pairs = [(probes[k].prompt_ids, probes[k].token_ids) for k in range(len(probes))]
-        trainer = LogProbScorer(policy, self.max_len).log_probs(pairs)
-        for k, (process, (theirs, fused)) in enumerate(zip(self.processes, held, strict=True)):
-            mismatch = largest_mismatch(probes[k].log_probs, trainer[k])
-            compared = differing_tensors(theirs, ours, fused)
-            checks[process] = WeightCheck(mismatch, mismatch_bound(policy.compute_dtype), *compared)
+        scorer, bound = LogProbScorer(policy, self.max_len), mismatch_bound(policy.compute_dtype)
+        trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids) for probe in probes])
+        for process, probe, scored, (theirs, fused) in zip(self.processes, probes, trainer, held, strict=True):
+            mismatch = largest_mismatch(probe.log_probs, scored)
+            checks[process] = WeightCheck(mismatch, bound, *differing_tensors(theirs, ours, fused))
         return checks
 
     def close(self) -> None:
         """End vLLM's processes, and a call that waits for them in another thread."""
         for process in self.processes:
             process.close()
-            hide_secrets(process.log)
 
 
 def llm_arguments(
@@ -276,39 +260,16 @@ def llm_arguments(
             f"rollout=vllm needs {plan}, and one sequence of {max_len} tokens takes {one / 2**30:.3g} GB of cache: "
             "leave rollout.kv_cache_gb out, lower rollout.max_rows or sampling.max_tokens, or choose a smaller model"
         )
-    arguments: dict[str, Any] = {
+    arguments = FIXED["engine"] | {
         "dtype": str(dtype).removeprefix("torch."),
-        "load_format": "dummy",  # the first weight sync brings the weights
-        "generation_config": "vllm",  # not the model's own
-        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
-        # Sums and logits in float32, like the trainer's; what is multiplied stays in the type of the products (vLLM
-        # 0.32, logits_processor.py). In bfloat16 those are rounded hidden states and weights, on a GPU multiplied by
-        # torch.mm(..., out_dtype=float32) and on a processor made float32 first: the trainer's model.head=bfloat16,
-        # which model.head=auto is here. With model.head=float32 the trainer's weights alone are not rounded. Products
-        # in float32 leave one head. "model" or "bfloat16" would round logits, which no choice of the trainer's does.
-        "hf_overrides": {"head_dtype": "float32"},
         "max_model_len": max_len,
         "max_num_seqs": max_rows,
         "kv_cache_memory_bytes": cache,
-        "enable_prefix_caching": True,
-        "seed": 0,
     }
     if place.gpu is None:
-        arguments |= {
-            "enforce_eager": True,
-            "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
-            # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
-            # offset to turn back), so prompts are read whole.
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(4096, max_len),
-        }
-    else:
-        arguments |= {
-            "enable_sleep_mode": place.sleeps,
-            "gpu_memory_utilization": 0.9 * free / total,
-            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
-        }
-    return arguments, plan
+        return arguments | FIXED["processor"] | {"max_num_batched_tokens": max(4096, max_len)}, plan
+    here = {"enable_sleep_mode": place.sleeps, "gpu_memory_utilization": 0.9 * free / total}
+    return arguments | FIXED["gpu"] | here, plan
 
 
 def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:
@@ -316,29 +277,14 @@ def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special:
 
     `sees_special`: stop strings are searched in text with special tokens.
     """
-    return {
-        "n": 1,
+    return FIXED["sampling"] | {
         "temperature": sampling.temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": None,
-        "bad_words": None,
-        "allowed_token_ids": None,
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
         "stop": list(sampling.stop),
-        "include_stop_str_in_output": True,
         "stop_token_ids": sorted(end_ids),
-        "ignore_eos": True,  # the line above is the whole rule
-        "logprobs": 0,  # the sampled token's
-        "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": not sees_special,
-        "spaces_between_special_tokens": True,
     }
 
 
@@ -348,7 +294,7 @@ def write_model(policy: Policy, folder: Path) -> str:
     There is no generation_config.json, so a model's own top-k or penalties do not affect sampling.
     """
     config = copy.deepcopy(policy.model.config)
-    config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
+    config.architectures = [type(policy.model).__name__]
     if policy.padded_from is not None:
         config.get_text_config().vocab_size = policy.padded_from  # as in `Policy.engine_weights`
     config.save_pretrained(folder)

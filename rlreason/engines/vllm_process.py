@@ -3,18 +3,20 @@
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -31,11 +33,9 @@ from rlreason.runtime.text import redacted
 
 LOOK_S = 0.5
 ENDING_S = 10.0  # for a killed process to end
-#: The variables by which torchrun tells a process its rank, besides those that begin with TORCHELASTIC_. vLLM would
-#: take the trainer's rank for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has.
-OF_RANKS = {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"} | {
-    f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")
-}
+#: The variables by which torchrun tells a process its rank. vLLM would take the trainer's rank for its own (the GPU of
+#: LOCAL_RANK), or wait for a port that torchrun has.
+OF_RANKS = re.compile("MASTER_(ADDR|PORT)|TORCHELASTIC_.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Place:
     name: str  # for messages
     gpu: int | None = None
     sleeps: bool = False  # it frees its memory while the policy trains on its GPU
-    transfer: Literal["ipc", "nccl"] | None = None  # vLLM's own way by which weights get there; None: a file
+    transfer: str | None = None  # ipc or nccl, vLLM's own ways by which weights get there; None: a file
 
 
 def environment(variables: Mapping[str, str], place: Place, files: str, threads: int, exact: bool) -> dict[str, str]:
@@ -55,8 +55,10 @@ def environment(variables: Mapping[str, str], place: Place, files: str, threads:
     Triton kernel, which would round its factors to TF32: by up to 2e-2 nats of a token's log-probability, emulated for
     16 layers.
     """
-    kept = {k: v for k, v in variables.items() if k not in OF_RANKS and not k.startswith("TORCHELASTIC_")}
-    kept = {"VLLM_NO_USAGE_STATS": "1"} | ({"TRITON_F32_DEFAULT": "ieee"} if exact else {}) | kept
+    kept = {k: v for k, v in variables.items() if not OF_RANKS.fullmatch(k)}
+    kept.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if exact:
+        kept.setdefault("TRITON_F32_DEFAULT", "ieee")
     if place.gpu is not None:
         visible = variables.get(VISIBLE)
         kept[VISIBLE] = visible.split(",")[place.gpu].strip() if visible else str(place.gpu)
@@ -118,10 +120,6 @@ class EngineProcess:
     def _ended(self) -> EngineError:
         return self.failed(f"vLLM's process has ended (exit code {self.process.wait(ENDING_S)})")
 
-    def silent(self) -> EngineError:
-        """Record that it has not answered in time and return the error to raise."""
-        return self.failed(f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more")
-
     def failed(self, reason: str) -> EngineError:
         """Record the failure and return the error to raise, with the end of the log."""
         self.failure = self.failure or reason
@@ -130,27 +128,14 @@ class EngineProcess:
     def load(self, policy: Policy) -> None:
         """Send the policy's weights by vLLM's own weight transfer: to another GPU, or on the policy's.
 
-        In a thread, because NCCL would wait forever for a process that has gone.
+        NCCL waits for a process that has gone until the run's watchdog ends the run (`waits.run_s`).
         """
-        errors: list[BaseException] = []
-
-        def send() -> None:
-            try:
-                self._transfer = self._transfer or DirectTransfer(self, policy)
-                self._transfer.policy = policy
-                self._transfer.sender.send_weights()
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=send, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + self.timeout_s
-        while thread.is_alive() and self.process.poll() is None and time.monotonic() < deadline:
-            thread.join(LOOK_S)
-        if thread.is_alive():
-            raise self.silent() if self.process.poll() is None else self._ended()
-        if errors:
-            raise self.failed(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
+        try:
+            self._transfer = self._transfer or DirectTransfer(self, policy)
+            self._transfer.policy = policy
+            self._transfer.sender.send_weights()
+        except Exception as error:
+            raise self.failed(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Kill the process, which ends a call that waits for it in another thread, and remove its files."""
@@ -158,6 +143,7 @@ class EngineProcess:
         self.process.kill()
         self.process.wait(ENDING_S)
         self._stack.close()
+        hide_secrets(self.log)
 
 
 def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
@@ -168,23 +154,21 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
     while not (ready := wait([process.connection for process in processes], LOOK_S)):
         for process in processes:
             if time.monotonic() - process.heard > process.timeout_s:
-                raise process.silent()
+                limit = f"rollout.timeout_s={process.timeout_s:g}"
+                raise process.failed(f"no answer within {limit}: it hangs, or needs more")
     alive()
     return [process for process in processes if process.connection in ready]
 
 
 def last_lines(log: Path, count: int = 5) -> str:
     """Return the end of vLLM's log for an error message; secrets are hidden."""
-    if not log.is_file():
-        return ""
     lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 
 def hide_secrets(log: Path) -> None:
     """Rewrite the log without secrets, once vLLM's process, which writes into it, has ended."""
-    if log.is_file():
-        log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+    log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
 
 
 # How weights travel.
@@ -211,12 +195,14 @@ def call_all(processes: Sequence[EngineProcess], method: str, *arguments: Any) -
 
 
 BUFFER = 256 << 20  # bytes of weights that are shared between two processes at a time, or of the largest weight
+#: What the sending side of vLLM's weight transfer has its workers do.
+ORDERS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 
 
 class DirectTransfer:
     """The sending side of vLLM's own weight transfer to one process: NCCL to another GPU, CUDA IPC on the same one.
 
-    It is vLLM's `WeightSource`, by `metadata` and iteration, and its `WeightSyncClient`, by the methods below them.
+    It is vLLM's `WeightSource`, by `metadata` and iteration.
     """
 
     def __init__(self, process: EngineProcess, policy: Policy) -> None:
@@ -228,7 +214,7 @@ class DirectTransfer:
         if process.place.transfer == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            largest = max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata())
+            largest = max(weight.nbytes for _, weight in policy.engine_weights())
             info: Any = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
         else:  # the trainer is rank 0 of two and opens a port on this machine
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -237,8 +223,9 @@ class DirectTransfer:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
             info = NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
-        both: Any = self
-        self.sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
+        source: Any = self
+        client: Any = SimpleNamespace(**{method: partial(self._tell, method) for method in ORDERS})
+        self.sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
     def metadata(self) -> list[Any]:
         """Return name, number format and shape of every weight, in the order of a pass."""
@@ -250,17 +237,5 @@ class DirectTransfer:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, weight.to(self.policy.device)) for name, weight in self.policy.engine_weights())
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._tell("init_weight_transfer_engine", init_info=init_info)
-
-    def start_weight_update(self) -> None:
-        self._tell("start_weight_update")
-
-    def update_weights(self, update_info: Any) -> None:
-        self._tell("update_weights", update_info=update_info)
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._tell("finish_weight_update")  # without vLLM's version: responses carry the engine's
-
-    def _tell(self, method: str, **arguments: Any) -> None:
-        call_all([self.process], "ask", "collective_rpc", method, None, (), arguments)
+    def _tell(self, method: str, *arguments: Any) -> None:
+        call_all([self.process], "ask", "collective_rpc", method, None, arguments)

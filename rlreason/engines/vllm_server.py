@@ -55,12 +55,6 @@ class WeightCheck:
         """Whether the engine has the trainer's weights. A mismatch of nan or a check without tensors does not hold."""
         return self.mismatch <= self.bound and self.compared > 0 and not self.differing
 
-    def __str__(self) -> str:
-        return (
-            f"the probe's log-probabilities differ by {self.mismatch:.3g} nats (bound {self.bound:g}), and "
-            f"{len(self.differing)} of {self.compared} compared tensors: {', '.join(self.differing[:3])}"
-        )
-
 
 def mismatch_bound(dtype: torch.dtype) -> float:
     """The largest train-inference mismatch of a token that rounding alone explains, in nats.
@@ -82,7 +76,7 @@ def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float
     return float((both[0] - both[1]).abs().max())
 
 
-#: A weight's shape, and the digests of its rows, which tell it from any other.
+#: The shape of a weight's rows, and their digests, which tell the weight from any other.
 Digest = tuple[tuple[int, ...], list[int]]
 
 
@@ -99,7 +93,7 @@ def digest(weight: Tensor) -> Digest:
     bits = bits.reshape(len(weight), -1)
     odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
     rows = torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
-    return tuple(weight.shape), rows.tolist()
+    return tuple(weight.shape[1:]), rows.tolist()
 
 
 def differing_tensors(
@@ -112,19 +106,17 @@ def differing_tensors(
     last one are the engine's padding.
     """
     whole_of = {part: whole for whole, parts in fused.items() for part in parts}
-    used: dict[str, int] = {}  # rows of the engine's tensor compared so far
+    left = dict(engine)  # rows that no tensor of the trainer's was compared with
     compared, differing = 0, []
     for name, (shape, rows) in trainer.items():
         *path, layer, kind = name.split(".")
         key = ".".join([*path, whole_of.get(layer, layer), kind])
-        held_shape, held = engine.get(key, ((), []))
-        start = used.get(key, 0)
-        end = start + shape[0]
-        if held_shape[1:] != shape[1:] or len(held) < end:
+        held_shape, held = left.get(key, ((), []))
+        if held_shape != shape or len(held) < len(rows):
             continue
-        used[key] = end
+        left[key] = shape, held[len(rows) :]
         compared += 1
-        if held[start:end] != rows:
+        if held[: len(rows)] != rows:
             differing.append(name)
     return compared, tuple(differing)
 
@@ -147,7 +139,7 @@ class Server:
         """Import vLLM and return its version."""
         import vllm
 
-        return str(vllm.__version__)
+        return vllm.__version__
 
     def start(self, folder: str, backend: str | None, arguments: dict[str, Any]) -> None:
         """Start vLLM for the model in `folder`; `backend`: vLLM's name of its own weight transfer."""
@@ -155,7 +147,7 @@ class Server:
         from vllm.config import WeightTransferConfig
 
         if backend is not None:
-            arguments = arguments | {"weight_transfer_config": WeightTransferConfig(backend=backend)}
+            arguments["weight_transfer_config"] = WeightTransferConfig(backend=backend)
         self.llm = LLM(folder, **arguments)
 
     def sample(
@@ -170,10 +162,10 @@ class Server:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        arguments = arguments | {"output_kind": RequestOutputKind.FINAL_ONLY}
-        engine, begun, done = self.llm.llm_engine, 0, 0
-        while done < len(prompts) * n:
-            while begun < min(len(prompts) * n, done + 2 * rows):
+        arguments["output_kind"] = RequestOutputKind.FINAL_ONLY
+        engine, begun, done, wanted = self.llm.llm_engine, 0, 0, len(prompts) * n
+        while done < wanted:
+            while begun < min(wanted, done + 2 * rows):
                 number, token_ids, seed = prompts[begun // n]
                 of_request = SamplingParams(**arguments, seed=seed % 2**62 + begun % n)
                 engine.add_request(str(number * n + begun % n), tokens_input(token_ids), of_request)
@@ -181,9 +173,9 @@ class Server:
             drawn, ended = min(begun - done, rows), []
             for output in engine.step():
                 (one,) = output.outputs
-                log_probs = list(one.logprobs.logprobs)
-                reasons = one.finish_reason, one.stop_reason  # stop, length, or what vLLM says where it fails
-                ended.append((int(output.request_id), list(one.token_ids), log_probs, *reasons))
+                numbers = list(one.token_ids), list(one.logprobs.logprobs)
+                # the first reason: stop, length, or what vLLM says where it fails
+                ended.append((int(output.request_id), *numbers, one.finish_reason, one.stop_reason))
             done += len(ended)
             self.connection.send(("step", drawn, ended))
 
@@ -203,29 +195,24 @@ class Server:
         """Return digests of every weight in the model's number format, and which layers are stacked of which."""
         dtype = self.llm.llm_engine.model_config.dtype
         (model,) = self.llm.apply_model(lambda model: model)
-        kept = {name: p for name, p in model.named_parameters() if p.dtype == dtype and p.numel()}
-        fused = dict(getattr(model, "packed_modules_mapping", {}))
-        return {name: digest(weight) for name, weight in kept.items()}, fused
+        held = {name: digest(p) for name, p in model.named_parameters() if p.dtype == dtype and p.numel()}
+        return held, dict(getattr(model, "packed_modules_mapping", {}))
 
 
 def end_with(trainer: int) -> None:
-    """End this process and remove its files when the trainer's process is gone, however it ended."""
-
-    def watch() -> None:
-        with suppress(ProcessLookupError):
-            select.select([os.pidfd_open(trainer)], [], [])
-        if Path(tempfile.gettempdir()).name.startswith(FILES):
-            shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Wait until the trainer's process is gone, however it ended; then remove this process's files and end it."""
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(trainer)], [], [])
+    if Path(tempfile.gettempdir()).name.startswith(FILES):
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    os._exit(1)
 
 
 def main() -> None:
     """Answer the trainer whose pipe and process id the command line names, until it closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they stop the trainer, which ends this process when it is ready
-    end_with(int(sys.argv[2]))
+    threading.Thread(target=end_with, args=(int(sys.argv[2]),), daemon=True).start()
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     server = Server(connection)
     with suppress(EOFError, BrokenPipeError):

@@ -5,9 +5,8 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from itertools import combinations, islice
+from itertools import combinations, groupby, islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def questions_of(problems: Iterable[Problem]) -> dict[str, str]:
 
 
 def eval_metrics(
-    samples: Sequence[ScoredResponse], mismatches: Sequence[float], questions: Mapping[str, str] = MappingProxyType({})
+    samples: Sequence[ScoredResponse], mismatches: Sequence[float], questions: Mapping[str, str]
 ) -> dict[str, float]:
     """Return the `eval/...` metrics of graded responses, several of which may answer one problem.
 
@@ -57,7 +56,8 @@ def eval_metrics(
     `mismatches`: of their tokens (`mismatches_of`). Entropies are included where the samples were scored.
     """
     base = rollout_metrics(samples, prefix="eval")
-    accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
+    correct = [is_correct(s) for s in samples]
+    accuracy, low, high = proportion_with_ci(samples, correct, questions)
     problems = {s.group for s in samples}
     different = len({questions.get(problem, problem) for problem in problems})
     metrics: dict[str, float] = {
@@ -77,12 +77,12 @@ def eval_metrics(
         metrics["eval/questions"] = different
     if len(problems) < len(samples):  # pass@n
         metrics["eval/solved_once"] = len({s.group for s in samples if is_correct(s)}) / len(problems)
-    if all(s.prompt_grade is not None for s in samples):  # another reward counts
+    by_prompt = [s.prompt_grade.outcome == "correct" for s in samples if s.prompt_grade]
+    if len(by_prompt) == len(samples):  # another reward counts
         name = "eval/accuracy_prompt_reward"
-        metrics[name], metrics[f"{name}_low"], metrics[f"{name}_high"] = proportion_with_ci(
-            samples, correct_by_prompt, questions
-        )
-        metrics["eval/disagreements"] = sum(is_correct(s) != correct_by_prompt(s) for s in samples)
+        metrics[name], low, high = proportion_with_ci(samples, by_prompt, questions)
+        metrics |= {f"{name}_low": low, f"{name}_high": high}
+        metrics["eval/disagreements"] = sum(one != other for one, other in zip(correct, by_prompt, strict=True))
     return metrics
 
 
@@ -90,7 +90,7 @@ def more_accuracies(metrics: Mapping[str, float], rollouts: Rollouts) -> dict[st
     """Return further entries of a summary: with several responses per problem, and by a second reward with its name."""
     more, second = dict[str, Any](), rollouts.second_grader
     if "eval/questions" in metrics:
-        more["eval_questions"] = int(metrics["eval/questions"])
+        more["eval_questions"] = metrics["eval/questions"]
     if "eval/solved_once" in metrics:
         more["solved_once"] = metrics["eval/solved_once"]
     name = "accuracy_prompt_reward"
@@ -99,8 +99,8 @@ def more_accuracies(metrics: Mapping[str, float], rollouts: Rollouts) -> dict[st
             "rewards": {"accuracy": rollouts.grader.reward, name: second.reward},
             name: metrics[f"eval/{name}"],
             f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
-            "disagreements": int(metrics["eval/disagreements"]),
-            "responses": int(metrics["eval/samples"]),
+            "disagreements": metrics["eval/disagreements"],
+            "responses": metrics["eval/samples"],
         }
     return more
 
@@ -119,27 +119,20 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def correct_by_prompt(sample: ScoredResponse) -> bool:
-    """Return whether it is correct by the prompt's own reward, where another reward counts."""
-    return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
-
-
 def is_correct(sample: ScoredResponse) -> bool:
     """Return whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 
 def proportion_with_ci(
-    samples: Sequence[ScoredResponse],
-    of: Callable[[ScoredResponse], bool],
-    questions: Mapping[str, str] = MappingProxyType({}),
+    samples: Sequence[ScoredResponse], hits: Sequence[bool], questions: Mapping[str, str]
 ) -> tuple[float, float, float]:
-    """Return the share of samples for which `of` is true, and its 95% interval over problems, or their `questions`."""
-    hits: dict[str, list[bool]] = {}
-    for s in samples:
-        hits.setdefault(questions.get(s.group, s.group), []).append(of(s))
-    low, high = cluster_interval([sum(h) for h in hits.values()], [len(h) for h in hits.values()])
-    return sum(map(of, samples)) / max(len(samples), 1), low, high
+    """Return the share of samples that are hits, and its 95% interval over problems, or their `questions`."""
+    clusters: dict[str, list[bool]] = {}
+    for s, hit in zip(samples, hits, strict=True):
+        clusters.setdefault(questions.get(s.group, s.group), []).append(hit)
+    low, high = cluster_interval([sum(h) for h in clusters.values()], [len(h) for h in clusters.values()])
+    return sum(hits) / max(len(samples), 1), low, high
 
 
 def figures_of(s: Sample) -> SampleFigures:
@@ -174,12 +167,10 @@ def best_at(scores: Sequence[float], right: Sequence[bool], k: int) -> float:
     order = sorted(range(n), key=lambda i: -scores[i])
     weights = [math.comb(n - 1 - rank, k - 1) for rank in range(n)]
     total, start = 0.0, 0
-    while start < n:
-        end = start
-        while end < n and scores[order[end]] == scores[order[start]]:
-            end += 1
-        total += sum(weights[start:end]) * sum(right[i] for i in order[start:end]) / (end - start)
-        start = end
+    for _, group in groupby(order, key=lambda i: scores[i]):
+        tied = [right[i] for i in group]
+        total += sum(weights[start : start + len(tied)]) * sum(tied) / len(tied)
+        start += len(tied)
     return total / math.comb(n, k)
 
 
@@ -204,10 +195,9 @@ def majority_at(answers: Sequence[int | None], right: Sequence[bool], subsets: N
     np.put_along_axis(chosen, subsets, 1.0, 1)
     counts, won = chosen @ votes, chosen @ wins  # (count, classes)
     most = counts.max(1)
-    alone = (counts == most[:, None]).sum(1) == 1
-    first = counts.argmax(1)[:, None]
-    share = np.take_along_axis(won, first, 1)[:, 0] / np.maximum(most, 1)
-    return float(np.mean(share * alone))
+    first = counts == most[:, None]
+    share = (won * first).sum(1) / np.maximum(most, 1)
+    return float(np.mean(share * (first.sum(1) == 1)))
 
 
 def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArray[np.int64]:
@@ -258,7 +248,7 @@ def common_answer(
     if not counts or not truths:
         return {}
     (answer, count), *_ = counts.most_common(1)
-    right = sum(times for truth, times in Counter(truths).items() if same(answer, truth))
+    right = sum(same(answer, truth) for truth in truths)
     return {f"{prefix}/same_answer": count / len(answers), f"{prefix}/same_answer_right": right / len(truths)}
 
 
@@ -274,8 +264,7 @@ def draw_best_of_n(
         ax.set_xscale("log", base=2)
         ax.set_xticks(n_list, [str(n) for n in n_list])
         ax.minorticks_off()
-        ax.set_xlabel("N, responses to choose from")
-        ax.set_ylabel("share of problems solved")
+        ax.set(xlabel="N, responses to choose from", ylabel="share of problems solved")
         ax.set_ylim(bottom=0)
         ax.grid(alpha=0.25)
         ax.legend(fontsize=8, frameon=False, loc="upper left")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlreason.errors import ConfigError
@@ -49,12 +49,11 @@ def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[str]:
         guesses.append(answer_reason(read.answer, references, grader))
     else:
         guesses.append(f"{read.reason}: {read.detail}" if read.detail else read.reason)
-    if row["finish_reason"] == "length":
-        guesses.append("cut at the token limit")
-    if outcome in ("wrong", "unformatted") and read is not None and read.answer is None:
         number = (_NUMBER.findall(row["response"]) or [""])[-1].rstrip(",")
         if is_same_as_one(number, references, grader):
             guesses.append(f"the last number in it is the right one: {number}")
+    if row["finish_reason"] == "length":
+        guesses.append("cut at the token limit")
     return guesses
 
 
@@ -92,18 +91,9 @@ CATEGORY_TEXTS = {
     "format1_wrong": "format 1, answer 0",
     "format0": "format 0, answer 0",
 }
-CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
-#: The fields of a saved row that a case shows.
-SHOWN = ["problem_id", "sample", "question", "gold", "response"]
-SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
+CATEGORIES = (*CATEGORY_TEXTS, "disagree", "truncated")
 INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
-LINE = 70  # the same, in one line
-
-
-def category_of(row: Row) -> str:
-    """Return the handout's category of a graded response."""
-    return category(row["outcome"], row["format_reward"])
 
 
 def category(outcome: str, format_reward: float) -> str:
@@ -113,11 +103,11 @@ def category(outcome: str, format_reward: float) -> str:
     return "format1_wrong" if format_reward > 0 else "format0"
 
 
-def is_in(row: Row, category: str | None) -> bool:
-    """Return whether the row's own grade puts it in the category; None: every row is."""
-    if category == "truncated":
+def is_in(row: Row, name: str | None) -> bool:
+    """Return whether the row's own grade puts it in the category of this name; None: every row is."""
+    if name == "truncated":
         return bool(row["finish_reason"] == "length")
-    return category is None or category_of(row) == category
+    return name is None or category(row["outcome"], row["format_reward"]) == name
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -125,28 +115,12 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
     return {name: sum(is_in(row, name) for row in rows) for name in (*CATEGORY_TEXTS, "truncated")}
 
 
-def counts_line(rows: Sequence[Row]) -> str:
-    """Return the counts as a line."""
-    return f"{len(rows)} responses: {', '.join(f'{count} {name}' for name, count in counts(rows).items())}"
-
-
-def figures(row: Row, guesses: Sequence[str]) -> dict[str, Any]:
-    """Return a case for `--json`: fields of the saved row, its category and the guesses at the reason."""
-    saved = {key: row[key] for key in SHOWN if key in row}
-    return saved | {"category": category_of(row), "why": guesses}
-
-
-def case_line(row: Row) -> str:
-    """Return a case in one line: its ground truth, and the end of the response, where the answer is."""
-    truth, response = shorten(str(row["gold"]), LINE), shorten(str(row["response"]), LINE, "end")
-    return f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}"
-
-
 def case_text(number: int, row: Row, guesses: Sequence[str], most: int = LONGEST) -> str:
     """Format a case; texts are indented so that their own lines stay visible."""
     entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
-    grade = f"{category_of(row)} (outcome {row['outcome']}, decided by {row['path']})"
+    name = category(row["outcome"], row["format_reward"])
+    grade = f"{name} (outcome {row['outcome']}, decided by {row['path']})"
     parts = {
         "question": row["question"],
         "ground truth": str(row["gold"]),
@@ -158,18 +132,6 @@ def case_text(number: int, row: Row, guesses: Sequence[str], most: int = LONGEST
     for label, text in parts.items():
         lines.append(f"{label + ':':{INDENT}}" + text.replace("\n", "\n" + " " * INDENT))
     return "\n".join(lines)
-
-
-def markdown(
-    run: Path, heading: str, rows: Sequence[Row], guesses: Sequence[Sequence[str]], counted: Mapping[str, int]
-) -> str:
-    """Format the cases and the counts of reasons as Markdown."""
-    lines = [f"# Cases from {run.name}", "", heading, "", "| why (a guess) | count |", "| --- | ---: |"]
-    lines += [f"| `{kind}` | {count} |" for kind, count in counted.items()]
-    fence = "`" * 8  # a response may have shorter ones
-    for number, (row, why) in enumerate(zip(rows, guesses, strict=True), 1):
-        lines += ["", f"## {row['problem_id']}", "", f"{fence}text", case_text(number, row, why), fence]
-    return "\n".join(lines) + "\n"
 
 
 TEXTS = 32  # texts of a step that are checked by encoding and decoding
@@ -198,18 +160,19 @@ def failure_metrics(
     if not samples:
         return {}
     signs = {"rollout/round_trip": round_trip(samples, tokenizer)}
-    if grader.plugin is not None and grader.plugin.startswith("rlreason."):  # a verifier's ground truths are no answers
+    if (grader.plugin or "").startswith("rlreason."):  # a verifier's ground truths are no answers
         return signs
-    right = 0  # by its grade, or by the exact rules for a plug-in's
-    for s in samples:
-        answer = stated_answer(s.text) if grader.plugin else None
-        references = reference_answers(truths.get(s.group)) or []
-        is_stated = answer is not None and is_same_as_one(answer, references, grader)
-        right += is_stated if grader.plugin else is_correct(s)
-    signs["rollout/right"] = right / len(samples)
+    answers = [stated_answer(s.text) for s in samples]
+    right = [is_correct(s) for s in samples]
+    if grader.plugin:  # by the exact rules
+        right = []
+        for s, answer in zip(samples, answers, strict=True):
+            references = reference_answers(truths.get(s.group)) or []
+            right.append(answer is not None and is_same_as_one(answer, references, grader))
+    signs["rollout/right"] = sum(right) / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
     if len(asked) >= FEWEST_ASKED and (grader.plugin is None or signs["rollout/right"] > 0):
-        signs |= common_answer([stated_answer(s.text) for s in samples], asked, grader.same, "rollout")
+        signs |= common_answer(answers, asked, grader.same, "rollout")
     return signs
 
 
@@ -218,13 +181,11 @@ def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") 
 
     A few of them are checked. Spaces are ignored: many tokenizers add or drop one next to a special token.
     """
-
-    def text_of(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    decode: Any = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
 
     def survives(ids: list[int]) -> bool:
-        text = text_of(ids)
-        again = text_of(tokenizer.encode(text, add_special_tokens=False))
+        text = decode(ids)
+        again = decode(tokenizer.encode(text, add_special_tokens=False))
         return "".join(text.split()) == "".join(again.split())
 
     some = [s.response for s in samples[:: -(-len(samples) // TEXTS)]]
@@ -240,12 +201,9 @@ def categories(samples: Sequence[ScoredResponse], problems: Sequence[Problem] = 
     """Return count, share and 95% interval of each category; the shares sum to 1."""
     rows, questions = {}, questions_of(problems)
     for name in CATEGORY_TEXTS:
-
-        def is_of(s: ScoredResponse, name: str = name) -> bool:
-            return category(s.grade.outcome, s.grade.format) == name
-
-        value, low, high = proportion_with_ci(samples, is_of, questions)
-        rows[name] = {"count": sum(map(is_of, samples)), "share": value, "interval": [low, high]}
+        hits = [category(s.grade.outcome, s.grade.format) == name for s in samples]
+        value, low, high = proportion_with_ci(samples, hits, questions)
+        rows[name] = {"count": sum(hits), "share": value, "interval": [low, high]}
     return rows
 
 
@@ -256,15 +214,13 @@ def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> 
         parts: dict[str, list[ScoredResponse]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
-        if 1 < len(parts) <= MOST_PARTS:
-            rows[fact] = {}
-            for name, part in sorted(parts.items()):
-                value, low, high = proportion_with_ci(part, is_correct, questions)
-                rows[fact][name] = {
-                    "problems": len({s.group for s in part}),
-                    "accuracy": value,
-                    "interval": [low, high],
-                }
+        if not 1 < len(parts) <= MOST_PARTS:
+            continue
+        rows[fact] = {}
+        for name, part in sorted(parts.items()):
+            value, low, high = proportion_with_ci(part, [is_correct(s) for s in part], questions)
+            n_problems = len({s.group for s in part})
+            rows[fact][name] = {"problems": n_problems, "accuracy": value, "interval": [low, high]}
     return {"accuracy_by": rows} if rows else {}
 
 
@@ -320,14 +276,12 @@ def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[f
 
 
 def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[bool | None]:
-    """Return plain math-verify's verdict on each formatted answer; None where it has none.
+    """Return whether plain math-verify calls each answer correct; None where it has no verdict.
 
     `ConfigError` for a reward without a second grader.
     """
-    formatted = [row for row in rows if row["format_reward"] > 0]
-    grades = iter(grade_rows(formatted, second_grader(graded), console))
-    outcomes = [next(grades).outcome if row["format_reward"] > 0 else "" for row in rows]
-    return [None if outcome in ("", "timeout", "error") else outcome == "correct" for outcome in outcomes]
+    grades = grade_rows(rows, second_grader(graded), console)
+    return [None if grade.outcome in FAILED else grade.outcome == "correct" for grade in grades]
 
 
 def second_grader(graded: RunGrading) -> RunGrading:
@@ -342,7 +296,7 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> lis
 
     Raise `ConfigError` before grading if a function cannot be loaded.
     """
-    with graded.grader() as grader, console.wait(f"grading with {graded.reward}"):
+    with Grader(*graded) as grader, console.wait(f"grading with {graded.reward}"):
         if grader.plugin and (why := grader.wait()):
             raise ConfigError(f"{graded.reward}: {why}")
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])

@@ -36,15 +36,6 @@ class Evaluator:
     sampling: Sampling
     scorer: "LogProbScorer"  # at the evaluation's temperature
 
-    def evaluate(
-        self, problems: Sequence[Problem], step: int, monitors: Monitors
-    ) -> tuple[list[Sample], dict[str, float]]:
-        """Sample the protocol's number of responses to each problem; return them, scored, and their metrics."""
-        samples = self.rollouts.sample(problems, self.sampling, self.settings.samples, PURPOSE)
-        self.rollouts.report("measuring entropies")
-        scored = score_samples(samples, self.scorer)
-        return scored, self.figures(scored, mismatches_of(scored, self.sampling), problems, step, monitors)
-
     def figures(
         self,
         samples: Sequence[ScoredResponse],
@@ -79,7 +70,6 @@ class Evaluated:
     samples: list[Sample]  # the first to each interim problem, in order
     metrics: dict[str, int | float]  # eval/... of all samples to the interim problems: comparable with the others
     whole: dict[str, int | float]  # eval/... of all problems: in the last evaluation, the whole split
-    problems: Sequence[Problem]  # all problems of this evaluation
     last: bool  # whether these are the whole split
     step: int  # after which it was done
 
@@ -99,18 +89,20 @@ class Validation:
 
     def evaluate(self, step: int, last: bool = False) -> None:
         """Sample, score, warn and record: the interim problems, or the `last` time all. `step`: how many are done."""
-        evaluator, began = self.evaluator, time.monotonic()
+        evaluator, rollouts, sampling = self.evaluator, self.evaluator.rollouts, self.evaluator.sampling
+        began, n = time.monotonic(), evaluator.settings.samples
         problems = self.final_problems if last else self.interim_problems
-        name = "last evaluation" if last else "evaluation"
-        waits = self.console.wait(name, more=evaluator.rollouts.progress_text)
+        waits = self.console.wait("last evaluation" if last else "evaluation", more=rollouts.progress_text)
         with waits, self.counters.clock.phase("eval"):
-            samples, whole = evaluator.evaluate(problems, step, self.monitors)
-        n, interim, metrics = evaluator.settings.samples, samples, whole
+            sampled = rollouts.sample(problems, sampling, n, PURPOSE)
+            rollouts.report("measuring entropies")
+            samples = interim = score_samples(sampled, evaluator.scorer)
+            mismatches = mismatches_of(samples, sampling)
+            whole = metrics = evaluator.figures(samples, mismatches, problems, step, self.monitors)
         if problems is not self.interim_problems:  # whose metrics alone are comparable over the run
             places = {p.id: place for place, p in enumerate(problems)}
             interim = [s for p in self.interim_problems for s in samples[places[p.id] * n :][:n]]
-            mismatches = mismatches_of(interim, evaluator.sampling)
-            metrics = eval_metrics(interim, mismatches, questions_of(self.interim_problems))
+            metrics = eval_metrics(interim, mismatches_of(interim, sampling), questions_of(self.interim_problems))
         self.counters.eval_step += 1
         self.counters.pace["problem"] = (time.monotonic() - began) / max(len(problems), 1)
         final = {name.replace("eval/", "final/"): value for name, value in whole.items() if last}
@@ -118,35 +110,29 @@ class Validation:
         again = bool(self.history) and self.history[-1].step == step  # the evaluation that was due here ended the run
         update = self.counters.train_step if again else None
         self.records.responses(EVALS, step, samples, problems, update=update, prompts=evaluator.prompts(samples))
-        self.history.append(Evaluated(interim[::n], metrics, whole, problems, last, step))
+        self.history.append(Evaluated(interim[::n], metrics, whole, last, step))
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
-        first_and_newest = (0, len(self.history) - 1)
         kept: list[dict[str, Any]] = []
-        for place, one in enumerate(self.history):
-            samples = []
-            for s in one.samples if place in first_and_newest else ():
-                response = replace(s.response, prompt_ids=[], token_ids=[], log_probs=[])
-                s = replace(s, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
-                samples.append(s)
-            kept.append(msgspec.to_builtins(replace(one, samples=samples, problems=())))
+        for one in self.history:
+            shown = one.samples if one is self.history[0] or one is self.history[-1] else []
+            texts = [Sample(replace(s.response, prompt_ids=[], token_ids=[], log_probs=[]), s.grade) for s in shown]
+            kept.append(msgspec.to_builtins(replace(one, samples=texts)))
         return kept
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Resume from this state."""
-        for one in msgspec.convert(state, list[Evaluated]):
-            problems = self.final_problems if one.last else self.interim_problems
-            self.history.append(replace(one, problems=problems))
+        self.history += msgspec.convert(state, list[Evaluated])
 
 
 #: Settings of `grading` that are not part of a protocol, with the reason. All others and those of `sampling` are, so
 #: that accuracies under different values of a new setting are not compared.
-LEFT_OUT = {
-    "grading.workers": "how many processes share the work changes its speed, not a verdict",
-    "grading.start_timeout_s": "ends a run whose processes do not start; it decides no verdict",
-    "grading.memory_mb": "bounds those processes; an answer that needs more is undecided, which a grade says of itself",
-}
+LEFT_OUT = (
+    "workers",  # how many processes share the work changes its speed, not a verdict
+    "start_timeout_s",  # ends a run whose processes do not start; it decides no verdict
+    "memory_mb",  # bounds those processes; an answer that needs more is undecided, which a grade says of itself
+)
 
 
 def protocol_of(
@@ -160,15 +146,15 @@ def protocol_of(
     templated = any(p.prompt is None for p in problems)
     reward = reward_name_of(evaluation.reward, evaluation.data)
     grading = grading_settings(evaluation.grading, reward)
-    if grading.get("correct_at", 1.0) is None:  # the same as 1
-        grading["correct_at"] = 1.0
+    if "correct_at" in grading:
+        grading["correct_at"] = grading["correct_at"] or 1.0  # null is the same as 1
     prompt = prompt_facts(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}
     return make_protocol(
         {
             **prompt,
             "reward": reward,
             "grader": grader_version(),
-            "grading": {key: value for key, value in grading.items() if f"grading.{key}" not in LEFT_OUT},
+            "grading": {key: value for key, value in grading.items() if key not in LEFT_OUT},
             "sampling": asdict(evaluation.sampling),
             "stop": list(evaluation.prompt.stop),
             "seeds": SEED_RULE,

@@ -80,12 +80,6 @@ def format_accuracy(
 PASS, FAIL, OPEN = "pass", "FAIL", "not verified"
 HOURS, GPUS, GPU = 4.0, 2, "H100"
 PROBLEMS = 5000
-#: (rule, its key in the protocol, the number that it must be)
-LIMITS = (
-    ("temperature", "sampling.temperature", 1.0),
-    ("longest response, tokens", "sampling.max_tokens", 1024),
-    ("responses per problem", "samples per problem", 1),
-)
 PARAMETERS = 1_543_714_304  # of Qwen2.5-Math-1.5B, its embeddings counted once
 COURSE_REWARD = "cs336_alignment.drgrpo_grader:r1_zero_reward_fn"  # of the handout's repository
 #: SHA-256 of the handout's prompt file, "{question}" in the question's place.
@@ -115,13 +109,17 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[tuple[st
     are_few = all(count <= GPUS and GPU in name for count, name in cards)
     data_hash = f"{data.get('path', data['name'])}, hash {summary['data']}"
     own_data = settings["eval"]["data"]
+    temperature, longest = protocol["sampling.temperature"], protocol["sampling.max_tokens"]
+    each = protocol["samples per problem"]
     rows: list[tuple[str, str, object, bool | str]] = [
         ("model", "Qwen2.5-Math-1.5B, freshly downloaded", (size, model["start_weights"]), size == PARAMETERS and OPEN),
         ("data", "MATH alone, as in the handout's files", (data_hash, own_data), "path" in data and OPEN),
         ("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS),
         ("prompt", f"r1_zero, {R1_ZERO[:12]}", (digest[:12], stop), digest == R1_ZERO and is_plain),
         ("reward", COURSE_REWARD, (reward, extract), reward == COURSE_REWARD or (other_reward and OPEN)),
-        *((rule, f"{limit:g}", protocol[key], protocol[key] == limit) for rule, key, limit in LIMITS),
+        ("temperature", "1", temperature, temperature == 1),
+        ("longest response, tokens", "1024", longest, longest == 1024),
+        ("responses per problem", "1", each, each == 1),
         ("imitated traces", "none of a stronger model", algorithm, algorithm in ("grpo", "ei") or OPEN),
         ("hours", f"at most {HOURS:g}", f"{seconds / 3600:.2f} in {len(parts)} parts", in_time),
         ("GPUs", f"at most {GPUS} {GPU}", cards or "none", are_few or OPEN),
@@ -130,11 +128,10 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[tuple[st
     return [(rule, wanted, str(found), verdicts[verdict]) for rule, wanted, found, verdict in rows]
 
 
-def write_card(kind: str | None, folder: Path, summary: Facts) -> None:
-    """Write the card of this kind (`eval.card`) into a run's folder; None: write nothing."""
-    if kind is not None:
-        run = RunFolder(folder)
-        write_whole(folder / COMPLIANCE, card_text(leaderboard(run.settings, summary, run.provenance), summary))
+def write_card(folder: Path, summary: Facts) -> None:
+    """Write the card of a run into its folder."""
+    run = RunFolder(folder)
+    write_whole(folder / COMPLIANCE, card_text(leaderboard(run.settings, summary, run.provenance), summary))
 
 
 def card_text(rows: Sequence[tuple[str, str, str, str]], summary: Facts) -> str:

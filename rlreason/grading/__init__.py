@@ -37,13 +37,11 @@ def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool
 
 
 def _reward(reward: str, response: str, ground_truth: GroundTruth, fast: bool) -> Reward:
-    grade = _shared(reward, fast).grade_batch([response], [ground_truth])[0]
+    grade = _grader(reward=reward, symbolic=not fast).grade(response, ground_truth)
     return {"format_reward": grade.format, "answer_reward": grade.answer, "reward": grade.reward}
 
 
-@cache
-def _shared(reward: str, fast: bool) -> Grader:
-    return Grader(reward=reward, symbolic=not fast)
+_grader = cache(Grader)
 
 
 def coin(response: str, ground_truth: GroundTruth) -> Reward:

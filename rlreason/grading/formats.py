@@ -20,7 +20,6 @@ _UNBRACED = re.compile(
     r"(?:\s*(?=[-+]?(?:\\\$)?(?:\.?\d|\\[A-Za-z]|\())|\s+(?=[A-Za-z](?![A-Za-z])))"  # the beginning of its content
     rf"((?:\\[^)\]]|{_BRACES}|[^\s$\\{{}}])+)"
 )
-_BRACE = re.compile(r"\s*\{")
 _SIGN = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped character is no bracket
 SHOWN_CHARS = 60
 UNREAD = "no answer can be read"
@@ -57,52 +56,45 @@ def boxed(text: str) -> str | None:
     >>> boxed(r"$\boxed 38$"), boxed(r"\boxed{1"), boxed(r"the \boxed environment")
     ('38', None, None)
     """
-    start = text.rfind("\\boxed")
-    if start < 0:
+    _, found, rest = text.rpartition("\\boxed")
+    if not found:
         return None
-    start += len("\\boxed")
-    braced = _BRACE.match(text, start)
-    if braced is None:
-        unbraced = _UNBRACED.match(text, start)
+    if not rest.lstrip().startswith("{"):
+        unbraced = _UNBRACED.match(rest)
         return unbraced and unbraced[1]
-    start, depth = braced.end(), 1
-    for sign in _SIGN.finditer(text, start):
+    depth = 0
+    for sign in _SIGN.finditer(rest):
         depth += (sign[0] == "{") - (sign[0] == "}")
         if not depth:
-            return text[start : sign.start()]
+            return rest[: sign.start()].lstrip()[1:]
     return None
 
 
 def r1_zero(response: str) -> Extracted:
-    """Read an answer after `</think> <answer>`, with exactly one space, up to a `</answer>` that ends the response."""
-    first = response.find(THINK_TO_ANSWER)
-    if first < 0 or response.find(CLOSE, first + len(THINK_TO_ANSWER)) < 0:
-        return Extracted(False, None, *_format_mistake(response))
-    start = response.rfind(OPEN) + len(OPEN)
-    end = response.find(CLOSE, start)
-    if end < 0 or response[end:].replace(CLOSE, "").strip():
+    """Read an answer after `</think> <answer>`, with exactly one space, up to a `</answer>` that ends the response.
+
+    >>> r1_zero("so 4 </think> It is <answer>4</answer>")[2:4]
+    ('not exactly one space between </think> and <answer>', "' It is '")
+    """
+    _, opening, behind = response.partition(THINK_TO_ANSWER)
+    if CLOSE not in behind:
+        reason, detail = "no </answer>", ""
+        if "</think>" not in response:
+            reason = "no </think>"
+        elif "<answer" not in response:
+            reason = "no <answer> tag"
+        elif not opening:
+            reason = "not exactly one space between </think> and <answer>"
+            between = response.partition("</think>")[2].partition("<answer")[0]
+            detail = repr(between[:SHOWN_CHARS])
+        return Extracted(False, None, reason, detail)
+    answer, closing, rest = response.rpartition(OPEN)[2].partition(CLOSE)
+    if not closing or rest.replace(CLOSE, "").strip():
         return Extracted(True, None, UNREAD, "text behind </answer>")
-    answer = response[start:end]
     if "\\boxed" not in answer:
         return Extracted(True, answer)
     inner = boxed(answer)
     return Extracted(True, inner) if inner is not None else Extracted(True, None, UNREAD, "\\boxed is never closed")
-
-
-def _format_mistake(response: str) -> tuple[str, str]:
-    """Return (reason, detail) for a response that is not in the r1_zero format.
-
-    >>> _format_mistake("so 4 </think> It is <answer>4</answer>")
-    ('not exactly one space between </think> and <answer>', "' It is '")
-    """
-    if "</think>" not in response:
-        return "no </think>", ""
-    if "<answer" not in response:
-        return "no <answer> tag", ""
-    if THINK_TO_ANSWER in response:
-        return "no </answer>", ""
-    between = response.partition("</think>")[2].partition("<answer")[0]
-    return "not exactly one space between </think> and <answer>", repr(between[:SHOWN_CHARS])
 
 
 def question_only(response: str) -> Extracted:
@@ -131,13 +123,14 @@ def candidates(answer: str, extract: str) -> list[str]:
     if extract == "strict" or _HEDGE.search(answer):
         return [answer]
     texts = [answer]
-    numbers = {match.group() for match in _NUMBER.finditer(answer)}
+    numbers = set(_NUMBER.findall(answer))
     if len(numbers) == 1:
-        texts.append(numbers.pop())
+        texts += numbers
     if extract == "sentence":
         formulas = re.findall(r"\$([^$]+)\$", answer)
         if len(formulas) == 1:
             return texts + formulas
-        for last in list(_STATED.finditer(answer))[-1:]:
-            texts.append(answer[last.end() :].strip().rstrip("."))
+        *before, last = _STATED.split(answer)
+        if before:
+            texts.append(last.strip().rstrip("."))
     return texts

@@ -22,7 +22,6 @@ from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import Pool, PoolReply
-from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import announced, for_workers, names_function
 from rlreason.runtime.text import redacted
 from rlreason.types import Grade, Outcome
@@ -48,10 +47,7 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
             continue
         if member != member:  # not a number
             return None
-        try:
-            texts.append(str(member))
-        except ValueError:  # an integer of more digits than Python prints
-            return None
+        texts.append(str(member))
     return texts or None
 
 
@@ -95,7 +91,7 @@ class Grader:
         self._log_path, self._incidents = log_path, 0
         self._lock = threading.Lock()
         #: By the digests of pairs, oldest first; None: graded before the checkpoint of a resumed run.
-        self._cache: dict[str, Grade | None] = {}
+        self.cache: dict[str, Grade | None] = {}
         self._reasons: dict[str, str] = {}  # kind of failure -> the plug-in's last error of that kind
 
     def start(self) -> None:
@@ -147,15 +143,12 @@ class Grader:
             counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"
             raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
         jobs = [self._prepared(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
-        keys: dict[CacheKey, str] = {}  # the digests of the pairs
-        for job in jobs:
-            if not isinstance(job, Grade):
-                text = repr(job).encode("utf-8", "surrogatepass")
-                keys[job] = hashlib.blake2b(text, digest_size=16).hexdigest()
+        texts = {job: repr(job).encode("utf-8", "surrogatepass") for job in jobs if not isinstance(job, Grade)}
+        keys = {job: hashlib.blake2b(text, digest_size=16).hexdigest() for job, text in texts.items()}
         with self._lock:
-            known = {key: self._cache[pair] for key, pair in keys.items() if pair in self._cache}
-        todo = [key for key in keys if known.get(key) is None]
-        fresh = (self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)) if todo else {}
+            known = {job: self.cache[key] for job, key in keys.items() if key in self.cache}
+        todo = [job for job in keys if known.get(job) is None]
+        fresh = self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)
         grades, seen = list[Grade](), set(known)
         for job in jobs:
             if isinstance(job, Grade):
@@ -165,30 +158,10 @@ class Grader:
             grades.append(replace(grade, milliseconds=None, remembered=True) if job in seen else grade)
             seen.add(job)
         with self._lock:
-            self._cache |= {keys[key]: grade for key, grade in fresh.items() if grade.outcome != "error"}
-            for oldest in list(self._cache)[:-CACHE_SIZE]:
-                del self._cache[oldest]
+            self.cache |= {keys[job]: grade for job, grade in fresh.items() if grade.outcome != "error"}
+            for oldest in list(self.cache)[:-CACHE_SIZE]:
+                del self.cache[oldest]
         return grades
-
-    def remembered(self) -> list[str]:
-        """Return the digests of the cached pairs, for a checkpoint."""
-        with self._lock:
-            return list(self._cache)
-
-    def load_remembered(self, pairs: Sequence[str]) -> None:
-        """Load a checkpoint's pairs, so that a resumed run counts the same cache hits as an uninterrupted one."""
-        with self._lock:
-            self._cache = dict.fromkeys(pairs)
-
-    def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
-        """Return the indices of ground truths that are graded wrong when a response states them word for word.
-
-        Not for a plug-in, whose form of a response is unknown.
-        """
-        written = FORMATS[self.reward].written
-        responses = [written.format((reference_answers(truth) or [""])[0]) for truth in ground_truths]
-        grades = self.grade_batch(responses, ground_truths)
-        return [index for index, grade in enumerate(grades) if grade.outcome != "correct"]
 
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """Return a sentence for each kind of failure of more than 0.5% of the responses and each doubtful setting."""
@@ -279,7 +252,7 @@ class Grader:
     def _grade_by_plugin(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
         begin = time.perf_counter()
         replies = self._pool.run([[response, json.loads(truth)] for response, truth in todo])
-        each = 1000 * (time.perf_counter() - begin) / len(todo)
+        each = 1000 * (time.perf_counter() - begin) / max(1, len(todo))
         grades: dict[CacheKey, Grade] = {}
         for (response, truth), reply in zip(todo, replies, strict=True):
             if reply.status == "ok" and isinstance(reply.value, list):
@@ -385,18 +358,15 @@ def make_graders(run: RunConfig, incidents: Path) -> Graders:
 
     Data with its own verifier determines the reward. A run that learns without grades has no separate training grader.
     """
-    evaluation, graders = run.evaluation, dict[str, Grader]()
-
-    def shared(reward: str, data: DataConfig) -> Grader:
-        name = reward_name_of(reward, data)
-        return graders.setdefault(name, Grader(run.grading, name, log_path=incidents))
-
-    counts = shared(evaluation.reward, evaluation.data)
-    second = shared(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else None
-    training = shared(run.prompt.reward, run.data) if run.judges_to_learn else counts
+    evaluation = run.evaluation
+    counts = reward_name_of(evaluation.reward, evaluation.data)
+    second = reward_name_of(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else ""
+    training = reward_name_of(run.prompt.reward, run.data) if run.judges_to_learn else counts
+    names = {counts, second, training} - {""}
+    graders = {name: Grader(run.grading, name, log_path=incidents) for name in names}
     for grader in graders.values():
         grader.start()
-    return Graders(training, counts, second)
+    return Graders(graders[training], graders[counts], graders.get(second))
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
@@ -406,22 +376,24 @@ def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
 
 
 def reward_name_of(reward: str, data: DataConfig) -> str:
-    """Return the prompt's reward, or the data's own verifier of answers in that prompt's format."""
-    return reward if ":" in reward else reward_name(reward, data.verifier)  # a user's reward reads no verifier
+    """Return the prompt's reward, or the data's own verifier of answers in that prompt's format.
+
+    A user's reward, `module:function`, also grades data with a verifier.
+
+    >>> from rlreason.config.data import CountdownConfig
+    >>> reward_name_of("r1_zero", CountdownConfig()), reward_name_of("mine:reward", CountdownConfig())
+    ('rlreason.grading.verifiers.countdown:r1_zero', 'mine:reward')
+    """
+    return reward if ":" in reward or data.verifier is None else f"{data.verifier}:{reward}"
 
 
 class RunGrading(NamedTuple):
-    """The reward that graded a run (a format's name, or `module:function`) and the grader's settings."""
+    """What graded a run, as the first arguments of a `Grader`; `reward`: a format's name, or `module:function`."""
 
+    grading: GradingConfig
     reward: str
-    settings: dict[str, Any]
 
     @classmethod
     def of(cls, reward: str, verifier: str | None, grading: Mapping[str, Any]) -> "RunGrading":
         """Build it from a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
-        names = (field.name for field in fields(GradingConfig))
-        return cls(reward_name(reward, verifier), {name: grading[name] for name in names if name in grading})
-
-    def grader(self, symbolic: bool = True) -> Grader:
-        """Return a grader with the run's settings; `ConfigError` for invalid ones."""
-        return Grader(GradingConfig(**self.settings), self.reward, symbolic=symbolic)
+        return cls(GradingConfig(**grading), reward_name_of(reward, DataConfig(verifier=verifier)))

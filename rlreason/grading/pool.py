@@ -61,7 +61,10 @@ class Work:
     `plugin`: a function's name, `pickled` where workers cannot import it; None: the symbolic library.
     """
 
-    grading: GradingConfig
+    workers: int
+    timeout_s: float
+    start_timeout_s: float
+    memory_mb: int
     plugin: str | None
     pickled: bytes | None
 
@@ -88,7 +91,7 @@ class Work:
 
     def late(self) -> str:
         """Return one line on a worker that does not start in time."""
-        limit = f"grading.start_timeout_s={self.grading.start_timeout_s:g} s"
+        limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
         return f"a worker did not start within {limit}: raise it where the machine is busy"
 
 
@@ -141,14 +144,14 @@ def _answer(work: Work, caller: Connection, requests: Sequence[Any], workers: "l
     """Send (number, reply) for each request as it comes. `EOFError` where the caller has ended meanwhile."""
     waiting, busy = list(enumerate(requests)), dict[Connection, _Worker]()
     while waiting or busy:
-        while waiting and len(busy) < work.grading.workers:
+        while waiting and len(busy) < work.workers:
             workers[:] = [worker for worker in workers if worker.process.is_alive()]
             worker = next((one for one in workers if one.pipe not in busy), None)
             if worker is None:
                 worker = _Worker(work, caller)
                 workers.append(worker)
             worker.number, request = waiting.pop(0)
-            limit = work.grading.timeout_s if worker.has_begun else work.grading.start_timeout_s
+            limit = work.timeout_s if worker.has_begun else work.start_timeout_s
             worker.until = time.monotonic() + limit
             with suppress(OSError):  # it has ended just now
                 worker.pipe.send(request)
@@ -162,7 +165,7 @@ def _answer(work: Work, caller: Connection, requests: Sequence[Any], workers: "l
                 continue
             reply = worker.reply(worker.pipe in ready)
             if not worker.has_begun and reply.status == "ok":  # its request comes next
-                worker.has_begun, worker.until = True, time.monotonic() + work.grading.timeout_s
+                worker.has_begun, worker.until = True, time.monotonic() + work.timeout_s
                 continue
             del busy[worker.pipe]
             caller.send((worker.number, reply))
@@ -175,10 +178,9 @@ class _Worker:
     has_begun = False  # whether the function has been loaded
 
     def __init__(self, work: Work, caller: Connection) -> None:
-        fork = get_context("fork")
         self.work = work
-        self.pipe, theirs = fork.Pipe()
-        self.process = fork.Process(target=_work, args=(work, theirs, (self.pipe, caller)))
+        self.pipe, theirs = Pipe()
+        self.process = get_context("fork").Process(target=_work, args=(work, theirs, (self.pipe, caller)))
         self.process.start()
         theirs.close()
 
@@ -194,9 +196,9 @@ class _Worker:
         if not has_come and not self.has_begun:
             return PoolReply("error", self.work.late())
         if not has_come:
-            return PoolReply("timeout", f"no verdict within {self.work.grading.timeout_s:g} s")
+            return PoolReply("timeout", f"no verdict within {self.work.timeout_s:g} s")
         if self.process.exitcode == OUT_OF_MEMORY:
-            return PoolReply("killed", f"over {self.work.grading.memory_mb} MB")
+            return PoolReply("killed", f"over {self.work.memory_mb} MB")
         return PoolReply("killed", f"worker ended with {self.process.exitcode}")
 
 
@@ -205,8 +207,6 @@ def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None
     killed_with_parent()
     for one in inherited:
         one.close()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # else all workers draw the same numbers
     try:
         function = work.load()
     except BaseException as error:
@@ -215,7 +215,7 @@ def _work(work: Work, pipe: Connection, inherited: Sequence[Connection]) -> None
         return
     with suppress(ValueError, OSError):  # macOS
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        limit, hard = work.grading.memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit, hard = work.memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     pipe.send(PoolReply("ok"))
@@ -240,11 +240,10 @@ def _end(server: "subprocess.Popen[bytes]", pipe: Connection) -> None:
 class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
-    def __init__(self, grading: GradingConfig, plugin: str | None = None, pickled: bytes | None = None) -> None:
+    def __init__(self, grading: GradingConfig, plugin: str | None, pickled: bytes | None) -> None:
         """Start nothing yet. `plugin`, `pickled`: see `Work`."""
-        names = ("workers", "timeout_s", "start_timeout_s", "memory_mb")
-        limits = GradingConfig(**{name: getattr(grading, name) for name in names})  # plain, and no other: it is sent
-        self.work = Work(limits, plugin, pickled)
+        limits = (grading.workers, grading.timeout_s, grading.start_timeout_s, grading.memory_mb)
+        self.work = Work(*limits, plugin, pickled)
         self.broken = ""  # why no worker can start, once that is known
         self._server: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
@@ -275,9 +274,15 @@ class Pool:
             self._wait()
             replies: dict[int, PoolReply] = {}
             if not self.broken and not self._closed:
-                with suppress(OSError):  # it has ended, and its pipe too
+                limit = self.work.start_timeout_s + self.work.timeout_s
+                with suppress(EOFError, OSError):  # it has ended, and its pipe too
                     self._pipe.send(requests)
-                replies = self._replies(len(requests))
+                    while len(replies) < len(requests) and self._pipe.poll(limit):
+                        number, reply = self._pipe.recv()
+                        replies[number] = reply
+                        alive()
+                if len(replies) < len(requests):
+                    self._end()
             if self._closed:
                 raise RuntimeError("the grader is closed")
             if self.broken == self.work.late():
@@ -322,22 +327,9 @@ class Pool:
         if not self._ready and self._server is not None:
             reply = PoolReply("error", "the server of the workers ended while starting")
             with suppress(EOFError, OSError):
-                in_time = self._pipe.poll(self.work.grading.start_timeout_s)
+                in_time = self._pipe.poll(self.work.start_timeout_s)
                 reply = self._pipe.recv()[1] if in_time else PoolReply("error", self.work.late())
             self._ready = reply.status == "ok"
             if not self._ready:
                 self._end()
                 self.broken = reply.value
-
-    def _replies(self, count: int) -> dict[int, PoolReply]:
-        """Return so many replies by the numbers of their requests; end the server where it does not send them all."""
-        replies: dict[int, PoolReply] = {}
-        grading = self.work.grading
-        with suppress(EOFError, OSError):
-            while len(replies) < count and self._pipe.poll(grading.start_timeout_s + grading.timeout_s):
-                number, reply = self._pipe.recv()
-                replies[number] = reply
-                alive()
-        if len(replies) < count:
-            self._end()
-        return replies

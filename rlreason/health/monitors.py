@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.groups import WEIGHTS, MonitorsConfig
+from rlreason.config.groups import MonitorsConfig
 from rlreason.runtime.statistics import fewer_p
 
 #: Rule -> what it finds (with the finding's figures), where it is always put alike; its commonest causes; what to try.
@@ -30,17 +30,12 @@ class Finding:
     causes: str = ""  # the commonest causes, in a sentence
     step: int | None = None  # where it began
 
-    @property
-    def sentence(self) -> str:
-        """Return what is wrong and its cure."""
-        return f"{self.what}; {self.cure}" if self.cure else self.what
 
-
-def found(rule: str, figures: dict[str, float] | None = None, what: str = "", words: str = "", **more: Any) -> Finding:
-    """Return a finding with what rules.yaml has of its rule, or of its entry `words`. `what`: another sentence."""
-    own, figures = RULES[words or rule], figures or {}
+def found(entry: str, figures: dict[str, float] | None = None, what: str = "", **more: Any) -> Finding:
+    """Return a finding with the words of an entry of rules.yaml, "RULE" or "RULE: CASE". `what`: another sentence."""
+    own, figures = RULES[entry], figures or {}
     what, cure = what or own["what"].format(**figures), own.get("cure", "").format(**figures)
-    return Finding(rule, what, cure, figures, causes=own.get("causes", ""), **more)
+    return Finding(entry.partition(":")[0], what, cure, figures, causes=own.get("causes", ""), **more)
 
 
 Metrics = Mapping[str, float]
@@ -56,7 +51,6 @@ class Observation:
     limits: MonitorsConfig
     #: Metric -> its first value in the run and those of earlier steps, the largest of each step's updates.
     history: Mapping[str, Sequence[float]]
-    finite_weights: bool
     group_size: int
     evaluations: Sequence[Metrics]  # all of the run; empty where none has been added
     eval_limit: str  # the setting at which evaluations cut responses, where it is not that of the rollouts
@@ -93,6 +87,15 @@ def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
     return 1 + next((n for n, value in enumerate(reversed(values)) if not holds(value)), len(values))
 
 
+def exploded(
+    name: str, now: float | None, before: Sequence[float], after: int, factor: float, above: float = 0.0
+) -> dict[str, float] | None:
+    """Return the figures of a value above `factor` times the median of before, and `above`, after so many values."""
+    if now is None or len(before) < after or now <= max(above, factor * median(before)):
+        return None
+    return {name: now, "median": median(before)}
+
+
 def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | None:
     """Return the first value, as a policy can change in three steps, and the median of the last `width`, if later."""
     return (values[0], median(values[-width:])) if len(values) > width else None
@@ -100,9 +103,7 @@ def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | 
 
 @monitor
 def _nan(seen: Observation) -> Found:
-    """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
-    if not seen.finite_weights:
-        return found(WEIGHTS)
+    # A gradient that is not finite moves no weight.
     if not all(math.isfinite(update.get("train/loss", 0.0)) for update in seen.updates):
         return found("loss")
     tried = [update for update in seen.updates if not update.get("train/empty_updates")]
@@ -126,24 +127,16 @@ def _skipped_update(seen: Observation) -> Found:
 def _gradient_norm(seen: Observation) -> Found:
     # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
     before = [norm for norm in seen.history["train/grad_norm"] if norm > 0]
-    now = seen.worst("train/grad_norm")
-    if now is None or len(before) < seen.limits.gradient_norm_after:
-        return None
-    usual = median(before)
-    if now <= max(seen.limits.gradient_norm_factor * usual, *before[:5]):
-        return None
-    return {"gradient_norm": now, "median": usual}
+    now, first, limits = seen.worst("train/grad_norm"), max(before[:5], default=0.0), seen.limits
+    return exploded("gradient_norm", now, before, limits.gradient_norm_after, limits.gradient_norm_factor, first)
 
 
 @monitor
 def _kl(seen: Observation) -> Found:
-    for name, words in (("train/kl_reference", "kl_reference"), ("train/approx_kl", "kl")):
-        before, now = seen.history[name], seen.worst(name)
-        if now is None or len(before) < seen.limits.kl_after:
-            continue
-        usual = median(before)
-        if now > max(seen.limits.kl_above, seen.limits.kl_factor * usual):
-            return found("kl", {"kl": now, "median": usual}, words=words)
+    for name, entry in (("train/kl_reference", "kl: reference"), ("train/approx_kl", "kl")):
+        limits = seen.limits.kl_after, seen.limits.kl_factor, seen.limits.kl_above
+        if figures := exploded("kl", seen.worst(name), seen.history[name], *limits):
+            return found(entry, figures)
     return None
 
 
@@ -172,49 +165,33 @@ def _still_weights(seen: Observation) -> Found:
     return {"changed": changed, "learning_rate": rate, "steps": row}
 
 
-@monitor
-def _accuracy(seen: Observation) -> Found:
-    if not collapsed(seen.evaluations):
-        return None
-    newest = seen.evaluations[-1]
-    best = max(a for e in seen.evaluations if math.isfinite(a := e["eval/accuracy"]))
-    return {"best": best, "accuracy": newest["eval/accuracy"], "problems": newest["eval/problems"]}
-
-
 POOLED = 8  # evaluations, few, so that a run that was at 0 for long and then learned has an accuracy to lose
 COLLAPSED = 0.2  # of the accuracy before
 COLLAPSE_LEVEL = 1e-4
 
 
-def collapsed(evaluations: Sequence[Metrics]) -> bool:
-    """Return whether the last two accuracies are significantly below a fifth of the accuracy of the evaluations before.
+@monitor
+def _accuracy(seen: Observation) -> Found:
+    """Check that the last two accuracies are not significantly below a fifth of that of the evaluations before.
 
     Each of the two is compared with the (up to 8) evaluations before them, pooled; both together by Fisher's exact
     test. Fewer than 8 problems conclude nothing. Simulated, accuracies of 0.01 to 0.8, 8 to 256 problems, accuracy
     unchanged: ends at most 0.2% of runs of 50 evaluations (a rule of 0 right against the best one: up to 100%).
     """
-    finite = [e for e in evaluations if math.isfinite(e["eval/accuracy"])]
-    if len(finite) < 3 or finite[-1] is not evaluations[-1]:
-        return False
-    earlier, newest = finite[-2 - POOLED : -2], finite[-2:]
-    (k_before, n_before), (k, n) = _pooled(earlier), _pooled(newest, math.ceil)
-    if not n_before or min(_questions(e) for e in newest) < FEWEST_ASKED:
-        return False
-    low = all(e["eval/accuracy"] < COLLAPSED * k_before / n_before for e in newest)
-    return low and fewer_p(k, n, k_before, n_before) <= COLLAPSE_LEVEL
-
-
-def _questions(evaluation: Metrics) -> int:
-    """Return the number of different questions of an evaluation; repeated rows and samples are no further evidence."""
-    count = evaluation.get("eval/questions", evaluation.get("eval/problems", 0.0))
-    return int(count) if math.isfinite(count) else 0
-
-
-def _pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.floor) -> tuple[int, int]:
-    """Return (right, asked) over several evaluations; `whole` rounds the count where there are several samples."""
-    counts = [_questions(e) for e in evaluations]
-    right = [whole(round(e["eval/accuracy"] * n, 6)) for e, n in zip(evaluations, counts, strict=True)]
-    return sum(right), sum(counts)
+    finite = [e for e in seen.evaluations if math.isfinite(e["eval/accuracy"])]
+    if len(finite) < 3 or finite[-1] is not seen.evaluations[-1]:
+        return None
+    accuracies = [e["eval/accuracy"] for e in finite]
+    asked = [int(e.get("eval/questions", e["eval/problems"])) for e in finite]  # repeated rows are no evidence
+    right = [round(accuracy * n, 6) for accuracy, n in zip(accuracies, asked, strict=True)]  # several samples: no whole
+    earlier, newest = slice(-2 - POOLED, -2), slice(-2, None)
+    k_before, n_before = sum(map(math.floor, right[earlier])), sum(asked[earlier])
+    k, n = sum(map(math.ceil, right[newest])), sum(asked[newest])
+    if not n_before or min(asked[newest]) < FEWEST_ASKED or max(accuracies[newest]) >= COLLAPSED * k_before / n_before:
+        return None
+    if fewer_p(k, n, k_before, n_before) > COLLAPSE_LEVEL:
+        return None
+    return {"best": max(accuracies), "accuracy": accuracies[-1], "problems": finite[-1]["eval/problems"]}
 
 
 @monitor
@@ -249,7 +226,7 @@ def _identical_samples(seen: Observation) -> Found:
     if seen.group_size < 2:
         return None
     if copies > 0:
-        return found("identical_samples", {"copies": copies}, words="improbable_copies")
+        return found("identical_samples: improbable", {"copies": copies})
     usual = seen.value("rollout/nll", math.inf) * length  # -log p of a response, in nats
     uncertain = seen.value("train/entropy", math.inf) > 0.05 and usual > 4  # e^-4 may well be drawn several times
     distinct = seen.value("rollout/distinct", 1.0)
@@ -270,10 +247,8 @@ def _truncated(seen: Observation) -> Found:
 def _length(seen: Observation) -> Found:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
     before = [length for length in seen.history["rollout/length"] if length > 0][-30:]
-    now = seen.value("rollout/length")
-    if len(before) < seen.limits.length_after or now <= seen.limits.length_factor * (usual := median(before)):
-        return None
-    return {"length": now, "median": usual}
+    now, limits = seen.value("rollout/length"), seen.limits
+    return exploded("length", now, before, limits.length_after, limits.length_factor)
 
 
 @monitor
@@ -307,16 +282,12 @@ def _reward_hacking(seen: Observation) -> Found:
     rewards = start_and_end([(value - low) / (high - low) for value in plain] if high > low else [], width)
     if rewards is None or rewards[1] - rewards[0] < seen.limits.reward_hacking_gain:
         return None
-    sign, figures = _sign_of_hacking(seen, width, *rewards)
-    begin, now = start_and_end(plain, width) or rewards
-    return found("reward_hacking", {"reward_first": begin, "reward": now} | figures, words=sign) if sign else None
-
-
-def _sign_of_hacking(seen: Observation, width: int, first: float, now: float) -> tuple[str, dict[str, float]]:
-    """Return what happens while the reward rises from `first` to `now`, an entry of rules.yaml or "", and figures."""
+    first, now = rewards
+    begin, end = start_and_end(plain, width) or rewards
+    rises = {"reward_first": begin, "reward": end}
     share, true = seen.value("rollout/same_answer"), seen.value("rollout/same_answer_right")
     if share - true > HALF:
-        return "one_answer", {"same": share, "right": true}
+        return found("reward_hacking: one answer", rises | {"same": share, "right": true})
     # Most of the reward is earned while few responses state the right answer, fewer than before or no more. A format
     # that is learned first is no sign, and nothing is where hardly any response ever stated one.
     right = start_and_end(seen.history["rollout/right"], width)
@@ -324,17 +295,18 @@ def _sign_of_hacking(seen: Observation, width: int, first: float, now: float) ->
         gain, formats = now - first, start_and_end(seen.history["reward/format"], width) or (0.0, 0.0)
         flat = right[1] - right[0] <= gain / 4 and formats[1] - formats[0] < gain
         if flat or right[1] <= FALLEN * right[0]:
-            return "unconfirmed", {"right_first": right[0], "right": right[1]}
+            rises |= {"right_first": right[0], "right": right[1]}
+            return found("reward_hacking: unconfirmed", rises)
     # The intervals of the last two evaluations, not one by chance, are below the median one before.
     lows, highs = seen.history["eval/accuracy_low"], seen.history["eval/accuracy_high"]
     if len(lows) < 3 or len(lows) != len(highs) or max(highs[-2:]) >= median(lows[:-2]):
-        return "", {}
+        return None
     accuracies, ends = seen.history["eval/accuracy"], start_and_end(seen.history["rollout/length_correct"], width)
-    worse = {"before": median(accuracies[:-2]), "accuracy": accuracies[-1]}
+    rises |= {"before": median(accuracies[:-2]), "accuracy": accuracies[-1]}
     if ends and ends[1] <= HALF * ends[0]:
-        return "shorter", {"length_first": ends[0], "length": ends[1]} | worse
+        return found("reward_hacking: shorter", rises | {"length_first": ends[0], "length": ends[1]})
     gap_widened = (now - accuracies[-1]) - (first - accuracies[0])
-    return ("accuracy_falls", worse) if gap_widened >= WIDENED else ("", {})
+    return found("reward_hacking: accuracy falls", rises) if gap_widened >= WIDENED else None
 
 
 @monitor
@@ -352,7 +324,6 @@ def _engine_weights(seen: Observation) -> Found:
     above, factor = seen.limits.engine_weights_above, seen.limits.engine_weights_factor
     for name in (SAMPLED, EVALUATED):
         before, now = seen.history[name], seen.value(name)
-        if not before or now <= max(above, factor * before[0]) or seen.value("rollout/staleness"):
-            continue
-        return {"mismatch": now, "first": before[0]}
+        if before and now > max(above, factor * before[0]) and not seen.value("rollout/staleness"):
+            return {"mismatch": now, "first": before[0]}
     return None

@@ -25,10 +25,10 @@ def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> t
     """
     if requested == "sdpa":
         return "sdpa", "as asked"
-    capability, obstacle = torch.cuda.get_device_capability(device) if device.type == "cuda" else None, ""
-    if capability is None:
+    obstacle = ""
+    if device.type != "cuda":
         obstacle = "no GPU"
-    elif capability < OLDEST_GPU:
+    elif (capability := torch.cuda.get_device_capability(device)) < OLDEST_GPU:
         obstacle = "a GPU of compute capability {}.{}, below 8.0".format(*capability)
     elif dtype not in HALF:
         obstacle = f"products in {str(dtype).removeprefix('torch.')}"
@@ -64,8 +64,8 @@ class CachedPrompts:
         """
         rows, heads, _, width = q.shape
         grouped = q.reshape(rows, k.shape[1], -1, width)
-        of_prompt = self._times(grouped, self.keys[layer].transpose(-1, -2))
-        scores = torch.cat([of_prompt, grouped @ k.transpose(-1, -2)], -1)
+        of_prompt = self._times(grouped, self.keys[layer].mT)
+        scores = torch.cat([of_prompt, grouped @ k.mT], -1)
         # One pass scales, masks and converts the products to float32: each pass costs as much as the softmax.
         weights = torch.add(mask, scores, alpha=scale).softmax(-1).to(v.dtype)
         before = of_prompt.shape[-1]  # columns of the prompt
@@ -122,7 +122,7 @@ def packed_attention(
         tensors = q.contiguous(), k.contiguous(), v.contiguous()
         return flash_attn_varlen_func(*tensors, *layout.parts.limits(), softmax_scale=scale, causal=True)[None], None
     # torch's float32 kernel on a GPU takes no grouped heads, and without it all scores would be kept for backward
-    return one_by_one(query, key, value, list(layout.parts.queries), scale, repeat=not half), None
+    return one_by_one(query, key, value, layout.parts.queries, scale, repeat=not half), None
 
 
 def one_by_one(
@@ -132,10 +132,9 @@ def one_by_one(
 
     `sizes` are the sequences' lengths in tokens; `repeat` gives every query head its own copy of the keys.
     """
-    times = query.shape[1] // key.shape[1]
     if repeat:
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    gqa = times > 1 and not repeat
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    gqa = query.shape[1] > key.shape[1]
     parts = [  # splits, not slices: the gradient of a slice is as large as the whole row, once per sequence
         F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
         for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)

@@ -68,19 +68,13 @@ class Chat:
         """
         if self.system is not None:
             turns = {"system": self.system} | turns
-        thinking: dict[str, Any] = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        template = self.template
+        settings: dict[str, Any] = {"chat_template": self.template, "add_generation_prompt": "assistant" not in turns}
+        if self.enable_thinking is not None:
+            settings["enable_thinking"] = self.enable_thinking
+        messages = [{"role": role, "content": content} for role, content in turns.items()]
+        clock = TODAY.strftime  # replaces the template's
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    [{"role": role, "content": content} for role, content in turns.items()],
-                    chat_template=template,
-                    tokenize=False,
-                    add_generation_prompt="assistant" not in turns,
-                    strftime_now=TODAY.strftime,  # replaces the template's clock
-                    **thinking,
-                )
-            )
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=clock, **settings))
         except Exception as error:  # a template may raise anything
             raise ConfigError(
                 f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that "
@@ -88,21 +82,20 @@ class Chat:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
 class PromptEncoder:
     """A problem -> the token ids of its prompt: its own verbatim, or the filled template."""
 
-    policy: Policy
-    fill: Callable[[str], str]  # question -> text of the prompt, or of the user's turn in a chat
-    chat: Chat | None = None
+    def __init__(self, policy: Policy, prompt: PromptConfig) -> None:
+        self.policy, self.chat = policy, chat_of(prompt, policy.tokenizer)
+        self.fill = prompt_renderer(prompt.file)  # question -> text of the prompt, or of the user's turn in a chat
 
     def check(self, problems: Sequence[Problem]) -> None:
         """Raise `ConfigError` if a chat's user would write a control token of the chat, such as the end of a turn."""
         if self.chat is None:
             return
         frame, end_ids = self.chat.text(user=""), self.policy.end_ids
-        special = [(i, str(t)) for i, t in self.policy.tokenizer.added_tokens_decoder.items() if t.special]
-        control = [text for i, text in special if text in frame or i in end_ids]
+        added = self.policy.tokenizer.added_tokens_decoder.items()
+        control = [str(token) for i, token in added if token.special and (str(token) in frame or i in end_ids)]
         for problem in problems:
             text = self.fill(problem.question) if problem.prompt is None else ""
             if found := [token for token in control if token in text]:
@@ -113,14 +106,10 @@ class PromptEncoder:
 
     def __call__(self, problem: Problem) -> list[int]:
         """Return token ids, including those that the tokenizer or the chat template adds."""
-        if problem.prompt is not None:
-            return self.policy.encode_prompt(problem.prompt)
-        text = self.fill(problem.question)
-        if self.chat is None:
-            return self.policy.encode_prompt(text)
-        return self.policy.checked_ids(
-            self.policy.tokenizer.encode(self.chat.text(user=text), add_special_tokens=False)
-        )
+        if problem.prompt is not None or self.chat is None:
+            return self.policy.encode_prompt(self.fill(problem.question) if problem.prompt is None else problem.prompt)
+        text = self.chat.text(user=self.fill(problem.question))
+        return self.policy.checked_ids(self.policy.tokenizer.encode(text, add_special_tokens=False))
 
 
 PromptIds = Callable[[Problem], list[int]]
@@ -143,13 +132,8 @@ def check_prompts(run: RunConfig) -> None:
 def _check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
     """For a chat this loads the tokenizer, never the weights."""
     template_of(prompt.file)
-    if prompt.chat and model.folder is not None and (chat := chat_of(prompt, load_tokenizer(model.folder))):
-        chat.check()
-
-
-def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
-    """Return the encoder of these prompts: a problem -> the token ids of its prompt."""
-    return PromptEncoder(policy, prompt_renderer(prompt.file), chat_of(prompt, policy.tokenizer))
+    if prompt.chat and model.folder is not None:
+        Chat(load_tokenizer(model.folder), prompt.system, prompt.enable_thinking).check()
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -172,8 +156,8 @@ def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> di
         facts["chat"] = {
             "prompt": chat.text(user="{user}"),
             "template": hashlib.sha256(chat.template.encode()).hexdigest()[:16],
-            "system": chat.system,
-            "enable_thinking": chat.enable_thinking,
+            "system": prompt.system,
+            "enable_thinking": prompt.enable_thinking,
         }
     return facts
 

@@ -1,6 +1,7 @@
 """Log-probabilities and entropies of given tokens without ever holding all logits."""
 
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         and _onednn_is_faster(x.device.type)
         and not torch.is_autocast_enabled("cpu")
     )
-    result: Tensor = _Linear.apply(x, weight, bias) if fast else F.linear(x, weight, bias)
-    return result
+    multiply: Callable[..., Tensor] = _Linear.apply if fast else F.linear
+    return multiply(x, weight, bias)
 
 
 def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -90,14 +91,11 @@ class _Linear(torch.autograd.Function):
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply copies without gaps: with a slice or an expanded tensor oneDNN takes a thousand times as long."""
+    x, weight = (t if t.dim() == 2 and t.t().is_contiguous() else t.contiguous() for t in (x, weight))
     bias = None if bias is None else bias.contiguous()
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight), bias, "none", [], "")
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
-
-
-def _dense(x: Tensor) -> Tensor:
-    """The same values without gaps: with a slice or an expanded tensor oneDNN takes a thousand times as long."""
-    return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
 
 
 def use_fast_products(model: nn.Module) -> None:
@@ -111,10 +109,10 @@ def use_fast_products(model: nn.Module) -> None:
 def _onednn_is_faster(device: str) -> bool:
     """Whether oneDNN is faster: on a processor with AVX-512 not made by Intel."""
     wide = device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if not wide or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
     described = Path("/proc/cpuinfo")
-    return described.exists() and "GenuineIntel" not in described.read_text(errors="replace")
+    if not wide or not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not described.exists():
+        return False
+    return "GenuineIntel" not in described.read_text(errors="replace")
 
 
 #: Positions per chunk. 512 x 151,936 float32 logits are 311 MB; smaller chunks waste matmul speed.

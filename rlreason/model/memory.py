@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 from rlreason.config.run import UNKNOWN_PROBLEMS, RunConfig
 from rlreason.runtime.machine import Device, place_of
@@ -83,13 +85,8 @@ class ModelShape:
 
 #: The published shapes of the models in conf/model, for a plan before anything is downloaded.
 PUBLISHED = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
-    "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, context=4096),
-    "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, EACH_HEAD, context=40960),
-    "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, EACH_HEAD, context=32768),
-    "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, EACH_HEAD, context=32768),
-    "allenai/OLMo-2-0425-1B": ModelShape(100352, 2048, 16, 16, 16, 128, 8192, False, ALL_HEADS, context=4096),
-    "meta-llama/Llama-3.2-1B": ModelShape(128256, 2048, 16, 32, 8, 64, 8192, True, context=131072),
+    name: ModelShape(**sizes)
+    for name, sizes in yaml.safe_load(Path(__file__).with_name("published.yaml").read_text()).items()
 }
 
 
@@ -103,9 +100,8 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
         sizes = width, model.layers, heads, heads, width // heads, 3 * width
         return ModelShape(TINY_VOCABULARY, *sizes, True, context=TINY_CONTEXT), "model=tiny"
     name = model.folder or ""
-    if Path(name).is_dir():
-        file: Any = Path(name) / "config.json"
-    else:
+    file: Any = Path(name) / "config.json"
+    if not Path(name).is_dir():
         from huggingface_hub import try_to_load_from_cache
 
         file = None
@@ -113,7 +109,7 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
             file = try_to_load_from_cache(name, "config.json")
     if isinstance(file, str | Path):
         shape = None
-        with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, ZeroDivisionError):
+        with suppress(Exception):  # a file of any contents
             shape = shape_from(json.loads(Path(file).read_text(encoding="utf-8")))
         return shape, str(file) if shape else f"the shape is unknown: {file} has experts, a state, or no sizes"
     if name in PUBLISHED:
@@ -205,23 +201,20 @@ class Workload:
 def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Workload:
     """Return the workload of a run; `prompt`: tokens of its longest prompt, if known."""
     settings: Any = run
-    model, rollout, trains = run.model, run.rollout, run.trains
+    model, rollout, trains, evaluation, place = run.model, run.rollout, run.trains, run.evaluation, place_of()
     on_gpu, weights = device.kind == "cuda", 2 if model.weights == "bfloat16" else 4
     half = model.dtype == "bfloat16" or (model.dtype == "auto" and on_gpu and device.bf16)
     lora, trained, gradients = model.lora, 0, 0
     prompt = prompt or (TINY_PROMPT if model.made_on_the_spot else PROMPT)
-    tokens = most = run.micro_batch_tokens
-    if trains:
-        trained, gradients = trained_numbers(shape, weights, model.freeze, lora.rank, lora.targets)
-        if run.samples_to_learn:
-            most = min(most, shape.context, prompt + run.sampling.max_tokens)
-        tokens = min(tokens, (settings.sequences_per_micro_batch() or settings.train_batch_size) * most)
-    evaluation = run.evaluation
     problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
     sampled = [Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)]
+    tokens = most = run.micro_batch_tokens
     if run.samples_to_learn:
+        most = min(most, shape.context, prompt + run.sampling.max_tokens)
         sampled.append(Sampled(run.responses_per_step, settings.group_size, run.sampling.max_tokens))
-    place = place_of()
+    if trains:
+        trained, gradients = trained_numbers(shape, weights, model.freeze, lora.rank, lora.targets)
+        tokens = min(tokens, (settings.sequences_per_micro_batch() or settings.train_batch_size) * most)
     return Workload(
         shape=shape,
         weights=weights,
@@ -277,9 +270,10 @@ def trained_numbers(
         return numbers, 4 * numbers
     table, head = shape.vocab * shape.width, EMBEDDING if shape.tied else HEAD
     sizes = {EMBEDDING: table, head: table} | {f"{name}.weight": a * b for name, (a, b) in layers.items()}
-    frozen = [EMBEDDING] if shape.tied and matches(HEAD, freeze) else []  # tied weights have two names
-    names = [name for name in sizes if name not in frozen and not matches(name, freeze)]
-    return sum(sizes[name] for name in names), sum(sizes[name] * (4 if name == head else weights) for name in names)
+    if shape.tied and matches(HEAD, freeze):  # tied weights have two names
+        del sizes[EMBEDDING]
+    kept = {name: size for name, size in sizes.items() if not matches(name, freeze)}
+    return sum(kept.values()), sum(size * (4 if name == head else weights) for name, size in kept.items())
 
 
 def moment_bytes(trained: int, gradients: int, optimizer: str) -> int:
@@ -300,10 +294,9 @@ def head_bytes(work: Workload, scored: int, with_gradient: bool = True) -> int:
     sum; without the terms 4 V d under adapters. r: 2 for operands rounded to half precision, else 0.
     """
     n, v, d = min(CHUNK, scored), work.shape.vocab, work.shape.width
-    operands = (2 if work.products == 2 else 0) * (v + scored) * d
+    operands, weight = 2 * (v + scored) * d if work.products == 2 else 0, work.head_gradient
     if not with_gradient:
         return 8 * n * v + operands
-    weight = work.head_gradient
     return 4 * scored * d + weight + max(12 * n * v, 4 * n * v + weight) + operands
 
 
@@ -325,30 +318,25 @@ def saved_by_layer(shape: ModelShape, products: int) -> int:
     return 4 * (4 * d + shape.heads) + 2 * (5 * d + 2 * q + 2 * k + 4 * m) + norm
 
 
-def saved_bytes(work: Workload) -> int:
-    """Activations of a row. With gradient checkpointing a layer keeps only its input.
-
-    Besides the layers, the last norm, the rotary table and the head's input, in float32.
-    """
-    s = work.shape
-    of_layer = 4 * s.width if work.checkpointing else saved_by_layer(s, work.products)
-    return work.tokens * (s.layers * of_layer + 4 * (3 * s.width + 2 * s.head_dim))
-
-
 def training_bytes(work: Workload) -> tuple[int, int, int]:
     """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
 
+    Of activations the layers', or with gradient checkpointing their inputs; then the last norm, the rotary table and
+    the head's input, in float32.
     The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it, beside the
     head's gradient, which waits for that of a tied embedding. The graph holds the casts of all layers; with
     checkpointing they last as long as the forward pass, or a layer's.
     """
-    s, kept = work.shape, saved_bytes(work)
+    s, of_layer = work.shape, saved_by_layer(work.shape, work.products)
+    input_of_layer = 4 * s.width
+    of_layers = s.layers * (input_of_layer if work.checkpointing else of_layer)
+    kept = work.tokens * (of_layers + 4 * (3 * s.width + 2 * s.head_dim))
     # in one layer's backward pass, two gradients inside the MLP and two of the stream
     layer = work.tokens * (2 * work.products * s.intermediate + 4 * s.width) + work.head_gradient
     head = head_bytes(work, work.tokens)
     if not work.checkpointing:
         return kept, work.casts, max(head, layer)
-    again = work.tokens * (saved_by_layer(s, work.products) - 4 * s.width)
+    again = work.tokens * (of_layer - input_of_layer)
     return kept, 0, max(head, layer + again + work.casts // s.layers, work.kept_casts + again)
 
 

@@ -15,22 +15,15 @@ from rlreason.model.parameters import lists_on_device
 class Cut:
     """Stretches of queries and keys in one call: the i-th stretch of queries attends to the i-th stretch of keys."""
 
-    queries: tuple[int, ...]  # tokens of each stretch
-    keys: tuple[int, ...]
+    queries: list[int]  # tokens of each stretch
+    keys: list[int]
     query_bounds: Tensor  # (stretches + 1,) int32, where each begins and ends, on the device
     key_bounds: Tensor
+    causal: bool  # queries and keys are the same stretch; else a whole stretch of keys is before its queries
 
-    def limits(self) -> tuple[Tensor, Tensor, int, int]:
-        """Return bounds and longest stretches of queries and keys, as flash kernels take them."""
-        return self.query_bounds, self.key_bounds, max(self.queries), max(self.keys)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrompts(Cut):
-    """The responses of each group, end to end, as queries, and their prompt as keys."""
-
-    response_at: Tensor  # (tokens of `queries`,) their positions in the row
-    prompt_at: Tensor  # (tokens of `keys`,)
+    def limits(self) -> tuple[Tensor, Tensor, int, int, float]:
+        """Return bounds and longest stretches of queries and keys, and the dropout, as flash kernels take them."""
+        return self.query_bounds, self.key_bounds, max(self.queries), max(self.keys), 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,9 @@ class Layout:
     """Where packed sequences are in a row."""
 
     parts: Cut  # of the whole row: sequences that share nothing, prompts, responses; each attends to itself
-    shared: SharedPrompts | None  # None: each part is a separate sequence
+    shared: Cut | None  # the responses of each group, end to end, and their prompt; None: parts are whole sequences
+    response_at: Tensor  # (tokens of the shared queries,) their positions in the row
+    prompt_at: Tensor  # (tokens of the shared keys,)
 
 
 #: Results of attention: outputs (tokens, heads, head_dim), and log-sum-exps of scores (heads, tokens) float.
@@ -64,9 +59,9 @@ class _SharedPromptAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
         out, lse = _attend(q, k, v, layout.parts, scale)
-        if (shared := layout.shared) is not None:
-            rows, prompts = shared.response_at, shared.prompt_at
-            across = _attend(q[rows], k[prompts], v[prompts], shared, scale)
+        if layout.shared is not None:
+            rows, prompts = layout.response_at, layout.prompt_at
+            across = _attend(q[rows], k[prompts], v[prompts], layout.shared, scale)
             out[rows], lse[:, rows] = merged((out[rows], lse[:, rows]), across)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
@@ -75,12 +70,12 @@ class _SharedPromptAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        (grad,), shared = grads, ctx.layout.shared
-        dq, dk, dv = _differentiate((grad, q, out, lse.t()), k, v, ctx.layout.parts, ctx.scale)
-        if shared is not None:
-            rows, prompts = shared.response_at, shared.prompt_at
-            of_rows = tuple(x[rows] for x in (grad, q, out, lse.t()))
-            more = _differentiate(of_rows, k[prompts], v[prompts], shared, ctx.scale)
+        layout, by_query = ctx.layout, (*grads, q, out, lse.t())
+        dq, dk, dv = _differentiate(by_query, k, v, layout.parts, ctx.scale)
+        if layout.shared is not None:
+            rows, prompts = layout.response_at, layout.prompt_at
+            of_rows = tuple(x[rows] for x in by_query)
+            more = _differentiate(of_rows, k[prompts], v[prompts], layout.shared, ctx.scale)
             dq[rows] += more[0]  # no position occurs twice in either
             dk[prompts] += more[1]
             dv[prompts] += more[2]
@@ -95,15 +90,14 @@ def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, cut: Cut, scale: float) -> Attended:
     """Compute one variable-length flash call on a GPU, else one call per stretch."""
-    causal = not isinstance(cut, SharedPrompts)
     if q.is_cuda:
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q.contiguous(), k.contiguous(), v.contiguous(), *cut.limits(), 0.0, causal, False, scale=scale
-        )
+        tensors = q.contiguous(), k.contiguous(), v.contiguous()
+        forward = torch.ops.aten._flash_attention_forward
+        out, lse, *_ = forward(*tensors, *cut.limits(), cut.causal, False, scale=scale)
         return out, lse
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     stretches = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
-    found = [attend(*one, 0.0, causal, scale=scale) for one in zip(*stretches, strict=True)]
+    found = [attend(*one, 0.0, cut.causal, scale=scale) for one in zip(*stretches, strict=True)]
     outs, norms = zip(*found, strict=True)
     return torch.cat(outs, 2)[0].transpose(0, 1).to(q.dtype).contiguous(), torch.cat(norms, 2)[0]
 
@@ -115,24 +109,22 @@ def _differentiate(
 
     `by_query`: the gradient of the outputs, queries, outputs and log-sum-exps, each (tokens, heads, ...).
     """
-    causal = not isinstance(cut, SharedPrompts)
     grad, q, out, lse = by_query
     if q.is_cuda:
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
         tensors = [x.contiguous() for x in (grad, q, k, v, out, lse.t())]
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            *tensors, *cut.limits(), 0.0, causal, *no_dropout, scale=scale
-        )
+        backward = torch.ops.aten._flash_attention_backward
+        dq, dk, dv = backward(*tensors, *cut.limits(), cut.causal, *no_dropout, scale=scale)
         return dq, dk, dv
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     sizes = (cut.queries, cut.queries, cut.keys, cut.keys, cut.queries, cut.queries)
     stretches = map(_stretches, (grad, q, k, v, out, lse), sizes)
-    found = [differentiate(*one, 0.0, causal, scale=scale) for one in zip(*stretches, strict=True)]
+    found = [differentiate(*one, 0.0, cut.causal, scale=scale) for one in zip(*stretches, strict=True)]
     dq, dk, dv = (torch.cat(parts, 2)[0].transpose(0, 1).to(q.dtype) for parts in zip(*found, strict=True))
     return dq, dk, dv
 
 
-def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _stretches(x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """Split (tokens, heads, ...) into parts (1, heads, size, ...) for the processor's kernel.
 
     In bfloat16 its backward pass takes half as long again as in float32, so that is the lowest precision.
@@ -177,8 +169,9 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.score_at.tolist()
     ([[1, 2, 3, 6, 7]], [[0, 1, 2, 2, 3]], [1, 2, 1, 3, 4])
     """
-    ids, positions, score_at, parts = list[int](), list[int](), list[int](), list[int]()
-    prompt_at, response_at, prompt_sizes, response_sizes = list[int](), list[int](), list[int](), list[int]()
+    ids, positions, score_at, parts, prompt_at, response_at, prompt_sizes, response_sizes = (
+        list[int]() for _ in range(8)
+    )
     groups = [[pair] for pair in pairs]
     if share_prompts:
         groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
@@ -209,18 +202,17 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
     width = max(lengths, default=0)
     row_at = [i * width + place for i, length in enumerate(lengths) for place in range(length)]
-    lists = ids, positions, score_at, labels, lengths, row_at, response_at, prompt_at, *bounds
-    tensors = lists_on_device(lists, device)
-    of_ids, of_positions, scored, of_labels, of_lengths, rows, responses, prompts, *ends = tensors
-    part_bounds, response_bounds, prompt_bounds = (x.to(torch.int32) for x in ends)
-    shared = None
-    if prompt_sizes:
-        sizes_of_both = tuple(response_sizes), tuple(prompt_sizes)
-        shared = SharedPrompts(*sizes_of_both, response_bounds, prompt_bounds, responses, prompts)
+    lists = response_at, prompt_at, *bounds, ids, positions, score_at, labels, lengths, row_at
+    responses, prompts, *ends, of_ids, of_positions, scored, of_labels, of_lengths, rows = lists_on_device(
+        lists, device
+    )
+    part_ends, response_ends, prompt_ends = (x.to(torch.int32) for x in ends)
+    whole = Cut(parts, parts, part_ends, part_ends, causal=True)
+    shared = Cut(response_sizes, prompt_sizes, response_ends, prompt_ends, causal=False) if prompt_sizes else None
     return PackedBatch(
         input_ids=of_ids[None],
         position_ids=of_positions[None],
-        layout=Layout(Cut(tuple(parts), tuple(parts), part_bounds, part_bounds), shared),
+        layout=Layout(whole, shared, responses, prompts),
         score_at=scored,
         labels=of_labels,
         lengths=of_lengths,
@@ -267,7 +259,7 @@ def within_budget(
     rows = rows or [1] * len(sizes)
     most = sum(rows) if max_rows is None else max_rows
     bins = list[tuple[list[int], list[int]]]()  # the items of each, and its [tokens, rows]
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         size, count = sizes[index], rows[index]
         fits = (one for one in bins if one[1][0] + size <= budget and one[1][1] + count <= most)
         chosen = next(fits, ([], [0, 0]))

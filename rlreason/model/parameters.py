@@ -33,7 +33,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rlreason.config.leaves import required
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
 from rlreason.errors import ConfigError
 from rlreason.model.memory import matches
@@ -164,13 +163,12 @@ def load_model(path: str) -> PreTrainedModel:
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         # the files may have a head although config.json says that it is tied
         model.config.get_text_config().tie_word_embeddings = False
-    settings = model.generation_config
-    try:
-        if settings is not None:
+    if (settings := model.generation_config) is not None:
+        try:
             settings.validate(strict=True)
-    except (ValueError, TypeError):  # transformers would refuse to save these settings: only their tokens are kept
-        tokens = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        model.generation_config = GenerationConfig(**tokens)
+        except (ValueError, TypeError):  # transformers would refuse to save these: only their tokens are kept
+            names = "bos_token_id", "eos_token_id", "pad_token_id"
+            model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in names})
     return model
 
 
@@ -188,18 +186,6 @@ def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
     """Build a model of this architecture without memory: shapes only."""
     with torch.device("meta"):
         return from_config(config)
-
-
-def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the model with only its first layer, between its embeddings and its output head."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
-    short = from_config(config)
-    wanted = short.state_dict()
-    short.load_state_dict({name: w for name, w in merged_weights(model) if name in wanted}, strict=False)  # tied ones
-    return short
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:
@@ -258,13 +244,11 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
     >>> matching_names(["a.0.q_proj", "a.0.v_proj", "a.1.q_proj"], ["q_proj", "a.0.*"], "model.freeze")
     ['a.0.q_proj', 'a.0.v_proj', 'a.1.q_proj']
     """
-    names, hits = list(names), set[str]()
+    names = list(names)
     for pattern in patterns:
-        found = {name for name in names if matches(name, [pattern])}
-        if not found:
+        if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(f"{setting}: {pattern} matches no name in this model: one is {names[0]}, or *")
-        hits |= found
-    return [name for name in names if name in hits]
+    return [name for name in names if matches(name, patterns)]
 
 
 BASE = ".base_layer."  # inserted by peft between a wrapped layer's name and the names of its own weights
@@ -279,8 +263,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     `targets` are patterns on layer names; None: every linear layer but the output head. A and B are float32
     whatever the model's weights are. Return a line on what was done.
     """
-    with required("model.lora.rank above 0", "peft"):
-        from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig, inject_adapter_in_model
 
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
@@ -294,28 +277,6 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return f"LoRA rank {rank}: {describe_trained(model)}"
-
-
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of every weight and saved buffer, with adapters merged:
-
-        W' = W + (alpha / rank) B A
-
-    for an adapted layer, computed one at a time as the iterator advances. Tied weights come once, under
-    the first of their names, which is the one that transformers saves.
-    """
-    layers = dict(model.named_modules())
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen or ".lora_" in name:
-            continue
-        seen.add(id(tensor))
-        weight = tensor.detach()
-        if name.endswith(BASE + "weight"):
-            layer = layers[name.removesuffix(BASE + "weight")]
-            for adapter in layer.active_adapters:  # type: ignore[union-attr]
-                weight = (weight + layer.get_delta_weight(adapter).detach()).to(weight.dtype)  # type: ignore[operator]
-        yield name.replace(BASE, ".").replace("_orig_mod.", ""), weight
 
 
 def checkpoint_layers(model: nn.Module) -> str:

@@ -5,8 +5,8 @@ Where vLLM's engines are placed, too, for both the run and `rlreason doctor`.
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -56,16 +56,6 @@ def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[
     return list(range(first, first + engines))
 
 
-def describe_placement(placement: str, gpus: Sequence[int]) -> str:
-    """Describe where the engines run, for the console.
-
-    >>> describe_placement("auto", [0, 1]), describe_placement("second_gpu", [1])
-    ('rollout.placement=colocate: vLLM runs on GPU 0, 1', 'rollout.placement=second_gpu: vLLM runs on GPU 1')
-    """
-    where = placement if placement == "second_gpu" else "colocate"
-    return f"rollout.placement={where}: vLLM runs on GPU {', '.join(map(str, gpus))}"
-
-
 BUCKET = 256 << 20  # bytes of a gradient in float32 while it is summed over ranks: a guess
 NCCL = 300 << 20  # bytes of its buffers: a guess
 #: Bytes of the libraries and their context, whatever the model: guesses on a GPU.
@@ -88,10 +78,10 @@ class Plan:
 
     training: Parts
     sampling: Parts
-    second_gpu: Parts = field(default_factory=dict)  # of an engine with its own GPU
-    ranks: int = 1  # that train
-    parallel: str = "replicate"  # each has the whole model, or a part of it (shard)
-    main_memory: int = 0  # bytes besides a GPU's: rank 0's whole copies of sharded models
+    second_gpu: Parts  # of an engine with its own GPU
+    ranks: int  # that train
+    parallel: str  # replicate: each has the whole model; shard: a part of it
+    main_memory: int  # bytes besides a GPU's: rank 0's whole copies of sharded models
 
     @property
     def peak(self) -> int:
@@ -126,31 +116,24 @@ def plan_of(work: Workload, device: Device) -> Plan:
         if work.ranks == 1 or whole.fits(device) or not divisible:
             return whole
         work = replace(work, parallel="shard")
-    sharded = work.parallel == "shard"
+    sharded, libraries, second_gpu = work.parallel == "shard", CONTEXT[device.kind], dict[str, int]()
     held, step = trainer_parts(work)
-    if work.engine == "vllm":  # one of several with a GPU each
+    training, sampling = held | step, held
+    if work.engine == "vllm":  # it has a process of its own
         engine = {"engine's weights": work.products * work.shape.numbers, "KV cache": planned_cache(work, device)[0]}
-    else:
+        if work.elsewhere:  # one of several with a GPU each
+            second_gpu = {"libraries": libraries + VLLM[device.kind]} | engine
+        else:
+            libraries = 2 * libraries + VLLM[device.kind]
+            sampling = sampling | engine
+            training |= engine if work.resident else {}
+    elif not sharded:  # else rank 0 samples from its whole copy, in main memory
         cache, beside = max((in_process_bytes(work, request) for request in work.sampled), key=sum, default=(0, 0))
-        engine = {"KV cache": cache, "decoding": beside}
-    training, sampling = held | step, held | ({} if work.elsewhere else engine)
-    if work.engine == "hf" and sharded:  # rank 0 samples from its whole copy, in main memory
-        sampling = held
-    elif work.engine == "hf":
-        sampling |= {"cast weights": work.kept_casts}
-    elif work.resident and not work.elsewhere:
-        training |= engine
-    of_vllm = CONTEXT[device.kind] * (1 if work.elsewhere else 2) + VLLM[device.kind]  # it has a process of its own
-    base = {"libraries": of_vllm if work.engine == "vllm" and not work.elsewhere else CONTEXT[device.kind]}
+        sampling = sampling | {"KV cache": cache, "decoding": beside, "cast weights": work.kept_casts}
+    base = {"libraries": libraries}
     training, sampling = ({k: v for k, v in (base | parts).items() if v} for parts in (training, sampling))
-    return Plan(
-        training,
-        sampling,
-        {"libraries": of_vllm} | engine if work.elsewhere else {},
-        work.ranks,
-        work.parallel,
-        weight_bytes(work.shape, 4) * (2 if work.reference else 1) if sharded else 0,
-    )
+    main_memory = weight_bytes(work.shape, 4) * (2 if work.reference else 1) if sharded else 0
+    return Plan(training, sampling, second_gpu, work.ranks, work.parallel, main_memory)
 
 
 def trainer_parts(work: Workload) -> tuple[Parts, Parts]:
@@ -233,9 +216,8 @@ def savings(run: RunConfig, longest: int) -> Iterator[Saving]:
     if run.rollout.engine == "vllm":  # the engine in process samples from a whole model
         yield {"parallel": "shard"}, True
     yield {"optimizer": "adamw_8bit"}, False
-    if run.model.dtype != "float32":
-        yield {"model.weights": "bfloat16"}, False
-    if not run.model.lora.rank and not run.model.freeze:
+    yield {"model.weights": "bfloat16"}, False
+    if not run.model.lora.rank:
         yield {"model.lora.rank": 16}, False
     yield {"kl_placement": "none", "kl_coef": 0}, False
     for smaller in _halves(getattr(run, "group_size", 0), 2):
@@ -262,7 +244,10 @@ def fitting(run: RunConfig, work: Workload, plan: Plan, device: Device) -> Fitti
     """
     settings, same_result, limit = dict[str, Any](), True, SHARE * (device.free or 0)
     for saved, same in savings(run, work.longest):
-        changed = with_changes(run, settings | saved)
+        changed = copy.deepcopy(run)
+        for key, value in (settings | saved).items():
+            *groups, name = key.split(".")
+            setattr(reduce(getattr, groups, changed), name, value)
         less_work = workload_of(changed, work.shape, device, work.prompt)
         less = plan_of(less_work, device)
         pairs = (plan.training, less.training), (plan.sampling, less.sampling)
@@ -275,15 +260,6 @@ def fitting(run: RunConfig, work: Workload, plan: Plan, device: Device) -> Fitti
             overrides = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()]
             return Fitting(tuple(overrides), plan.peak, same_result)
     return None
-
-
-def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
-    """Copy a run with these settings, by their dotted names."""
-    changed = copy.deepcopy(run)
-    for key, value in settings.items():
-        *groups, name = key.split(".")
-        setattr(reduce(getattr, groups, changed), name, value)
-    return changed
 
 
 def device_per_rank(device: Device, ranks: int) -> Device:
@@ -306,8 +282,7 @@ def parallel_mode(run: RunConfig, shape: ModelShape | None, device: Device, worl
         return "replicate", "one process trains, or how much memory it takes is unknown"
     work = replace(workload_of(run, shape, device), ranks=world)
     whole = plan_of(replace(work, parallel="replicate"), here)
-    need = f"a whole model takes about {size(whole.peak)} in {whole.when}, and {size(here.free)} are free"
-    return plan_of(work, here).parallel, need
+    return plan_of(work, here).parallel, f"a whole model takes about {size(whole.peak)} of {size(here.free)}"
 
 
 class Planned(NamedTuple):
@@ -349,18 +324,18 @@ def table(outcome: Planned) -> list[str]:
     if outcome.plan is None or outcome.work is None:
         return [outcome.source]
     plan, work = outcome.plan, outcome.work
-    peaks, rows = (plan.training, plan.sampling), [("", plan.first, "sampling")]
-    for part in plan.training | plan.sampling:
-        first, second = (size(held[part]) if part in held else "-" for held in peaks)
-        rows.append((part, first, second))
-    first, second = (size(sum(held.values())) for held in peaks)
-    rows.append(("together", first, second))
+    peaks = plan.training, plan.sampling
     lines = [
         f"{work.shape.numbers / 1e6:.4g} M parameters, by {outcome.source}",
         f"{'float32' if work.products == 4 else 'bfloat16'} products, rows of {work.tokens} tokens, prompts taken as "
         f"{work.prompt}, at most {work.max_rows} responses side by side",
-        *(f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows),
+        f"{plan.first:>28}{'sampling':>12}",
     ]
+    for part in plan.training | plan.sampling:
+        first, second = (size(held[part]) if part in held else "-" for held in peaks)
+        lines.append(f"{part:<18}{first:>10}{second:>12}")
+    first, second = (size(sum(held.values())) for held in peaks)
+    lines.append(f"{'together':<18}{first:>10}{second:>12}")
     if plan.ranks > 1:
         copies = f"; in main memory {size(plan.main_memory)}" if plan.main_memory else ""
         lines.append(f"the plan is of rank 0 of {plan.ranks}, by parallel={plan.parallel}{copies}")
@@ -391,7 +366,7 @@ def cure(outcome: Planned) -> str:
         return ""
     if outcome.cure is None:
         peak = outcome.plan.sampling if outcome.plan.when == "sampling" else outcome.plan.training
-        part = max(peak, key=lambda name: peak[name])
+        part = max(peak, key=peak.__getitem__)
         return f"no settings make it fit, the largest part is {part}: choose a smaller model, or a larger machine"
     changes = "" if outcome.cure.same_result else ", which changes what is learned"
     return f"{' '.join(outcome.cure.overrides)} takes {size(outcome.cure.peak)}{changes}"
@@ -403,14 +378,16 @@ def figures(outcome: Planned) -> dict[str, Any]:
     plan, work, cure = outcome.plan, outcome.work, outcome.cure
     if plan is None or work is None:
         return known
-    return {
-        **known,
-        **asdict(plan),
-        "parameters": work.shape.numbers,
-        "peak": plan.peak,
-        "peak_in": plan.when,
-        "share_of_free_used_at_most": SHARE,
-        "assumed": {"prompt_tokens": work.prompt, "row_tokens": work.tokens},
-        "fitting": list(cure.overrides) if cure else [],
-        "fitting_peak": cure.peak if cure else None,
-    }
+    return (
+        known
+        | asdict(plan)
+        | {
+            "parameters": work.shape.numbers,
+            "peak": plan.peak,
+            "peak_in": plan.when,
+            "share_of_free_used_at_most": SHARE,
+            "assumed": {"prompt_tokens": work.prompt, "row_tokens": work.tokens},
+            "fitting": list(cure.overrides) if cure else [],
+            "fitting_peak": cure.peak if cure else None,
+        }
+    )

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +18,15 @@ from rlreason.model.attention import NAMES, select_kernel
 from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fast_products, without_padding
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import (
-    DTYPES,
+    BASE,
     choose_dtype,
     hardware_here,
     load_model,
     load_tokenizer,
-    merged_weights,
     model_size,
     pick_device,
     round_weights,
     seeded,
-    with_one_layer,
 )
 from rlreason.runtime.files import alive, whole
 from rlreason.runtime.text import first_line
@@ -67,9 +66,6 @@ class Policy:
         self.appends_end = tokenizer.encode("How many?")[-1] == tokenizer.eos_token_id
         tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight
         self.padded_from = tokens if tokens < len(rows) else None
-        embeddings = model.get_input_embeddings().weight
-        every = model.named_parameters(remove_duplicate=False)
-        self._by_token = frozenset(name for name, weight in every if weight is rows or weight is embeddings)
         self.remarks: list[str] = []  # measures to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype, self.head_dtype = weights, torch.float32, torch.float32  # for the check
@@ -95,7 +91,11 @@ class Policy:
         """Check on the device with one layer only: all of them may not fit there."""
         if not self.packs:  # its first layer differs from the others
             raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
-        short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
+        layers = next(part for part in self.model.modules() if isinstance(part, nn.ModuleList))
+        others = layers[1:]
+        del layers[1:]
+        short, dtype, head = copy.deepcopy(self.model), self.compute_dtype, self.head_dtype
+        layers.extend(others)
         part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
         self.shares_prompts = self.shares_prompts and part.shares_prompts
         self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
@@ -238,15 +238,30 @@ class Policy:
 
         It cannot sample a row without a token: it gets none of those.
         """
+        by_token = {self.head.data_ptr(), self.model.get_input_embeddings().weight.data_ptr()}
         for name, weight in self.named_weights():
-            yield name, (weight[: self.padded_from] if name in self._by_token else weight).to(self.compute_dtype)
+            held = weight[: self.padded_from] if weight.data_ptr() in by_token else weight
+            yield name, held.to(self.compute_dtype)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return every weight under its name in transformers, tied ones once, adapters merged.
+        """Yield every weight and saved buffer under its name in transformers, with adapters merged:
 
-        One at a time, without gradient: live tensors if nothing had to be merged, so copy before changing.
+            W' = W + (alpha / rank) B A
+
+        One at a time, without gradient: live tensors if nothing had to be merged, so copy before changing. Tied weights
+        come once, under the first of their names, which is the one that transformers saves.
         """
-        return merged_weights(self.model)
+        seen: set[int] = set()
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) in seen or ".lora_" in name:
+                continue
+            seen.add(id(tensor))
+            weight = tensor.detach()
+            if name.endswith(BASE + "weight"):
+                layer: Any = self.model.get_submodule(name.removesuffix(BASE + "weight"))
+                for adapter in layer.active_adapters:
+                    weight = (weight + layer.get_delta_weight(adapter).detach()).to(weight.dtype)
+            yield name.replace(BASE, "."), weight
 
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads; it appears under its name once it is complete."""
@@ -255,21 +270,13 @@ class Policy:
             self.tokenizer.save_pretrained(partial)
 
 
-def load_policy(
-    path: str,
-    dtype: str = "auto",
-    weights: str = "float32",
-    attention: str = "auto",
-    head_dtype: torch.dtype = torch.float32,
-    in_main_memory: bool = False,
-) -> Policy:
+def load_policy(path: str, dtype: str = "auto", head_dtype: torch.dtype = torch.float32) -> Policy:
     """Load a policy from a model folder or a hub name; `ConfigError` if it cannot be loaded or fails a check.
 
-    `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory; the others
-    as in `Policy`.
+    `dtype` is that of matrix products (auto, or one of `parameters.DTYPES`).
     """
-    tokenizer, model, products = load_tokenizer(path), load_model(path), choose_dtype(dtype, hardware_here())
-    return Policy(model, tokenizer, products, pick_device(), DTYPES[weights], attention, head_dtype, in_main_memory)
+    tokenizer, model = load_tokenizer(path), load_model(path)
+    return Policy(model, tokenizer, choose_dtype(dtype, hardware_here()), head_dtype=head_dtype)
 
 
 Pairs = Sequence[Pair]  # (prompt ids, response ids)
@@ -342,7 +349,7 @@ def check_model(policy: Policy) -> None:
     theirs = _model_log_probs(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
     found = [_packed_log_probs(policy)]
-    if policy.shares_prompts and found[0].device.type == "cpu":  # on a GPU in half precision: `check_kernel`
+    if policy.shares_prompts and theirs.device.type == "cpu":  # on a GPU in half precision: `check_kernel`
         found.append(_packed_log_probs(policy, share=True))
     if states:
         try:
@@ -363,8 +370,8 @@ def _model_log_probs(policy: Policy, by_token: bool = False) -> Tensor:
     found = list[Tensor]()
     for prompt, response in _short_pairs(policy):
         parts = [prompt, *([token] for token in response)] if by_token else [[*prompt, *response]]
-        ids = [torch.tensor([part], device=policy.head.device) for part in parts]
         cache = {"past_key_values": DynamicCache(config=policy.model.config)} if by_token else {"use_cache": False}
+        ids = [torch.tensor([part], device=policy.head.device) for part in parts]
         logits = torch.cat([policy.model(part, **cache).logits[0].float() for part in ids])
         log_probs = without_padding(logits, policy.padded_from).log_softmax(-1)
         found += [log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)]
@@ -380,11 +387,11 @@ def _packed_log_probs(policy: Policy, share: bool = False) -> Tensor:
 
 def _short_pairs(policy: Policy) -> list[Pair]:
     """Short sequences that every model can read, two with the same prompt; a longer one, where a state may drift."""
-    size = policy.padded_from or policy.head.shape[0]
-    spans = [((3, 6), (11, 14)), ((3, 6), (6, 10)), ((4, 5), (9, 12))]
+    size = policy.padded_from or len(policy.head)
+    spans = [(3, 6, 11, 14), (3, 6, 6, 10), (4, 5, 9, 12)]
     if not policy.packs:
-        spans.append(((5, 8), (20, 60)))
-    return [([i % size for i in range(*prompt)], [i % size for i in range(*response)]) for prompt, response in spans]
+        spans.append((5, 8, 20, 60))
+    return [([i % size for i in range(a, b)], [i % size for i in range(c, d)]) for a, b, c, d in spans]
 
 
 def check_kernel(policy: Policy) -> None:
@@ -399,7 +406,7 @@ def check_kernel(policy: Policy) -> None:
     for share in (True, False) if policy.shares_prompts else (False,):
         try:
             found = _with_gradient(policy, share)
-        except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
+        except Exception as error:  # this torch or GPU has another kernel, or none
             why = first_line(error)
         else:
             worst = (found[0] - log_probs).abs().max().item()

@@ -15,7 +15,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.files import alive
 from rlreason.runtime.plugins import find_modules_here
 from rlreason.runtime.streams import LINE_ANEW, folded, print_stderr, settle_streams
-from rlreason.runtime.text import visible
+from rlreason.runtime.text import duration, first_line, visible
 
 LOG_WIDTH = 120  # columns of a file or a pipe
 #: The columns of the table of steps, and their widths.
@@ -30,16 +30,6 @@ FIGURES = (
     (("train/entropy",), ".3f"),
     (("train/grad_norm",), ".3g"),
 )
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as minutes and seconds, or hours and minutes.
-
-    >>> clock(75), clock(3700)
-    ('1:15', '1h01')
-    """
-    s = round(seconds)
-    return f"{s // 3600}h{s % 3600 // 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
 
 
 @dataclass
@@ -96,20 +86,10 @@ class Console:
         """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
         alive()
         spent = time.monotonic() - self.began
-        left = clock(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
+        left = duration(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
         numbers = [next((f"{metrics[key]:{form}}" for key in keys if key in metrics), "") for keys, form in FIGURES]
-        row = in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
+        row = in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, duration(spent), left])
         self.table(row) if keep else self._in_place(row)
-
-    def progress(self, text: str) -> None:
-        """Show a line in place on a terminal, such as the warm start's loss; it is then the innermost wait's."""
-        alive()
-        if self._waits:
-            wait = self._waits[-1]
-            wait.text, wait.more = text, str
-            self._show(wait)
-        else:
-            self._in_place(text)
 
     @contextmanager
     def wait(self, what: str, more: Callable[[], str] = str) -> Iterator[Wait]:
@@ -142,15 +122,12 @@ class Console:
     def _watch(self, wait: Wait) -> None:
         with suppress(OSError):  # the terminal was closed
             while self.live and not wait.over.wait(0.5):
-                if self._waits[-1:] == [wait] and time.monotonic() - wait.began > self.shown_after_s:
-                    self._show(wait)
+                spent = time.monotonic() - wait.began
+                if self._waits[-1:] == [wait] and spent > self.shown_after_s:
+                    wait.shown, time_spent = True, f", {duration(spent)}"
+                    self._in_place(f"{wait.text}{wait.more()}"[: self.width - 1 - len(time_spent)] + time_spent)
             if wait.shown:
                 self._in_place("")
-
-    def _show(self, wait: Wait) -> None:
-        wait.shown = True
-        spent = f", {clock(time.monotonic() - wait.began)}"
-        self._in_place(f"{wait.text}{wait.more()}"[: self.width - 1 - len(spent)] + spent)
 
     def _in_place(self, text: str) -> None:
         if self.live:
@@ -195,14 +172,14 @@ def print_error(error: BaseException) -> bool:
 def shortage(error: BaseException) -> str:
     """Return what ran out, and what helps.
 
-    >>> shortage(MemoryError())
-    'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
+    >>> shortage(OSError("No space left on device"))
+    'No space left on device: free some space, or choose another hydra.run.dir'
     """
-    cause = str(error).partition("\n")[0]
+    cause = first_line(error)
     if isinstance(error, OSError) or "No space" in cause:
         return f"{cause}: free some space, or choose another hydra.run.dir"
     cure = "lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)"
-    return f"out of memory ({cause}): {cure}" if cause else f"out of memory: {cure}"
+    return f"out of memory ({cause}): {cure}"
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
@@ -230,15 +207,9 @@ def run_cli(command: Callable[[], int | None]) -> NoReturn:
 
     After a signal the command cleans up; a second signal ends it immediately.
     """
-
     with signals.stoppable():
-        try:
-            find_modules_here()
-            code = exit_code_of(command)
-        except KeyboardInterrupt as error:  # it came while the error was being printed
-            signals.arrived()
-            print_error(error)
-            code = exit_code(error)
+        find_modules_here()
+        code = exit_code_of(command)
         if signals.stop_signal():
             signals.leave(code)
     sys.exit(code)

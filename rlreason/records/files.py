@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -120,16 +119,17 @@ def written(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def finite(value: Any) -> Any:
-    """Replace every number that is not finite by None, since JSON has no such numbers.
+    """Return the value as JSON has it, with None for every number that is not finite, and any other object as text.
 
     >>> finite({"a": [1.5, float("nan")]})
     {'a': [1.5, None]}
     """
-    if isinstance(value, dict):
-        return {key: finite(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda name: None)
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a file of JSON."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, value: Any, indent: int = 2) -> None:
@@ -186,26 +186,18 @@ def name_of(steps: int, updates: int, evaluations: int) -> str:
     return f"step_{steps:05d}_update_{updates:05d}_eval_{evaluations:05d}"
 
 
-def _listed(path: Path) -> dict[str, tuple[int, str]]:
-    """Return the files of a checkpoint with their sizes and digests, by its manifest."""
-    listed: dict[str, tuple[int, str]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    return listed
-
-
 def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Callable[[Path], object]) -> Path:
     """Write the checkpoint `name` of the run in `folder`; `write` writes the large files into the given folder.
 
     It gets its name when it is complete. On `UnwritableError` nothing of it stays, and earlier ones are unchanged.
     """
     path = folder / CHECKPOINTS / name
-    with explained(path):
-        path.parent.mkdir(exist_ok=True)
     with whole(path) as partial:
-        partial.mkdir()
+        partial.mkdir(parents=True)
         write(partial)
         write_whole(partial / STATE, json.dumps({"format": FORMAT, **state}))
-        files = sorted(file for file in partial.rglob("*") if file.is_file())
-        listed = {str(file.relative_to(partial)): [file.stat().st_size, digest(file)] for file in files}
+        files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
+        listed = {str(file.relative_to(partial)): (file.stat().st_size, digest(file)) for file in files}
         write_json(partial / MANIFEST, listed, 1)
     return path
 
@@ -237,18 +229,17 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path:
 def checkpoint_fault(path: Path) -> str:
     """Return why a checkpoint cannot be used, or nothing."""
     try:
-        for name, (size, digest_then) in _listed(path).items():
-            if (path / name).stat().st_size != size or digest(path / name) != digest_then:
+        for name, (_, digest_then) in read_json(path / MANIFEST).items():
+            if digest(path / name) != digest_then:
                 return f"{name} is not as it was written"
     except (OSError, ValueError) as error:
         return str(error)
     return ""
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> Any:
     """Read the state of the run from an intact checkpoint."""
-    state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return state
+    return read_json(path / STATE)
 
 
 def pruned(names: list[str], accuracies: dict[str, float], keep: int) -> list[str]:
@@ -273,14 +264,16 @@ def remove(path: Path) -> None:
 
 def moments_in(path: Path) -> int:
     """Return the bytes of the optimizer's moments; 0 in a checkpoint of a finished run."""
-    return _listed(path).get(MOMENTS, (0, ""))[0]
+    size, _ = read_json(path / MANIFEST).get(MOMENTS, (0, ""))
+    return int(size)
 
 
 def remove_moments(path: Path) -> None:
     """Remove the moments from a checkpoint, from the manifest first, so that the checkpoint stays valid."""
-    rest = {name: entry for name, entry in _listed(path).items() if name != MOMENTS}
+    listed = read_json(path / MANIFEST)
+    listed.pop(MOMENTS, None)
     with explained(path):
-        write_json(path / MANIFEST, rest, 1)
+        write_json(path / MANIFEST, listed, 1)
         (path / MOMENTS).unlink(missing_ok=True)
 
 

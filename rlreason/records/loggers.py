@@ -2,14 +2,12 @@
 
 import contextvars
 import io
-import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,7 +15,7 @@ from uuid import uuid4
 import yaml
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.records.files import LOGGERS, TENSORBOARD, write_json
+from rlreason.records.files import LOGGERS, TENSORBOARD, finite, read_json, write_json
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
 
@@ -37,8 +35,6 @@ AXES: dict[str, tuple[str, ...]] = {
     "train_step": ("train/*", "sft/*", "tokens/*", "eval/*", "final/*", "generations/evals"),
 }  # fmt: skip
 COUNTERS = ("rollout_step", "train_step", "eval_step")
-
-REASON_CHARS = 200
 
 # Each of the three loggers is one run in one service. It starts from the run folder, all settings as nested dicts, and
 # the run's id in the service, which has that run already where it `resumed`. `log` takes a row of metrics with every
@@ -77,28 +73,30 @@ class WandbLogger:
             "group": settings.group or own.run_group or os.environ.get(SWEEP_VARIABLE),
             "name": settings.name or own.run_name or folder.name,
             "mode": settings.mode or own.mode,
-            "entity": settings.entity or own.entity,
-            "tags": settings.tags or own.run_tags,
-            "notes": settings.notes or own.run_notes,
+            "entity": settings.entity,  # W&B itself reads its variables for these three
+            "tags": settings.tags,
+            "notes": settings.notes,
             "id": id,
             "resume": "allow" if resumed else None,
             "dir": os.environ.get("WANDB_DIR", str(folder)),
         }
         ours: dict[str, Any] = {
-            "silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True,
-            "init_timeout": float(os.environ.get("WANDB_INIT_TIMEOUT", 30)), "finish_timeout": 30.0,  # seconds
+            "silent": True, "console": "off", "disable_git": True,
+            "finish_timeout": 30.0, "finish_timeout_raises": True,  # seconds
             "reinit": "create_new",  # next to a run of the user's own in this process
             "x_disable_meta": redacted(sys.argv) != sys.argv,  # it has the command
         }  # fmt: skip
-        login: dict[str, Any] = {"host": own.base_url, "prompt": False, "update_session": False}
-        if names["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
+        online = names["mode"] == "online"
+        if online and not authenticate_session(
+            host=own.base_url, source="rlreason", prompt=False, update_session=False
+        ):
             raise ValueError("no login was found here")  # for which W&B would prompt on a terminal and block the run
         self.run = wandb.init(**redacted(names), config=config, settings=ours)
         self._step = -1
         if not self.run.disabled:
             parts = Path(os.path.relpath(self.run.settings.sync_dir)).parent  # with a folder for each part of the run
             upload = f"to upload it: wandb sync {shlex.quote(str(parts))}/*-{id}"
-            self.place = str(self.run.url or "") if names["mode"] == "online" else f"offline; {upload}"
+            self.place = str(self.run.url or "") if online else f"offline; {upload}"
             self.cure = upload
         for counter in COUNTERS:
             self.run.define_metric(counter)
@@ -175,13 +173,12 @@ class TrackioLogger:
             "name": redacted(settings.name or folder.name),
             "group": redacted(settings.group or os.environ.get(SWEEP_VARIABLE)),
         }
-        start = partial(trackio.init, embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        names |= {"config": config, "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         with redirect_stdout(io.StringIO()):  # in a context of its own: a run of the user's own stays the current one
-            self._run: Any = contextvars.Context().run(start, **names, config=config)
+            self._run: Any = contextvars.Context().run(trackio.init, **names)
         self._run.id = id  # nothing was sent yet; Trackio itself would resume the newest run of this name
         self._step = 0
-        elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
-        self.place = elsewhere or f"trackio show --project {shlex.quote(names['project'])}"
+        self.place = f"trackio show --project {shlex.quote(names['project'])}"
 
     def log(self, row: Row) -> None:
         self._step = int(row["train_step"])
@@ -220,15 +217,15 @@ class Loggers:
     def __init__(self, say: Callable[[str], object] = print) -> None:
         self._say, self._running = say, dict[str, Logger]()
         self.failed, self.places = dict[str, str](), dict[str, str]()
-        self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self._newest: Row = dict.fromkeys(COUNTERS, 0)
 
     def start(self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: bool = False) -> None:
         """Start the chosen loggers. `resumed`: each continues its run."""
         path = folder / LOGGERS
-        ids = json.loads(path.read_text(encoding="utf-8")) if resumed and path.is_file() else {}
-        ids |= {name: uuid4().hex[:12] for name in settings.chosen if name not in ids}
+        ids = {name: uuid4().hex[:12] for name in settings.chosen}
+        ids |= read_json(path) if resumed and path.is_file() else {}
         write_json(path, ids, 1)
-        plain = encodable(redacted(config))
+        plain = redacted(dict(config))
         for name in settings.chosen:
             try:
                 self._running[name] = SERVICES[name](folder, settings, plain, ids[name], resumed)
@@ -237,19 +234,19 @@ class Loggers:
                 self._drop(name, "could not start", error, SERVICES[name].cure)
 
     def log(self, row: Row) -> None:
-        """Log a row of metrics, completed by the latest counters."""
-        self._counters |= {name: row[name] for name in COUNTERS if name in row}
-        self._call("log", self._counters | dict(row))
+        """Log a row of metrics, which has every counter."""
+        self._newest = row
+        self._call("log", row)
 
     def table(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log responses of a step; `kind` is `rollouts` or `evals`."""
         if self._running:
-            values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
-            self._call("table", kind, values, self._counters)
+            values = finite([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
+            self._call("table", kind, values, {name: self._newest[name] for name in COUNTERS})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
-        self._call("finish", summary and encodable(summary))
+        self._call("finish", summary)
         self._running.clear()
 
     def _call(self, method: str, *arguments: Any) -> None:
@@ -261,16 +258,7 @@ class Loggers:
                 self._drop(name, "failed", error, logger.cure)
 
     def _drop(self, name: str, failure: str, error: Exception, cure: str) -> None:
-        reason = shorten(str(error), REASON_CHARS) or type(error).__name__
+        reason = shorten(str(error), 200) or type(error).__name__
         self._running.pop(name, None)
         self.failed[name] = self.places[name] = redacted(f"{failure} ({reason})")
         self._say(f"! logger={name} {self.failed[name]}: {cure}; the run folder has everything")
-
-
-def encodable(value: Any) -> Any:
-    r"""Replace every character of a JSON value that UTF-8 cannot encode, such as a lone surrogate from a data file.
-
-    >>> encodable({"question": "\ud800?", "entropy": None})
-    {'question': '??', 'entropy': None}
-    """
-    return json.loads(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace"))

@@ -38,11 +38,16 @@ MACHINE = ("python", "platform", "cpu_count")
 
 
 def commit_of(root: Path = ROOT) -> str | None:
-    """Return the checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
-    if not (root / ".git").exists():
-        return None
-    commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
-    return None if commit is None or changed is None else commit + ("+changes" if changed else "")
+    """Return the checkout's commit, with `+changes` when its files differ from it; None outside a checkout.
+
+    Git starts no program that the repository names.
+    """
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "--no-optional-locks", "describe", "--always"]
+    command += ["--exclude=*", "--abbrev=40", "--dirty=+changes"]
+    with suppress(OSError, subprocess.SubprocessError):
+        if (root / ".git").exists():
+            return subprocess.run(command, capture_output=True, timeout=GIT_S, check=True, text=True).stdout.strip()
+    return None
 
 
 def package_digest() -> str:
@@ -51,15 +56,6 @@ def package_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:DIGITS]
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """Run git, but no program that the repository names, and return its output; None where it fails."""
-    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "--no-optional-locks", *arguments]
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=True)
-        return done.stdout.decode(errors="replace").strip()
-    return None
 
 
 def provenance(words: Sequence[str] = (), own_functions: Sequence[str] = ()) -> dict[str, Any]:
@@ -118,6 +114,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     """
     common = [key for key in keys if key in then and key in now]
     before, after = (flat({key: facts[key] for key in common}) for facts in (then, now))
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    texts = [[shorten(str(facts.get(key, "none")), 100) for facts in (before, after)] for key in changed]
-    return [f"{key}: {old} then, {new} now" for key, (old, new) in zip(changed, texts, strict=True)]
+    lines = []
+    for key in before | after:
+        old, new = (facts.get(key, "none") for facts in (before, after))
+        if old != new:
+            lines.append(f"{key}: {shorten(str(old), 100)} then, {shorten(str(new), 100)} now")
+    return lines

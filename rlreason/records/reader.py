@@ -1,7 +1,5 @@
 """Read a run: the files of its folder, its status (written here too), exit code and time; compare two bit for bit."""
 
-import errno
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +13,16 @@ import yaml
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, digest, each_line, response_files, write_json
+from rlreason.records.files import (
+    STATUS,
+    SUMMARY,
+    ResponseFile,
+    digest,
+    each_line,
+    read_json,
+    response_files,
+    write_json,
+)
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.streams import print_stderr
@@ -33,7 +40,10 @@ STATUSES = {
     "failed": 1,
 }
 RESOURCES = ResourceError.exit_code
-SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in libraries' errors
+#: In the errors of the system, of torch and of other libraries.
+SHORTAGES = (
+    "allocate memory", "CUDA out of memory", "CUDA error: out of memory", "No space left on device", "Disk quota",
+)  # fmt: skip
 TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
 
 
@@ -59,7 +69,7 @@ def known_status(status: str) -> str:
 def read_object(path: Path, say: Callable[[str], object] = str) -> dict[str, Any] | None:
     """Return the JSON object in a file; None where there is no such file, or a broken one, of which it will `say`."""
     with suppress(OSError, ValueError):
-        if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
+        if isinstance(value := read_json(path), dict):
             return value
     if path.is_file():
         say(f"{path} is left out: it is no JSON object")
@@ -96,11 +106,7 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "exit_code", 130)
-    if isinstance(error, OSError):
-        short = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    else:
-        short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
-        short = short or any(text in str(error) for text in SHORTAGES)
+    short = isinstance(error, MemoryError) or any(text in str(error) for text in SHORTAGES)
     return RESOURCES if short else 1
 
 
@@ -122,18 +128,15 @@ def time_summary(clock: Clock) -> dict[str, Any]:
 
 
 def time_line(summary: Mapping[str, Any]) -> str:
-    """Return the share of each phase, and the speeds, as a line; empty where the summary has no phases.
+    """Return the share of each phase of a summary, and the peak of memory, as a line.
 
-    >>> time_line({"phases": {"train": 6.0, "rollout": 4.0}, "peak_gb": 1.25, "perf/train_tokens_per_second": 1200.0})
-    'time       train 60%, rollout 40%; train 1200 tokens/s; memory 1.2 GB'
+    >>> time_line({"phases": {"train": 6.0, "rollout": 4.0}, "peak_gb": 1.25})
+    'time       train 60%, rollout 40%; memory 1.2 GB'
     """
-    phases: Mapping[str, float] = summary.get("phases", {})
-    if not (total := sum(phases.values())):
-        return ""
+    phases: Mapping[str, float] = summary["phases"]
+    total = sum(phases.values())
     shares = [f"{name} {value / total:.0%}" for name, value in sorted(phases.items(), key=lambda item: -item[1])]
-    speeds = {name: summary.get(f"perf/{name}_tokens_per_second") for name in ("rollout", "train")}
-    parts = [f"{name} {speed:.0f} tokens/s" for name, speed in speeds.items() if speed is not None]
-    return "; ".join([f"time       {', '.join(shares)}", *parts, f"memory {summary['peak_gb']:.1f} GB"])
+    return f"time       {', '.join(shares)}; memory {summary['peak_gb']:.1f} GB"
 
 
 def runs_in(folder: Path) -> list[Path]:

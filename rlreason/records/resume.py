@@ -1,19 +1,16 @@
 """Decide whether a run resumes what an interrupted one left in its folder, and with which settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlreason.config.algorithms import DISCOVERY_BUDGETS
 from rlreason.config.groups import settings_of
 from rlreason.config.leaves import flat
-from rlreason.config.training import BUDGETS, raised
 from rlreason.errors import ConfigError
 from rlreason.records.files import (
     CALLS,
-    CHECKPOINTS,
     CONTENTS,
     CURVES,
     EVALS,
@@ -41,11 +38,10 @@ HARMLESS: tuple[str, ...] = (
 )  # fmt: skip
 #: Settings that may differ when a training run resumes, by their names or those of their groups.
 MAY_CHANGE = (
-    "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "profile", "checkpoint",
-    "logger", "waits", "monitors", "budget", "rollout.timeout_s", "gpus", "parallel",
+    *HARMLESS, "n_steps", "eval_every", "save_rollouts_every", "save_model", "profile", "checkpoint", "logger", "waits",
+    "monitors", "budget", "rollout.timeout_s",
     # savings of memory that a plan suggests; the run learns the same except for rounding
-    "micro_batch_tokens", "model.gradient_checkpointing", "model.check_memory", "rollout.max_rows", "rollout.sleep",
-    "rollout.kv_cache_gb",
+    "model.gradient_checkpointing", "rollout.sleep",
 )  # fmt: skip
 #: Settings that may differ when a run of discovery resumes: its budget, where the same model is served, its waits.
 DISCOVERY_MAY_CHANGE = (
@@ -59,10 +55,10 @@ def flat_text(config: str) -> dict[str, Any]:
     return flat(yaml.safe_load(config))
 
 
-def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] = HARMLESS) -> str:
+def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...]) -> str:
     """Return the settings in which two configs differ, as text; empty where only `allowed` ones do.
 
-    >>> changed({"seed": 0, "sampling.max_tokens": 48}, {"seed": 0, "sampling.max_tokens": 64})
+    >>> changed({"seed": 0, "sampling.max_tokens": 48}, {"seed": 0, "sampling.max_tokens": 64}, ())
     'sampling.max_tokens=48 there, 64 here'
     >>> changed({"logger.mode": None}, {"logger.mode": "offline"}, ("logger",))
     ''
@@ -79,9 +75,9 @@ def resumes(folder: Path, config: str, trains: bool) -> bool:
     """Whether a run with this config resumes the one in the folder; else it begins there. `trains`: a training run.
 
     A training run resumes from its checkpoints, a job with the responses of an interrupted one of its algorithm,
-    discovery with its calls; a finished run resumes with more steps, a larger budget, or another setting of the monitor
-    that stopped it. `ConfigError` where the run can do neither: the folder holds another run or other files, the run
-    there has other settings than those that may change, or it has ended and nothing is left to do.
+    discovery with its calls; a finished run resumes with another number of steps, another budget, or another setting of
+    the monitor that stopped it. `ConfigError` where the run can do neither: the folder holds another run or other
+    files, the run there has other settings than those that may change, or it has ended and nothing is left to do.
     """
     before, now = settings_in(folder), flat_text(config)
     algorithm, finished = now.get("algorithm"), (folder / SUMMARY).exists()
@@ -103,14 +99,12 @@ def resumes(folder: Path, config: str, trains: bool) -> bool:
     elif finished:
         status = str((RunFolder(folder).summary or {}).get("status", ""))  # a killed start may have changed status.json
         kind, _, rule = status.partition(":")
-        budgets = DISCOVERY_BUDGETS if algorithm == "discover" else BUDGETS
+        ended_by: Sequence[str] = ["n_steps"]
         if algorithm == "discover" or kind == "budget":
-            more = raised(before, now, [f"budget.{name}" for name in budgets])
+            ended_by = [key for key in now if key.startswith("budget.")]
         elif kind in ("stopped", "diverged"):
-            more = any(before[key] != now.get(key) for key in settings_of(rule) if key in before)
-        else:
-            more = (now.get("n_steps") or 0) > (before.get("n_steps") or 0)
-        if not more:
+            ended_by = settings_of(rule)
+        if all(before.get(key) == now.get(key) for key in ended_by):
             raise ConfigError(
                 f"hydra.run.dir={folder} holds a finished run, which ended as {status}: choose another, or type "
                 f"resume={folder} with more n_steps, a larger budget, or the monitor that stopped it at warn"
@@ -136,7 +130,7 @@ def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]
     before, now, state = settings_in(folder), flat_text(config), read_state(checkpoint)
     if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
         say(f"! so far the learning rate fell towards step {before['n_steps']}, and from here on towards the new end")
-    if (folder / SUMMARY).exists() and state["parts"]["counters"]["train_step"] and not moments_in(checkpoint):
+    if (folder / SUMMARY).exists() and not moments_in(checkpoint):
         say("! the run goes on with new moments of its optimizer: it kept none (checkpoint.keep_final=false)")
     if (steps := now.get("n_steps")) and state["step"] > steps:
         raise ConfigError(
@@ -154,16 +148,15 @@ def drop_later(folder: Path, state: Mapping[str, Any]) -> int:
     for name in GROWING:
         path = folder / name
         if path.exists():
-            lines = path.read_bytes().splitlines(keepends=True)
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             kept = lines[: state["lines"].get(name, 0)]
-            dropped += (len(lines) - len(kept)) * (name == METRICS)
-            write_whole(path, b"".join(line for line in kept if line.endswith(b"\n")).decode(errors="replace"))
+            dropped += len(lines) - len(kept) if name == METRICS else 0
+            write_whole(path, "".join(kept))
     evaluated = {evaluation["step"] for evaluation in state["parts"]["validation"]}
     later = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["step"]]
     later += [file for file in response_files(folder, EVALS) if file.update or file.step not in evaluated]
-    unfinished = [path for kind in (CHECKPOINTS, ROLLOUTS, EVALS) for path in (folder / kind).glob("*.partial")]
     with explained(folder):
-        for path in (*(file.path for file in later), *unfinished, folder / MODEL, folder / CURVES):
+        for path in (*(file.path for file in later), *folder.glob("*/*.partial"), folder / MODEL, folder / CURVES):
             removed(path)
     return dropped
 

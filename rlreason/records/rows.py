@@ -1,6 +1,5 @@
 """Convert graded responses to rows of a file and to plain values, and back; the log of responses, the counters."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 import msgspec
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import UNFINISHED, each_line, finite, line_of, written
+from rlreason.records.files import UNFINISHED, each_line, line_of, written
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.files import append_line, write_whole
+from rlreason.runtime.files import append_line
 from rlreason.runtime.streams import print_stderr
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 
@@ -56,8 +55,7 @@ def response_row(step: int, s: Sample, problem: Problem) -> Row:
 
 def numbered_row(sample: Sample, problem: Problem, number: int) -> Row:
     """Return the row of a response of a job without steps, with its number among the problem's responses."""
-    row: Row = finite(response_row(0, sample, problem) | {"sample": number})
-    return row
+    return response_row(0, sample, problem) | {"sample": number}
 
 
 def grade_columns(grade: Grade) -> Row:
@@ -125,18 +123,15 @@ class ResponseLog:
                 f"{self.path} holds responses of another model or to other problems than these settings now give "
                 "(a file behind them has changed): choose another hydra.run.dir"
             )
-        by_problem: dict[str, dict[int, Row]] = {}
-        for row in lines[1:]:
-            by_problem.setdefault(row["problem_id"], {})[row["sample"]] = row
-        complete = {id: rows for id, rows in by_problem.items() if rows.keys() == set(range(n))}
-        self.samples = {id: [sample_of(rows[j]) for j in range(n)] for id, rows in complete.items()}
-        rows_to_keep = [{"identity": identity}, *(rows[j] for rows in complete.values() for j in range(n))]
-        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows_to_keep))
+        rows = {(row["problem_id"], row["sample"]): row for row in lines[1:]}
+        complete = [p.id for p in problems if all((p.id, j) in rows for j in range(n))]
+        self.samples = {id: [sample_of(rows[id, j]) for j in range(n)] for id in complete}
+        write_rows(self.path, [{"identity": identity}, *(rows[id, j] for id in complete for j in range(n))])
 
     def add(self, number: int, sample: Sample) -> None:
         """Append a response; `number` is its index among the responses to its problem."""
         row = numbered_row(sample, self._problems[sample.group], number)
-        append_line(self.path, json.dumps(row | {"log_probs": sample.response.log_probs}))
+        append_line(self.path, line_of(row | {"log_probs": sample.response.log_probs}))
 
 
 @dataclass

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CURVES, METRICS
@@ -37,22 +39,8 @@ def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, co
             fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
 
 
-#: The panels: heading, the algorithms that have it (none: every one), and its metrics with their labels. Of these a
-#: picture has those in which something was measured.
-PANELS: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
-    ("accuracy and reward", (), {"eval/accuracy": "validation accuracy", "reward/mean": "training reward"}),
-    ("response length (tokens)", (), {"eval/length": "validation", "rollout/length": "training"}),
-    ("entropy (nats per token)", (), {"eval/entropy": "validation", "train/entropy": "training"}),
-    ("loss (nats per token)", ("sft", "ei"), {"train/loss": "training"}),
-    (
-        "entropy of sampled responses (nats per token)",
-        ("ei",),
-        {"rollout/entropy_correct": "correct", "rollout/entropy_wrong": "others"},
-    ),
-    ("gradient norm before clipping", ("grpo", "ei"), {"train/grad_norm": "training"}),
-    ("clip fraction", ("grpo",), {"train/clip_fraction": "training"}),
-    ("mean ratio to the policy that sampled", ("grpo",), {"train/ratio": "training"}),
-)
+#: The panels of a picture, of which it has those in which something was measured.
+PANELS = yaml.safe_load(Path(__file__).with_name("panels.yaml").read_text(encoding="utf-8"))
 
 
 def draw_curves(run: RunFolder) -> Path:
@@ -63,17 +51,17 @@ def draw_curves(run: RunFolder) -> Path:
     rows, algorithm = run.metrics, run.setting("algorithm")
     measured = {name for row in rows for name in row}
     panels = [
-        (heading, labels)
-        for heading, algorithms, labels in PANELS
-        if measured & labels.keys() and (not algorithms or algorithm in algorithms)
+        panel
+        for panel in PANELS
+        if measured & panel["metrics"].keys() and algorithm in panel.get("algorithms", [algorithm])
     ]
     if not panels:
         raise ConfigError(f"RUN={run.path} holds no {METRICS} with a row in it: give the folder of a training run")
     columns = (len(panels) + 1) // 2
     path = run.path / CURVES
     with picture(path, title_of(run), (5 * columns, 6.4), 2, columns) as axes:
-        for ax, (heading, labels) in zip(axes.flat, panels, strict=False):
-            for name, label in labels.items():
+        for ax, panel in zip(axes.flat, panels, strict=False):
+            for name, label in panel["metrics"].items():
                 named = [row for row in rows if row.get(name) is not None]
                 at = [row.get("train_step", row.get("eval_step", 0)) for row in named]
                 if named:
@@ -82,7 +70,7 @@ def draw_curves(run: RunFolder) -> Path:
                 if named and name == "eval/accuracy" and all("eval/accuracy_high" in row for row in named):
                     low, high = ([row[f"{name}_{end}"] for row in named] for end in ("low", "high"))
                     ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
-            ax.set_title(heading, fontsize=10, loc="left")
+            ax.set_title(panel["heading"], fontsize=10, loc="left")
             ax.set_xlabel("optimizer update", fontsize=9)
             ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(alpha=0.25)
@@ -109,6 +97,5 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     run = RunFolder(arguments.run)
     with console.wait("drawing the curves"):
         picture = draw_curves(run)
-    figures = {"run": run.path, "title": title_of(run), "picture": picture}
-    figures |= {"rows": len(run.metrics), "last": run.metrics[-1]}
-    return Answer(folded(f"curves: {picture}", console.width), figures)
+    figures = {"run": run.path, "title": title_of(run), "picture": picture, "rows": len(run.metrics)}
+    return Answer(folded(f"curves: {picture}", console.width), figures | {"last": run.metrics[-1]})

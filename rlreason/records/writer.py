@@ -1,6 +1,5 @@
 """Write a run folder, for training and for jobs that do not train: the only place that does."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,14 +9,14 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import finite, line_of, opened, read_state, write_json, written
+from rlreason.records.files import line_of, opened, read_state, write_json, written
 from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import checkpoint_to_resume, drop_behind, drop_later, resumes
 from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.files import append_line, explained, write_whole
+from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.streams import log_stderr_in, print_stderr
 from rlreason.runtime.text import redacted
@@ -51,8 +50,7 @@ class RunWriter:
         self.resumed = resumes(folder, config, trains)
         self.checkpoint = checkpoint_to_resume(folder, config, say) if trains and self.resumed else None
         if self.resumed and not trains and (folder / files.SUMMARY).exists():  # discovery with a larger budget
-            with explained(folder / files.SUMMARY):
-                (folder / files.SUMMARY).rename(folder / "summary_before.json")
+            (folder / files.SUMMARY).rename(folder / "summary_before.json")
         folder.mkdir(parents=True, exist_ok=True)
         sources = sources or {}
         self._provenance = provenance(words, list(sources))
@@ -60,9 +58,6 @@ class RunWriter:
         if self.resumed:
             earlier = RunFolder(folder).provenance
             parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
-            for part in parts:
-                ended = f"{part.get('status', 'killed')} {part.get('reason', '')}".strip()
-                say(f"before     {part.get('started')}, {part.get('command')}: {ended}")
             for line in differences(earlier, self._provenance, ["code"]):
                 say(f"! {line}: the numbers of this run come from both")
             self._provenance["earlier_parts"] = parts
@@ -97,13 +92,11 @@ class RunWriter:
             )
         state, summary = read_state(self.checkpoint), self.folder / files.SUMMARY
         if summary.exists():  # before any other change, so that the run can resume also if this start is killed
-            with explained(summary):
-                summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
+            summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
         self._describe()
         drop_behind(self.checkpoint)
-        dropped = drop_later(self.folder, state)
-        again = f"; {dropped} later rows are written again" if dropped else ""
-        say(f"goes on    from the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
+        where = f"the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name})"
+        say(f"goes on    from {where}; {drop_later(self.folder, state)} later rows are written again")
 
     def _describe(self) -> None:
         self.add_provenance({})
@@ -130,7 +123,7 @@ class RunWriter:
         """Append a flat row with every counter (`rows.Counters`), and the clock's times since the row before."""
         with self.clock.phase("record"):
             row = row | self.clock.row()
-            append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
+            append_line(self.folder / files.METRICS, line_of(row))
             self.loggers.log(row)
 
     def responses(
@@ -148,42 +141,35 @@ class RunWriter:
         `update`: the optimizer update, in the second evaluation of a step. `prompts`: the prompt of each, to be
         written too; rollouts have it only as token ids, for their size.
         """
-        by_id = {p.id: p for p in problems}
-
-        def row_of(place: int, s: Sample) -> Row:
-            row = response_row(step, s, by_id[s.group]) | ({"prompt": prompts[place]} if prompts else {})
-            if kind == files.ROLLOUTS and s.log_probs:  # the denominators of a loss, where training scored them
-                row["trainer_log_probs"] = [round(lp, 5) for lp in s.log_probs]
-            return row
-
+        by_id, rows = {p.id: p for p in problems}, list[Row]()
         with self.clock.phase("record"):
+            for place, s in enumerate(samples):
+                row = response_row(step, s, by_id[s.group])
+                if prompts:
+                    row["prompt"] = prompts[place]
+                if kind == files.ROLLOUTS and s.log_probs:  # the denominators of a loss, where training scored them
+                    row["trainer_log_probs"] = [round(lp, 5) for lp in s.log_probs]
+                rows.append(row)
             path = self.folder / kind / files.step_name(step, update)
             path.parent.mkdir(exist_ok=True)
-            write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
-            self.loggers.table(kind, step, [finite(row_of(i, s)) for i, s in enumerate(samples[:ROWS_SENT])])
+            write_rows(path, rows)
+            self.loggers.table(kind, step, rows[:ROWS_SENT])
 
     @contextmanager
-    def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+    def growing(self, name: str) -> Iterator[Callable[[Sequence[Row]], None]]:
         """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.
 
-        A signal ends the block between two additions. `UnwritableError` where the system refuses.
+        `UnwritableError` where the system refuses.
         """
-        path, to_send = self.folder / name, list[Row]()
-        partial = path.with_name(path.name + ".partial")
+        to_send = list[Row]()
+        with written(self.folder / name) as file:
 
-        def add(rows: Iterable[Row]) -> None:
-            block = list(rows)
-            with self.clock.phase("record"), held(), explained(path), partial.open("ab") as file:
-                file.writelines(map(line_of, block))
-            to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
+            def add(rows: Sequence[Row]) -> None:
+                with self.clock.phase("record"):
+                    file.writelines(map(line_of, rows))
+                to_send.extend(rows[: ROWS_SENT - len(to_send)])
 
-        partial.unlink(missing_ok=True)  # of a process that was killed
-        try:
             yield add
-            with held(), explained(path):
-                os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
         self.loggers.table(files.EVALS, 0, to_send)
 
     def document(self, name: str, text: str) -> None:

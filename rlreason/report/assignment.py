@@ -4,7 +4,6 @@ courses.yaml has the questions of each course; its head describes their fields.
 """
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import RunFolder, runs_in, setting_in
-from rlreason.report.content import Figure, Report, Table, filled
-from rlreason.report.documents import policy_of, standalone, with_own_ids, write_picture
+from rlreason.report.content import TABLES, Figure, Report, Table, filled, plain_colours
+from rlreason.report.documents import policy_of, standalone, with_own_ids
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
 from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half, setting_text
@@ -41,8 +40,7 @@ BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
 REHEARSED = "_short"  # suffix of the prompts for the built-in model
 DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
 MOST_REFUSED = 4  # runs with a reason why they do not answer a question
-#: Name of a picture of the accuracy against a clock, which is one of the axes of a curve -> title of its x.
-CLOCKS = {"time": "seconds, evaluations left out", "total": "hours since the start, evaluations included"}
+CLOCKS: dict[str, str] = TABLES["clocks"]  # a picture of the accuracy against a clock -> title of its x
 
 
 # ---- questions ----
@@ -165,25 +163,9 @@ class Runs:
 
     def sweep(self, name: str) -> Found | None:
         """Return the nearest sweep of a name, or None."""
-        return next((one for one in self.found if one.sweep == name and self._readable(one)), None)
+        return next((one for one in self.found if one.sweep == name and self.readable(one)), None)
 
-    def of_algorithm(self, question: Question) -> tuple[list[Found], list[str]]:
-        """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
-
-        Return at most one, and why others do not answer it, a sentence each.
-        """
-        named = {name for one in self.course.questions for name in (*one.sweeps, one.instead)} - {""}
-        fitting, refused = list[Found](), list[str]()
-        for one in self.found:
-            if one.settings.get("algorithm") != question.algorithm or one.sweep in named or not self._readable(one):
-                continue
-            if reasons := [why for run in one.study.runs if (why := _why_not(question, self.course, run))]:
-                refused.append(f"{one.path.name} does not answer this: {reasons[0]}.")
-            else:
-                fitting.append(one)
-        return fitting[:1], refused
-
-    def _readable(self, one: Found) -> bool:
+    def readable(self, one: Found) -> bool:
         """Return whether a folder has a study; add a message to `problems` if not."""
         try:
             return bool(one.study.runs)
@@ -199,13 +181,12 @@ def runs_below(course: Course, folder: Path) -> Runs:
     """
     if not folder.is_dir():
         raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
-    places = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if marks := [name for name in (FILE, CONFIG) if name in files]:
-            places.append((-Path(place, marks[0]).stat().st_mtime, Path(place)))
-            folders.clear()
-    found = [Found(path) for _, path in sorted(places)]
+    written = {file.parent: file.stat().st_mtime for name in (CONFIG, FILE) for file in folder.rglob(name)}
+    found = list[Found]()
+    for place in sorted(written):
+        is_hidden = any(part.startswith(".") for part in place.relative_to(folder).parts)
+        if not is_hidden and written.keys().isdisjoint(place.parents):  # of a sweep's runs the sweep alone
+            found.append(Found(place))
     for one in found:
         with suppress(ConfigError):  # reported when its question reads it
             if (one.path / FILE).exists():
@@ -214,9 +195,10 @@ def runs_below(course: Course, folder: Path) -> Runs:
             first = next(iter(runs_in(one.path)), one.path)
             one.settings = flat(RunFolder(first, lambda _: None).settings)
 
-    def nearness(one: Found) -> tuple[bool, int]:
+    def nearness(one: Found) -> tuple[bool, int, float]:
         sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
-        return course.is_of(one.settings), math.prod(size for size in sizes if isinstance(size, int))
+        size = math.prod(size for size in sizes if isinstance(size, int))
+        return course.is_of(one.settings), size, written[one.path]
 
     return Runs(course, sorted(found, key=nearness, reverse=True))
 
@@ -275,8 +257,14 @@ def section_of(question: Question, runs: Runs) -> Section:
     reads = [sweep for sweep in sweeps.values() if sweep is not None]
     missing = question.commands([name for name, sweep in sweeps.items() if sweep is None])
     if not reads and question.algorithm:
-        reads, refused = runs.of_algorithm(question)
-        missing = [] if reads else missing
+        named = {name for one in runs.course.questions for name in (*one.sweeps, one.instead)} - {""}
+        for one in runs.found:  # the nearest of the algorithm and settings that no question names
+            if one.settings.get("algorithm") != question.algorithm or one.sweep in named or not runs.readable(one):
+                continue
+            if reasons := [why for run in one.study.runs if (why := _why_not(question, runs.course, run))]:
+                refused.append(f"{one.path.name} does not answer this: {reasons[0]}.")
+            else:
+                reads, missing = reads or [one], []
     if not reads and question.instead and (sweep := runs.sweep(question.instead)) is not None:
         reference = f"{sweep.study.reference.label}, the reference of {sweep.name}"
         alone = replace(sweep)
@@ -323,9 +311,10 @@ def _shown(question: Question, read: Found, course: Course) -> Shown:
     )
     figures = {one.name: one for one in read.report.figures}
     if accuracy := figures.get("eval/accuracy"):
-        for axis in CLOCKS.keys() & {axis for curve in accuracy.curves for axis in curve.x}:
-            title = f"{accuracy.title} against wall clock"
-            figures[axis] = replace(accuracy, name=axis, title=title, axis=axis, x_title=CLOCKS[axis])
+        title = f"{accuracy.title} against wall clock"
+        for axis, x_title in CLOCKS.items():
+            if any(axis in curve.x for curve in accuracy.curves):
+                figures[axis] = replace(accuracy, name=axis, title=title, axis=axis, x_title=x_title)
     stem = f"{question.id}/{read.name}/"
     pictures = {re.sub(r"\W", "_", stem + name): figures[name] for name in question.figures if name in figures}
     return Shown(read, lines, pictures)
@@ -421,6 +410,6 @@ def write_markdown(document: WriteUp, folder: Path) -> dict[str, str]:
     for shown in (shown for section in document.sections for shown in section.shown):
         for stem, figure in shown.pictures.items():
             svgs[stem] = standalone(figure, shown.read.report.legend)
-            write_picture(svgs[stem], folder / FILES, stem)
+            write_whole(folder / FILES / f"{stem}.svg", plain_colours(svgs[stem]))
     write_whole(folder / MARKDOWN, filled("writeup.md.j2", document=document, files=FILES))
     return svgs

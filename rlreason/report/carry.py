@@ -43,20 +43,21 @@ class Carried:
 def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
 
-    Of several, prefer the same model and data, then a finished sweep, then the exact name, then the newest.
+    Of several, prefer the same model and data, then the newest.
     """
     if word and Path(word).is_dir():
         return Path(word)
-    exact = SWEEPS / word
 
-    def nearness(folder: Path) -> tuple[bool, bool, bool, float]:
+    def nearness(folder: Path) -> tuple[bool, float]:
         begun = [RunFolder(run).setting for run in runs_in(folder)]
         same = bool(begun) and (model_of(begun[0]), begun[0]("data.name")) == (model, data)
-        whole = all(run.of_its_own for run in read_state(folder, lambda _: None).runs)
-        return same, whole, folder == exact, (folder / FILE).stat().st_mtime
+        return same, (folder / FILE).stat().st_mtime
 
-    if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
-        return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
+    folders = sweeps_named(SWEEPS, word)
+    if word and (SWEEPS / word / FILE).is_file():
+        folders.append(SWEEPS / word)
+    if folders:
+        return max(folders, key=nearness)
     names = few(sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())) or "none"
     raise ConfigError(f"carry={word} is no sweep that has run: give one of {SWEEPS} ({names}), or a sweep's folder")
 
@@ -215,7 +216,7 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
     problems = sorted(half(ended.settings, CHOOSING))
-    questions = {name: key for one in ended.settings for name, key in one.questions.items()}  # a diverged one has none
-    right = {one.key: correctness(one, problems, questions) for one in ended.settings}
+    keys = [one.key for one in ended.settings]
+    right = dict(zip(keys, correctness(ended.settings, problems), strict=True))
     seeds = len({run.seed for run in state.runs})
     return losers(right, reference, len(study.settings), seeds).get(mine.key, "")

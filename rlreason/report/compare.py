@@ -89,19 +89,28 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
 def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
     results = [study_of_results(path) for path in paths]
-    files = [study for study in results if study]
-    others = [read_study([path]) for path, study in zip(paths, results, strict=True) if study is None]
-    of_runs = iter(others)
-    studies = [study or next(of_runs) for study in results]
+    studies = [study or read_study([path]) for path, study in zip(paths, results, strict=True)]
+    others = [study for study, of_file in zip(studies, results, strict=True) if of_file is None]
     first = studies[0]
     if len(paths) == 1:
         if len(first.settings) < 2:
             one = first.reference.label
             raise ConfigError(f"{paths[0]} holds one setting, {one}: give a second one to compare with it")
         return first
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError(f"{paths[0]} is given twice: give two different sides")
-    notes = match_problems(files, others)
+    asked: dict[str, tuple[str, str]] = {}  # id or question of a problem of the runs -> id and question
+    for run in (run for study in others for run in study.runs):
+        for name, problem in run.final.items():
+            asked[problem.question] = asked[name] = name, problem.question
+    notes = []
+    for path, study in zip(paths, results, strict=True):
+        for run in study.runs if study else []:
+            problems, run.final = run.final, {}
+            for name, problem in problems.items():
+                theirs, problem.question = asked.get(name, (name, name))
+                run.final[theirs] = problem
+        if study and others:
+            unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"
+            notes.append(f"{path.name} does not say how it was measured: {unchecked}.")
     are_distinct = len({path.name for path in paths}) == len(paths)
     sides, best_notes = list[Setting](), list[str]()
     for path, study in zip(paths, studies, strict=True):
@@ -133,20 +142,3 @@ def compared_study(paths: Sequence[Path]) -> Study:
         notes=[*(line for study in studies for line in study.notes), *notes, *best_notes],
         among=among,
     )
-
-
-def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
-    """Give the problems of files the ids and questions that runs have; return a note on each file."""
-    asked: dict[str, tuple[str, str]] = {}  # id or question -> id and question
-    for run in (run for study in others for run in study.runs):
-        for name, problem in run.final.items():
-            asked[problem.question] = asked[name] = name, problem.question
-    for run in (run for study in files for run in study.runs):
-        problems, run.final = run.final, {}
-        for name, problem in problems.items():
-            theirs, problem.question = asked.get(name, (name, name))
-            run.final[theirs] = problem
-    if not others:
-        return []
-    unchecked = "that prompt, sampling, grader and data are those of the runs beside it cannot be checked"
-    return [f"{study.runs[0].folder.name} does not say how it was measured: {unchecked}." for study in files]

@@ -4,17 +4,19 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
+import yaml
+from jinja2.runtime import Context
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from rlreason.runtime import __version__
 from rlreason.runtime.statistics import Difference, Floats
+from rlreason.runtime.text import visible
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
@@ -26,15 +28,9 @@ def evenly(count: int, most: int) -> NDArray[np.intp]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
-#: Word of a verdict -> its sign. The first four are outcomes in `compare --json`.
-SIGNS = {
-    "better": "\N{BLACK UP-POINTING TRIANGLE}",
-    "worse": "\N{BLACK DOWN-POINTING TRIANGLE}",
-    "cannot tell": "?",
-    "same": "=",
-    "diverged": "\N{MULTIPLICATION X}",
-    "not compared": "\N{EN DASH}",
-}
+#: Words, names, shapes and the look of pictures; the file describes them.
+TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text("utf-8"))
+SIGNS: dict[str, str] = TABLES["signs"]  # word of a verdict -> its sign
 MOST_COLOURS = 8  # settings in a picture
 STEP_TITLE = "training step"  # of the x of curves; a page replaces it when another axis is chosen
 
@@ -88,6 +84,7 @@ class Figure:
     share: bool = False  # its values are between 0 and 1
     log: bool = False  # on a logarithmic axis
     large: bool = False  # the picture of the first screen
+    source: str = ""  # its metric, where it has another name
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +134,8 @@ class Report:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: Name of a colour, its value on light and on dark pages.
-COLOURS = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", (TEMPLATES / "page.css").read_text("utf-8"))
-LIGHT, DARK = ({colour[0]: colour[k] for colour in COLOURS} for k in (1, 2))
-#: Dashes of s0 to s7: lengths of line and gap.
-DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2, 1, 2), (3, 3), (14, 3, 3, 3))
-#: Markers of s0 to s7: Vega's name -> SVG path around 0,0.
-MARKERS = {
-    "circle": "M-4.2,0a4.2,4.2 0 1,0 8.4,0a4.2,4.2 0 1,0 -8.4,0z",
-    "square": "M-4,-4h8v8h-8z",
-    "triangle-up": "M0,-5l5,9h-10z",
-    "diamond": "M0,-6l6,6l-6,6l-6,-6z",
-    "cross": "M-2,-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z",
-    "triangle-down": "M0,5l5,-9h-10z",
-    "triangle-right": "M5,0l-9,5v-10z",
-    "triangle-left": "M-5,0l9,5v-10z",
-}
+#: Name of a colour -> its value on light pages.
+LIGHT = dict(re.findall(r"--([\w-]+): light-dark\((#\w+),", (TEMPLATES / "page.css").read_text("utf-8")))
 
 
 def colour_of(place: int | None) -> str:
@@ -160,30 +143,22 @@ def colour_of(place: int | None) -> str:
     return "var(--rest)" if place is None else f"var(--s{place})"
 
 
-def plain_colours(svg: str, dark: bool = False) -> str:
+def plain_colours(svg: str) -> str:
     """Return a picture with colours instead of CSS variables, which only a page defines.
 
     >>> plain_colours('<path stroke="var(--s1)"/>')
     '<path stroke="#1895D8"/>'
     """
-    colours = DARK if dark else LIGHT
-    return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], svg)
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: LIGHT[match[1]], svg)
 
 
-#: Control characters but tab and new line, bidirectional controls, invisible separators, surrogates.
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
-)
+def printable(text: str) -> str:
+    r"""Return a text with control characters, and halves of characters, which no file can hold, as escapes.
 
-
-def written_out(text: str) -> str:
-    r"""Return the text with control characters as their code points.
-
-    >>> written_out("a\u202eb\x1b[2J"), written_out("two\n\tlines")
-    ('a⟨U+202E⟩b⟨U+001B⟩[2J', 'two\n\tlines')
+    >>> print(printable("a\x1b[2Jb \ud800"))
+    a\x1b[2Jb \ud800
     """
-    left, right = "\N{MATHEMATICAL LEFT ANGLE BRACKET}", "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
-    return _CONTROLS.sub(lambda match: f"{left}U+{ord(match[0]):04X}{right}", text)
+    return visible(text).encode("utf-8", "backslashreplace").decode()
 
 
 def counted(count: int, noun: str) -> str:
@@ -196,54 +171,47 @@ def counted(count: int, noun: str) -> str:
 
 def filled(name: str, **values: Any) -> str:
     """Return a document from its template: texts are escaped for NAME.html.j2 or NAME.md.j2, not for NAME.txt.j2."""
-    return _environment(name.split(".")[1]).get_template(name).render(values)
+    return ENVIRONMENT.get_template(name).render(values)
 
 
-@cache
-def _environment(kind: str) -> jinja2.Environment:
-    def escaped(value: Any) -> Any:
-        if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
-            return value
-        return Markup(text(value)) if kind == "md" else written_out(value)
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=kind != "txt",
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=escaped,
-    )
-    environment.globals |= {
-        "signs": SIGNS,
-        "version": __version__,
-        "dashes": DASHES,
-        "markers": list(MARKERS.values()),
-    }
-    filters: dict[str, Any] = {
-        "colour": colour_of,
-        "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
-        "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
-        "fenced": lambda value: Markup("\n".join(fenced(value))),
-    }
-    environment.filters |= filters
-    return environment
+@jinja2.pass_context
+def _escaped(context: Context, value: Any) -> Any:
+    kind = str(context.name).split(".")[1]
+    if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
+        return value
+    return Markup(text(value)) if kind == "md" else printable(value)
 
 
 def text(plain: str) -> str:
     r"""Escape a text for Markdown and the HTML in it, on one line.
 
     >>> text("<b> a|b *c*\u202e")
-    '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
+    '&lt;b&gt; a\\|b \\*c\\*\\\\u202e'
     """
-    line = " ".join(written_out(plain).split())
+    line = " ".join(printable(plain).split())
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(line, quote=False))
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
 
 def fenced(plain: str) -> list[str]:
     """Return text in a fence longer than any run of backticks in it."""
-    visible_text = written_out(plain)
+    visible_text = printable(plain)
     longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return [f"{fence}text", *visible_text.splitlines(), fence]
+
+
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(TEMPLATES),
+    autoescape=lambda name: ".txt." not in str(name),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_escaped,
+)
+ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+ENVIRONMENT.globals |= {"tables": TABLES, "version": __version__}
+ENVIRONMENT.filters["colour"] = colour_of
+ENVIRONMENT.filters["attribute"] = lambda value: Markup(html.escape(" ".join(printable(value).split())))
+ENVIRONMENT.filters["breakable"] = lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(printable(value)))))
+ENVIRONMENT.filters["fenced"] = lambda value: Markup("\n".join(fenced(value)))

@@ -7,7 +7,6 @@ compiled specification itself, with colours that are CSS variables, so that ligh
 import base64
 import csv
 import hashlib
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,10 @@ from typing import Any
 import altair as alt  # half a second: this module is imported where a report is written
 import numpy as np
 import vl_convert
-from markupsafe import Markup  # for what needs no escaping: our files, pictures, JSON of `as_json`
+from markupsafe import Markup  # for what needs no escaping: our files and pictures
 
 from rlreason.report import content
-from rlreason.report.content import STEP_TITLE, Figure, Report, Series, filled
+from rlreason.report.content import STEP_TITLE, TABLES, Figure, Report, Series, filled
 from rlreason.report.figures import FOREST
 from rlreason.runtime.files import whole, write_whole
 from rlreason.runtime.statistics import Floats
@@ -41,52 +40,26 @@ LONGEST_LINE = 20  # characters of that label on one line
 LONGEST_BESIDE = 24  # characters; with a longer label the legend is below the picture
 WIDEST_LEGEND = 56  # characters in a row of a legend below a picture, with the markers
 FEW_ROWS = 12
-MUTED, TEXT, STRIP = "var(--muted)", "var(--fg)", "var(--strip)"
-LABELS = {"labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 12, "titleFontSize": 12}
-LINES = {"gridColor": "var(--grid)", "domainColor": "var(--axis)", "tickColor": "var(--axis)", "tickSize": 4}
-SUBTITLE = {"subtitleColor": MUTED, "subtitleFontSize": 12, "subtitleFontWeight": "normal", "subtitlePadding": 4}
-SYMBOLS = {"symbolSize": 120, "symbolStrokeWidth": 2}
-STEPS = {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True}  # of the x of curves
-CONFIG: Spec = {
-    "background": "transparent",
-    "padding": {"left": 2, "right": 8, "top": 6, "bottom": 2},
-    "font": "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
-    "view": {"stroke": "transparent"},
-    "axis": {**LABELS, **LINES, "titleFontWeight": "normal", "labelLimit": 150},
-    "axisX": {"grid": False},
-    "axisY": {"domain": False, "ticks": False},
-    "legend": {"labelColor": TEXT, "labelFontSize": 12, "labelLimit": 320, **SYMBOLS},
-    "title": {"color": TEXT, "anchor": "start", "fontSize": 15, "offset": 8, **SUBTITLE},
-}
 RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
 PICTURES = ("eval/accuracy", "forest", "entropy", "length", "train/grad_norm")  # of the Markdown
-#: Axis -> its title, and what its counter is divided by.
-AXES = {
-    "step": (STEP_TITLE, 1),
-    "time": ("active time (minutes)", 60),
-    "tokens": ("generated tokens", 1),
-    "updates": ("optimizer updates", 1),
-}
+AXES: dict[str, tuple[str, int]] = TABLES["axes"]  # axis -> its title, and what its counter is divided by
 
 
 # ---- specifications ----
 
 
-def specification(
-    figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None, title: Spec | None = None
-) -> Spec:
+def specification(figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None) -> Spec:
     """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture."""
     columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
     shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
     grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
-    colours = [content.colour_of(place) for place in [*range(len(legend)), *(None for _ in grey)]]
-    markers = list(content.MARKERS)
+    markers = list(TABLES["markers"])
     channels = {
-        "color": (alt.Color, colours),
-        "strokeDash": (alt.StrokeDash, [list(dash) for dash in content.DASHES[: len(legend)]]),
+        "color": (alt.Color, [*map(content.colour_of, range(len(legend))), *[content.colour_of(None)] * len(grey)]),
+        "strokeDash": (alt.StrokeDash, TABLES["dashes"][: len(legend)]),
         "shape": (alt.Shape, markers[: len(legend)] + markers[:1] * len(grey)),
     }
     by = {}
@@ -96,8 +69,7 @@ def specification(
     layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
-    spec["autosize"], spec["config"] = {"type": "fit-x", "contains": "padding"}, CONFIG
-    return spec | ({"title": title} if title is not None else {})
+    return spec | {"autosize": {"type": "fit-x", "contains": "padding"}, "config": TABLES["vega"]}
 
 
 def _data(name: str) -> alt.Chart:
@@ -107,17 +79,17 @@ def _data(name: str) -> alt.Chart:
 def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple[list[Any], Any]:
     """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped."""
     scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
-    small = "datum.label && datum.value < 0.0001 ? format(datum.value, '.0e') : datum.label"
-    axis = alt.Axis(tickCount=5, format=figure.format, **({"labelExpr": small} if figure.log else {}))
+    axis = alt.Axis(tickCount=5, format=figure.format)
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
-    x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(zero=False, nice=False, padding=4), axis=alt.Axis(**STEPS))
+    ticks = alt.Axis(tickCount=6, format="~s", labelOverlap=True, labelFlush=True)
+    x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(zero=False, nice=False, padding=4), axis=ticks)
     if figure.axis == "total":  # four hours, in seconds
         hours = alt.Axis(values=[3600 * hour for hour in range(5)], labelExpr="datum.value / 3600")
         x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(domain=[0, 4 * 3600]), axis=hours)
-    band, at = {"y": low, "y2": "high"}, {"x": x, "y": y, "color": by["color"]}
+    at = {"x": x, "y": y, "color": by["color"]}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
-        means.mark_area(fillOpacity=0.16).encode(x=x, color=by["color"], **band),
+        means.mark_area(fillOpacity=0.16).encode(**at | {"y": low}, y2="high"),
         _data("seeds").mark_line(strokeWidth=0.9, strokeOpacity=0.42).encode(**at, detail="run:N"),
         _data(MEANS).mark_line(strokeWidth=2.3, strokeCap="butt").encode(**at, strokeDash=by["strokeDash"]),
         _data("marks").mark_point(filled=True, size=62, opacity=1).encode(**at, shape=by["shape"]),
@@ -139,7 +111,7 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     labels = alt.Axis(
         labelExpr=f"({json.dumps(texts, ensure_ascii=False)})[datum.label]",
         labelFontSize=13,
-        labelColor=TEXT,
+        labelColor="var(--fg)",
         labelLimit=WIDEST_LABEL,
         labelLineHeight=LINE_HEIGHT,
         labelOffset=-LINE_HEIGHT * (lines - 1) / 2,
@@ -150,7 +122,7 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     y = alt.Y(f"{SETTING}:N", sort=settings, title=None, axis=labels, scale=alt.Scale(domain=settings))
     row = {"y": y, "color": by["color"]}
     layers = [
-        _data("none").mark_rect(color=STRIP).encode(x=low, x2="high"),
+        _data("none").mark_rect(color="var(--strip)").encode(x=low, x2="high"),
         _data("zero").mark_rule(color="var(--axis)", strokeWidth=1.2).encode(x=x),
         _data("pairs").mark_rule(strokeWidth=3).encode(x=low, x2="high", **row),
         _data("seeds").mark_tick(thickness=1.5, size=14, opacity=0.6).encode(x=x, **row),
@@ -206,12 +178,12 @@ def compiled(figure: Figure, legend: Sequence[str], **options: Any) -> Spec:
     `options`: of `specification`.
     """
     vega: Spec = vl_convert.vegalite_to_vega(specification(figure, legend, **options))
-    for axis in vega.get("axes", []):
+    for axis in vega["axes"]:
         if axis.get("title") == STEP_TITLE:
             axis["title"] = {"signal": "xtitle"}
     for shown in vega.get("legends", []):
         shown.pop("strokeDash", None)  # it would fray the markers
-    vega.setdefault("signals", []).append({"name": "xtitle", "value": STEP_TITLE})
+    vega["signals"].append({"name": "xtitle", "value": STEP_TITLE})
     return vega | {"description": figure.alt}
 
 
@@ -237,18 +209,21 @@ def standalone(figure: Figure, legend: Sequence[str], paper: bool = False) -> st
 
     It has a title, or (`paper`) the width of a column and a title at its y axis, as its caption comes from the paper.
     """
-    is_long = max(map(len, legend)) > LONGEST_BESIDE
-    side = "" if figure.name == FOREST else "bottom" if paper or is_long else "right"
+    side = "" if figure.name == FOREST else "bottom" if paper or max(map(len, legend)) > LONGEST_BESIDE else "right"
     if paper:
-        vega = compiled(replace(figure, large=False), legend, side=side, y_title=figure.title)
+        vega, width = compiled(replace(figure, large=False), legend, side=side, y_title=figure.title), COLUMN[0]
     else:
         subtitle = [line for line in (figure.subtitle, figure.note) if line]
-        vega = compiled(figure, legend, side=side, title={"text": figure.title, "subtitle": subtitle})
-    return svg_of(vega | {"background": "var(--page)"}, rows_of(figure, legend), COLUMN[0] if paper else WIDTH)
+        title = {"text": figure.title, "subtitle": subtitle, "anchor": "start", "offset": 8}
+        vega, width = compiled(figure, legend, side=side) | {"title": title}, WIDTH
+    return svg_of(vega | {"background": "var(--page)"}, rows_of(figure, legend), width)
 
 
 def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path) -> None:
-    """Write each picture for a paper as NAME.svg, .png and .pdf, and its data as NAME.csv."""
+    """Write each picture for a paper as NAME.svg, .png and .pdf, and its data as NAME.csv.
+
+    The data of curves are every value of every run, and means with their intervals by step.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
@@ -260,23 +235,18 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path
         for ending, picture in printed.items():
             with whole(folder / f"{stem}.{ending}") as partial:
                 partial.write_bytes(picture)
-        write_whole(folder / f"{stem}.csv", csv_of(figure))
-
-
-def csv_of(figure: Figure) -> str:
-    """Return a picture's data: of curves every value of every run, then means with their intervals by step."""
-    rows = [{"data": name, **row} for name, data_set in figure.rows.items() for row in data_set]
-    curves = [curve for curve in figure.curves if curve.seed is not None or "step" in curve.x]
-    for curve in sorted(curves, key=lambda curve: curve.seed is None):
-        of_curve = {"data": "mean"} if curve.seed is None else {"data": "run", "seed": curve.seed}
-        columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
-        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-            rows.append(of_curve | {SETTING: curve.setting} | dict(zip(columns, values, strict=True)))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+        rows = [{"data": name} | row for name, data_set in figure.rows.items() for row in data_set]
+        for curve in figure.curves:
+            if curve.seed is None and "step" not in curve.x:  # a mean along another axis
+                continue
+            named = {"data": "mean" if curve.seed is None else "run", "seed": curve.seed, SETTING: curve.setting}
+            columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
+            for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+                rows.append(named | dict(zip(columns, values, strict=True)))
+        with whole(folder / f"{stem}.csv") as partial, partial.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 # ---- Markdown ----
@@ -284,20 +254,15 @@ def csv_of(figure: Figure) -> str:
 
 def write_markdown(report: Report, target: Path) -> None:
     """Write `target` and, in the folder FILES next to it, its pictures. `UnwritableError` if the system refuses."""
+    (target.parent / FILES).mkdir(parents=True, exist_ok=True)
     by_name = {figure.name: figure for figure in report.every_figure}
     pictures = []
     for figure in (by_name[name] for name in PICTURES if name in by_name):
         stem = re.sub(r"\W+", "_", figure.name)
-        write_picture(standalone(figure, report.legend), target.parent / FILES, stem)
-        pictures.append((figure.alt, f"{FILES}/{stem}"))
+        file = f"{FILES}/{stem}.svg"
+        write_whole(target.parent / file, content.plain_colours(standalone(figure, report.legend)))
+        pictures.append((figure.alt, file))
     write_whole(target, filled("report.md.j2", report=report, pictures=pictures))
-
-
-def write_picture(svg: str, folder: Path, stem: str) -> None:
-    """Write a picture for light pages, and for dark ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{stem}.svg", content.plain_colours(svg))
-    write_whole(folder / f"{stem}_dark.svg", content.plain_colours(svg, dark=True))
 
 
 # ---- page ----
@@ -306,12 +271,11 @@ def write_picture(svg: str, folder: Path, stem: str) -> None:
 def page_of(report: Report) -> str:
     """Return the whole page."""
     figures, legend = report.every_figure, report.legend
-    specifications = {figure.name: compiled(figure, legend) for figure in figures}
+    specifications, pictures = dict[str, Spec](), dict[str, Markup]()
     first = report.figures[0] if report.figures else None
-    pictures = {}
     for place, figure in enumerate(figures):
-        width = FIRST_WIDTH if figure is first else OTHER_WIDTH
-        svg = svg_of(specifications[figure.name], rows_of(figure, legend), width)
+        specifications[figure.name] = vega = compiled(figure, legend)
+        svg = svg_of(vega, rows_of(figure, legend), FIRST_WIDTH if figure is first else OTHER_WIDTH)
         pictures[figure.name] = Markup(with_own_ids(svg, f"p{place}"))
     scripts = [RUNTIME.read_text("utf-8"), (content.TEMPLATES / "page.js").read_text("utf-8")]
     return filled(
@@ -322,7 +286,7 @@ def page_of(report: Report) -> str:
         axes=axes_of(figures),
         policy=policy_of(scripts),
         scripts=[Markup(script) for script in scripts],
-        data=Markup(as_json(data_of(figures, specifications, legend))),
+        data=data_of(figures, specifications, legend),
     )
 
 
@@ -349,9 +313,8 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
             }
             for curve in drawn(figure, legend)
         ]
-        rows = {} if figure.curves else rows_of(figure, legend)
         spec = specifications[figure.name]
-        out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "curves": curves}
+        out[figure.name] = {"spec": spec, "format": figure.format, "rows": figure.rows, "curves": curves}
     titles = {axis: AXES[axis][0] for axis in axes_of(figures)}
     return {"settings": list(legend), "axes": titles, "figures": out}
 
@@ -369,11 +332,3 @@ def axes_of(figures: Sequence[Figure]) -> list[str]:
     """Return the axes that a page can switch to: those along which its runs moved."""
     xs = [run.x for figure in figures for run in figure.curves if run.seed is not None]
     return [axis for axis in AXES if axis == "step" or any(np.ptp(x[axis]) > 0 for x in xs if axis in x)]
-
-
-def as_json(data: Any) -> str:
-    """Return JSON that is safe inside a <script> element, whatever its texts."""
-    encoded = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
-    return encoded

@@ -1,6 +1,7 @@
 """Choose the pictures of a study: curves over training with their bands, and differences."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -8,43 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.report.content import MOST_COLOURS, Figure, Series, Verdict, counted
+from rlreason.report.content import MOST_COLOURS, TABLES, Figure, Series, Verdict, counted
 from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
-from rlreason.runtime.statistics import LEVEL
+from rlreason.runtime.statistics import LEVEL, half_width
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import WAITING
 
 MOST_IN_ALT = 8  # settings with their last value in the alternative text
-PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
-DEPTH = "logarithmic axis"
 FOREST = "forest"  # the figure of differences
 
 
-ACCURACY = Figure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True, large=True)
-BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
 OF_ACCURACY = "mean with its 95% band, thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
-
-#: In the order of the page, which leaves out what no run has measured.
-FIGURES = [
-    ACCURACY,
-    Figure("reward/mean", "Training reward", BATCH, PLAIN),
-    Figure("reward/format", "Format reward", BATCH, PLAIN),
-    Figure("reward/answer", "Answer reward", BATCH, PLAIN),
-    Figure("entropy", "Token entropy", "nats, mean over sampled tokens", PLAIN),
-    Figure("length", "Response length", TOKENS, SHORT),
-    Figure("length_correct", "Length of correct responses", TOKENS, SHORT),
-    Figure("length_wrong", "Length of incorrect responses", TOKENS, SHORT),
-    Figure("train/grad_norm", "Gradient norm", f"before clipping; {DEPTH}", GENERAL, log=True),
-    Figure("train/clip_fraction", "Clip fraction", "share of tokens", FINE_PERCENT, share=True),
-    Figure("mismatch", "Train-inference mismatch", f"{GAP}; {DEPTH}", GENERAL, log=True),
-    Figure("live_groups", "Live groups", "share of groups whose rewards differ", PERCENT, share=True),
-    Figure("truncated", "Truncated responses", "share cut at the token limit", PERCENT, share=True),
-    Figure("eval/format", "Validation format", "share of validation responses with the format", PERCENT, share=True),
-]  # fmt: skip
-
-#: Name of a figure -> its metric, where it has another name.
-SOURCES = {"mismatch": "rollout/mismatch_mean", "live_groups": "reward/frac_reward_zero_std"}
+#: The curves in the order of the page, which leaves out what no run has measured.
+FIGURES = [Figure(**one) for one in TABLES["figures"]]
 
 
 def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = False) -> Series | None:
@@ -71,9 +49,8 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
         values.append(np.interp(grid, ascending, run.y[::-1][last]))
     mean, half = np.mean(values, axis=0), np.full(len(grid), np.nan)
     if len(runs) > 1:
-        from scipy.special import stdtrit  # here: a tenth of a second to import
-
-        half = float(stdtrit(len(runs) - 1, 1 - LEVEL / 2)) * np.std(values, axis=0, ddof=1) / math.sqrt(len(runs))
+        quantile = half_width(LEVEL, 1.0, 0.0, len(runs) - 1)
+        half = quantile * np.std(values, axis=0, ddof=1) / math.sqrt(len(runs))
     low, high = mean - half, mean + half
     if share:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
@@ -95,45 +72,40 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def figures_of(study: Study) -> list[Figure]:
-    """Return all curves of a study, validation accuracy first; those without data are left out."""
-    return [drawn for figure in FIGURES if (drawn := _over_training(study, figure)) is not None]
-
-
-def _over_training(study: Study, figure: Figure) -> Figure | None:
-    """Plot one measure against step, time, tokens and updates; None if no run has two points of it."""
-    runs = list[Series]()
-    dropped = 0  # values that do not fit on a logarithmic axis
-    name = figure.name
-    sources = (SOURCES.get(name, name), f"rollout/{name}", f"eval/{name}")  # of rollouts before evaluations
-    for one, run in study.each:
-        series = next((run.series[source] for source in sources if source in run.series), None)
-        if series is None:
+    """Plot every measure against step, time, tokens and updates, accuracy first; leave out what has no two points."""
+    figures = []
+    for figure in FIGURES:
+        runs, dropped, name = list[Series](), 0, figure.name  # dropped: do not fit on a logarithmic axis
+        sources = (figure.source or name, f"rollout/{name}", f"eval/{name}")  # of rollouts before evaluations
+        for one, run in study.each:
+            series = next((run.series[source] for source in sources if source in run.series), None)
+            if series is None:
+                continue
+            y = 1 - series.y if name == "live_groups" else series.y
+            fits = y > 0 if figure.log else np.full(len(y), True)
+            dropped += int((~fits).sum())
+            if fits.any():
+                x = {axis: at[fits] for axis, at in series.x.items()}
+                runs.append(Series(x, y[fits], one.label, run.seed, run.state not in ("finished", RUNNING, WAITING)))
+        if not any(len(run.y) > 1 for run in runs):
             continue
-        y = 1 - series.y if name == "live_groups" else series.y
-        fits = y > 0 if figure.log else np.full(len(y), True)
-        dropped += int((~fits).sum())
-        if fits.any():
-            x = {axis: at[fits] for axis, at in series.x.items()}
-            stopped = run.state not in ("finished", RUNNING, WAITING)
-            runs.append(Series(x, y[fits], one.label, run.seed, stopped))
-    if not any(len(run.y) > 1 for run in runs):
-        return None
-    by_setting = {one.label: of for one in study.settings if (of := [r for r in runs if r.setting == one.label])}
-    means = list[Series]()
-    for axis, of in product(AXES, by_setting.values()):
-        if (mean := mean_of(of, axis, figure.share, figure.log)) is not None:
-            means.append(mean)
-    ends = {label: float(np.mean([run.y[-1] for run in of])) for label, of in by_setting.items()}
-    ends |= {mean.setting: float(mean.y[-1]) for mean in means if "step" in mean.x}
-    last = [f"{label} {end:{'.1%' if '%' in figure.format else '.3g'}}" for label, end in ends.items()]
-    return replace(
-        figure,
-        subtitle=OF_ACCURACY if figure is ACCURACY else figure.subtitle,
-        alt=f"{figure.title} ({figure.subtitle}). Last values: {few(last, MOST_IN_ALT)}.",
-        note=f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-        curves=means + runs,
-        log=figure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one value has no ticks
-    )
+        by_setting = defaultdict[str, list[Series]](list)
+        for curve in runs:
+            by_setting[curve.setting].append(curve)
+        means = [mean_of(of, axis, figure.share, figure.log) for axis, of in product(AXES, by_setting.values())]
+        number = ".1%" if "%" in figure.format else ".3g"
+        last = [f"{label} {np.mean([run.y[-1] for run in of]):{number}}" for label, of in by_setting.items()]
+        figures.append(
+            replace(
+                figure,
+                subtitle=OF_ACCURACY if figure.large else figure.subtitle,
+                alt=f"{figure.title} ({figure.subtitle}). Last values: {few(last, MOST_IN_ALT)}.",
+                note=f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
+                curves=[*filter(None, means), *runs],
+                log=figure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one has no ticks
+            )
+        )
+    return figures
 
 
 def forest_of(verdicts: Sequence[Verdict]) -> Figure | None:

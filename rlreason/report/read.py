@@ -5,8 +5,10 @@ These are CSV files, TRL's completions, lm-eval's samples and Inspect's logs.
 
 import csv
 import json
+import os
 import re
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError, DataError
-from rlreason.health.watch import Row, findings_of
+from rlreason.health.watch import findings_of
 from rlreason.records.files import CONFIG, RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.content import Series
@@ -58,66 +60,34 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
     run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
     run.protocol = run.summary.get("protocol") or {}
     if rows:
-        run.series = curves_of(rows)
-        last = {axis: run.series[name].y[-1] for axis, name in AXES.items() if name in run.series}
-        run.totals = {axis: float(value) for axis, value in last.items()}
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: np.array([row.get(name) for row in rows], np.float64) for name in names}
+        counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
+        for name, values in columns.items():
+            finite = np.isfinite(values)  # None has become NaN
+            if finite.any():
+                x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
+                run.series[name] = Series(x, values[finite])
+        run.totals = {axis: float(run.series[name].y[-1]) for axis, name in AXES.items() if name in run.series}
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
     files = reader.evaluations()
     if not files and (folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
         files = [ResponseFile(folder / RESPONSES, RESPONSES)]
     if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
-        run.start = answers_of(files[0], reader, note)
-    if run.state not in (RUNNING, WAITING) and run.accuracy is None:
-        if files:
-            run.final = answers_of(files[-1], reader, note)
-        elif run.ended:
-            note(f"{folder} has lost the responses of its final evaluation: it is not compared")
+        run.start = answers_of(files[0], reader)
+    if files and run.state not in (RUNNING, WAITING) and run.accuracy is None:
+        run.final = answers_of(files[-1], reader)
     return run
 
 
-def curves_of(rows: Sequence[Row]) -> dict[str, Series]:
-    """Return the curves of a run's metrics: their finite values."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in names}  # None becomes NaN
-    counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
-    series = {}
-    for name, values in columns.items():
-        finite = np.isfinite(values)
-        if finite.any():
-            x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
-            series[name] = Series(x, values[finite])
-    return series
-
-
-def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers:
-    """Return the graded responses of a file by problem; none, after a note, if none can be used."""
+def answers_of(file: ResponseFile, reader: RunFolder) -> Answers:
+    """Return the graded responses of a file by problem."""
     problems: Answers = {}
     for row in reader.rows(file, GRADED).values():
         problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"]))
         problem.correct += row["outcome"] == "correct"
         problem.samples += 1
-    if not problems:
-        note(f"{file.path} holds no response that can be used: its run is not compared")
     return problems
-
-
-def question_of(sweep: str, axes: Sequence[str]) -> str:
-    """Return the question of the sweep of this name.
-
-    It is the first sentence in the comment of its file in `multirun_sweeps/`, from its colon on; a sweep without a file
-    gets a question about its keys.
-
-    >>> question_of("mine", ["learning_rate"]), question_of("mine", [])
-    ('Which learning_rate?', 'How do these runs compare?')
-    >>> question_of("grpo_prompt_ablation", ["prompt"])
-    'The r1_zero prompt against the bare question'
-    """
-    file = resource_dir("multirun_sweeps") / f"{sweep}.yaml"
-    if re.fullmatch(r"[\w-]+", sweep) and file.is_file():
-        comment = " ".join(re.findall(r"^# ?(.*)", file.read_text("utf-8"), re.M))
-        if match := re.search(r"(?:[^.?:]*:)?\s*([^.?:]{9,}\??)", comment):
-            return match[1][:1].upper() + match[1][1:]
-    return f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
 
 
 @dataclass(slots=True)
@@ -126,8 +96,8 @@ class Given:
 
     path: Path
     runs: list[StudyRun]
-    sweep: Path | None = None
     state: SweepState | None = None
+    is_whole: bool = False  # the argument is the sweep itself
     picked: int = 0  # the number of settings of its sweep, if it is the best one of them
 
 
@@ -139,9 +109,10 @@ def read_study(folders: Sequence[Path]) -> Study:
     """
     problems, notes = list[str](), list[str]()
     given = [_given(folder, problems.append) for folder in folders]
-    first, runs = given[0], [run for one in given for run in one.runs]
-    one_sweep = first.sweep is not None and len({one.sweep for one in given}) == 1
-    if not one_sweep:
+    state, runs = given[0].state, [run for one in given for run in one.runs]
+    on_purpose = list(purposes(state.axes)) if state is not None else []
+    if not all(one.state for one in given) or len({run.folder.parent for run in runs}) > 1:  # of no sweep, or several
+        on_purpose = []
         for run, key in zip(runs, _keys_of(runs), strict=True):
             run.setting = key
     by_key: dict[Key, Setting] = {}
@@ -163,21 +134,25 @@ def read_study(folders: Sequence[Path]) -> Study:
                 "its lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for "
                 "all its settings."
             )
-    state = first.state
-    if state is not None and first.sweep == first.path and (reference := state.reference) is not None:
+    if given[0].is_whole and state is not None and (reference := state.reference) is not None:
         of_reference = [one for one in settings if reference.items() <= dict(one.key).items()]  # some of its keys
         head = min(of_reference, key=lambda one: len(one.key), default=settings[0])
         settings.sort(key=lambda one: one is not head)
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
-    name = state.name if state is not None else first.path.resolve().name
+    question = f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
+    file = resource_dir("multirun_sweeps") / f"{Path(state.sweep).name if state else ''}.yaml"
+    if file.is_file():  # its first sentence, from its colon on
+        comment = " ".join(re.findall(r"^# ?(.*)", file.read_text("utf-8"), re.M))
+        if match := re.search(r"(?:[^.?:]*:)?\s*([^.?:]{9,}\??)", comment):
+            question = match[1][:1].upper() + match[1][1:]
     return Study(
-        name,
-        question_of(state.sweep if state is not None else str(runs[0].provenance.get("sweep") or name), axes),
+        state.name if state is not None else folders[0].resolve().name,
+        question,
         axes,
         settings,
-        on_purpose=list(purposes(state.axes)) if state is not None and one_sweep else [],
+        on_purpose,
         problems=list(dict.fromkeys(problems)),
         notes=notes,
         carried=[
@@ -189,27 +164,23 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 def _given(path: Path, note: Note) -> Given:
     """Read the runs of one argument; `ConfigError` if it is none of these."""
-    sweep, part = (path, "") if path.is_dir() else (path.parent, path.name)
     if (path / CONFIG).exists() and not (path / FILE).exists():
-        siblings = read_state(path.parent, note).runs if (path.parent / FILE).exists() else []
-        alone = refreshed(RunState(path.name, [], {}, 0), path.parent, note)
-        run = read_run(path, next((one for one in siblings if one.name == path.name), alone), note)
-        run.setting, run.seed = (), int(run.settings.get("seed") or 0)
+        run = read_run(path, refreshed(RunState(path.name, [], {}, 0), path.parent, note), note)
+        run.seed = int(run.settings.get("seed") or 0)
         return Given(path, [run])
-    is_sweep = (sweep / FILE).exists() or runs_in(sweep)
-    if not is_sweep or (part and "=" not in part):
-        inner = [file.parent.name for file in sorted(path.glob(f"*/{FILE}"))]
-        what = f"holds the sweeps {few(inner)}" if inner else "holds no run" if path.exists() else "is not there"
+    sweep, part = (path, "") if path.is_dir() else (path.parent, path.name)
+    if not ((sweep / FILE).exists() or runs_in(sweep)) or (part and "=" not in part):
+        what = "holds no run" if path.exists() else "is not there"
         raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of one sweep, as printed at its start")
     state = read_state(sweep, note)
     some = [run for run in state.runs if not part or set(part.split(",")) <= set(run.name.split(","))]
     if not some:
         names = few([run.name for run in state.runs], 3)
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
-    given = Given(path, [read_run(sweep / run.name, run, note) for run in some], sweep, state)
-    accuracies: dict[Key, list[float]] = {}
+    given = Given(path, [read_run(sweep / run.name, run, note) for run in some], state, not part)
+    accuracies = defaultdict[Key, list[float]](list)
     for one in state.runs:
-        accuracies.setdefault(one.key, []).append(one.accuracy or 0.0)
+        accuracies[one.key].append(one.accuracy or 0.0)
     best = max(accuracies, key=lambda key: np.mean(accuracies[key]))
     if part and len(accuracies) >= FEWEST_CHOSEN and {one.key for one in some} == {best}:
         given.picked = len(accuracies)
@@ -229,11 +200,9 @@ def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
     distinct = {(key, run.seed) for key, run in zip(keys, runs, strict=True)}
     if len(differing) <= MOST_KEYS and len(distinct) == len(runs):
         return keys
-    names = [re.sub(",?seed=[^,]*", "", run.folder.name) or run.folder.parent.name for run in runs]
-    places = {(run.folder.parent, name) for run, name in zip(runs, names, strict=True)}
-    if len(places) > len({*names}):
-        names = [f"{run.folder.parent.name}/{name}" for run, name in zip(runs, names, strict=True)]
-    return [(("run", name),) for name in names]
+    beside = os.path.commonpath([run.folder.resolve().parent for run in runs])
+    names = [str(run.folder.resolve().relative_to(beside)) for run in runs]
+    return [(("run", re.sub("[,/]?seed=[^,/]*", "", name)),) for name in names]
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -250,6 +219,13 @@ TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 INSPECT_VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partly, incorrect, no answer
 NO_REWARDS = ("step", "prompt", "completion", "advantage", "timestamp")  # other columns of TRL's completions
 Sample = dict[str, Any]  # of COLUMNS, without the first two where the files give them
+#: Ending of a file -> the program that writes it, and patterns of these files in a folder; any other is a CSV file.
+FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
+    ".parquet": ("TRL", ("completions_*.parquet", "completions/completions_*.parquet")),
+    ".jsonl": ("lm-eval", ("samples_*.jsonl", "*/samples_*.jsonl")),
+    ".eval": ("Inspect", ("*.eval",)),
+    ".json": ("Inspect", ()),
+}
 
 
 def study_of_results(path: Path) -> Study | None:
@@ -257,14 +233,14 @@ def study_of_results(path: Path) -> Study | None:
 
     None for anything else. `DataError` names the file, the row, the rule and the cure.
     """
-    for program, (patterns, endings, samples_in) in FORMATS.items():  # noqa: B007  # read below, after the break
-        if files := _files_of(path, patterns, endings):
-            break
-    else:
+    in_folder = (_files_of(path, patterns) for _, patterns in FORMATS.values())
+    files = {0: path} if path.is_file() else next(filter(None, in_folder), {})
+    if not files:
         return None
+    program, _ = FORMATS.get(next(iter(files.values())).suffix, ("CSV", ()))
     settings: dict[str, Setting] = {}
     runs: dict[tuple[str, int], StudyRun] = {}
-    samples = ((seed, sample) for seed, file in files.items() for sample in samples_in(file))
+    samples = ((seed, sample) for seed, file in files.items() for sample in _samples(file))
     try:
         for number, (of_file, sample) in enumerate(samples, 1):
             values = [({"setting": path.stem, "seed": of_file} | sample)[name] for name in COLUMNS]
@@ -299,13 +275,11 @@ def study_of_results(path: Path) -> Study | None:
     return Study(path.stem, question, ["setting"], list(settings.values()), notes=notes)
 
 
-def _files_of(path: Path, patterns: Sequence[str], endings: tuple[str, ...]) -> dict[int, Path]:
-    """Return a program's newest file, by seed: a file, its folder, or a folder with one for each seed.
+def _files_of(path: Path, patterns: Sequence[str]) -> dict[int, Path]:
+    """Return a program's newest file, by seed: of its folder, or of a folder with one for each seed.
 
     The number at the end of such a folder's name is the seed.
     """
-    if path.is_file():
-        return {0: path} if path.name.endswith(endings) else {}
     if (own := _newest_file(path, patterns)) is not None:
         return {0: own}
     inner = {place.name: file for place in sorted(path.glob("*")) if (file := _newest_file(place, patterns))}
@@ -327,59 +301,48 @@ def _newest_file(folder: Path, patterns: Sequence[str]) -> Path | None:
     return max(files, key=lambda file: [int(number) for number in re.findall(r"\d+", file.stem)])
 
 
-def _csv(path: Path) -> Iterator[Sample]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
-        if missing := [name for name in COLUMNS if name not in reader.fieldnames]:
-            rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
-            raise DataError(f"{path} has no column {missing[0]}: {rule}")
-        yield from reader
+def _samples(path: Path) -> Iterator[Sample]:
+    """Yield the samples of a file: problem and correct, of CSV also setting and seed.
 
-
-def _trl(path: Path) -> Iterator[Sample]:
-    """Yield prompt and reward of the last step's completions: the reward called accuracy or correct, else the first."""
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(f"{path} is a parquet file: pip install 'rlreason[report]', which reads it") from None
-    rows = parquet.read_table(path).to_pylist()
-    rewards = [n for n, value in rows[0].items() if n not in NO_REWARDS and isinstance(value, int | float)]
-    reward = next((name for name in rewards if "acc" in name or "correct" in name), rewards[0])
-    newest = max(row.get("step", 0) for row in rows)
-    for row in rows:
-        if row.get("step", 0) == newest:
-            yield {"problem": row["prompt"], "correct": row[reward]}
-
-
-def _lm_eval(path: Path) -> Iterator[Sample]:
-    """Yield a task's samples under the first filter and metric: a problem is its question, else its document's hash."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    metric = next(n for n, value in rows[0].items() if n != "doc_id" and isinstance(value, int | float))
-    for row in rows:
-        if row.get("filter") == rows[0].get("filter"):
-            asked = row["doc"].get("question") or row["doc"].get("problem") or row.get("doc_hash", row["doc_id"])
-            yield {"problem": asked, "correct": row[metric]}
-
-
-def _inspect(path: Path) -> Iterator[Sample]:
-    """Yield a log's samples under the first scorer; a problem is its input if that is text, else its id."""
-    if path.suffix == ".eval":
-        with zipfile.ZipFile(path) as log:
-            names = sorted(name for name in log.namelist() if name.startswith("samples/"))
-            samples = [json.loads(log.read(name)) for name in names]
+    TRL's are prompt and reward of the last step's completions: the reward called accuracy or correct, else the first.
+    lm-eval's are those under the first filter and metric; a problem is its question, else its document's hash.
+    Inspect's are those under the first scorer; a problem is its input if that is text, else its id.
+    """
+    if path.suffix == ".parquet":
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise ConfigError(f"{path} is a parquet file: pip install 'rlreason[report]', which reads it") from None
+        rows = parquet.read_table(path).to_pylist()
+        rewards = [n for n, value in rows[0].items() if n not in NO_REWARDS and isinstance(value, int | float)]
+        reward = next((name for name in rewards if "acc" in name or "correct" in name), rewards[0])
+        newest = max(row.get("step", 0) for row in rows)
+        for row in rows:
+            if row.get("step", 0) == newest:
+                yield {"problem": row["prompt"], "correct": row[reward]}
+    elif path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        metric = next(n for n, value in rows[0].items() if n != "doc_id" and isinstance(value, int | float))
+        for row in rows:
+            if row.get("filter") == rows[0].get("filter"):
+                asked = row["doc"].get("question") or row["doc"].get("problem") or row.get("doc_hash", row["doc_id"])
+                yield {"problem": asked, "correct": row[metric]}
+    elif path.suffix in (".eval", ".json"):
+        if path.suffix == ".eval":
+            with zipfile.ZipFile(path) as log:
+                names = sorted(name for name in log.namelist() if name.startswith("samples/"))
+                rows = [json.loads(log.read(name)) for name in names]
+        else:
+            rows = json.loads(path.read_text("utf-8"))["samples"]
+        for row in rows:
+            value = next(iter(row["scores"].values()))["value"]
+            problem = row["input"] if isinstance(row["input"], str) else row["id"]
+            yield {"problem": problem, "correct": INSPECT_VALUES.get(value, value) if isinstance(value, str) else value}
     else:
-        samples = json.loads(path.read_text("utf-8"))["samples"]
-    for sample in samples:
-        value = next(iter(sample["scores"].values()))["value"]
-        problem = sample["input"] if isinstance(sample["input"], str) else sample["id"]
-        yield {"problem": problem, "correct": INSPECT_VALUES.get(value, value) if isinstance(value, str) else value}
-
-
-#: Program -> patterns of its files in a folder, endings of a file that is given, and how to read one.
-FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Iterator[Sample]]]] = {
-    "TRL": (("completions_*.parquet", "completions/completions_*.parquet"), (".parquet",), _trl),
-    "lm-eval": (("samples_*.jsonl", "*/samples_*.jsonl"), (".jsonl",), _lm_eval),
-    "Inspect": (("*.eval",), (".eval", ".json"), _inspect),
-    "CSV": ((), ("",), _csv),
-}
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
+            if missing := [name for name in COLUMNS if name not in reader.fieldnames]:
+                rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
+                raise DataError(f"{path} has no column {missing[0]}: {rule}")
+            yield from reader

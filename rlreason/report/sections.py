@@ -2,20 +2,19 @@
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from rlreason.evaluation.accuracy import pass_at
-from rlreason.evaluation.cases import category_of
-from rlreason.health.monitors import Finding
+from rlreason.evaluation.cases import category
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
 from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import RUNNING, GradedProblem, Setting, Study, correctness
+from rlreason.report.study import RUNNING, Setting, Study, correctness
 from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
@@ -28,7 +27,18 @@ MEASURED = "How accuracy was measured"
 
 def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
-    verdicts = verdicts_of(study)
+    verdicts, details = verdicts_of(study), list[tuple[str, str | Table]]()
+    if protocol := next((run.protocol for run in study.runs if run.protocol), None):
+        rows = [[name, shorten(str(value), LONGEST)] for name, value in protocol.items()]
+        note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+        details.append((MEASURED, Table(MEASURED, ["part", "value"], rows, note=note)))
+    cards = defaultdict[str, list[str]](list)
+    for one in study.settings:
+        path = one.runs[0].folder / OBJECTIVE
+        if path.is_file():
+            cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
+    details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
+    details += [("Command", study.command)] if study.command else []
     return Report(
         name=study.name,
         question=study.question,
@@ -49,7 +59,7 @@ def build_report(study: Study) -> Report:
         log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
-        details=[*details_of(study), ("Method", filled("method.txt.j2"))],
+        details=[*details, ("Method", filled("method.txt.j2"))],
         forest=forest_of(verdicts),
     )
 
@@ -64,17 +74,14 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
     """Return the facts below the first screen: term and description."""
     runs = study.runs
     tokens = sorted(total for one in study.settings if (total := mean_total(one, "tokens")))
-    timed = [run.seconds for run in runs if run.seconds is not None]
     facts = filled(
         "facts.txt.j2",
         differs=what_differs(study),
         study=study,
         tokens=list(dict.fromkeys(millions(of) for of in tokens)),
         early=sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in runs),
-        hashes=list(dict.fromkeys(str(run.protocol.get("hash")) for run in runs if run.protocol)),
         overlaps=sorted({str(how) for run in runs if (how := run.settings.get("data.overlap"))}),
         health=health_of(study),
-        timed=timed,
         duration=duration,
         sampled=millions(sum(run.totals.get("tokens", 0.0) for run in runs)),
     )
@@ -104,9 +111,8 @@ def warnings_of(study: Study) -> Iterator[str]:
     """Yield what makes the runs less comparable than they look, a plain sentence each."""
     for one in study.settings:
         finals = [final for final in one.finals if len(final) >= FEW_PROBLEMS]
-        answers = [{name: problem.share for name, problem in final.items()} for final in finals]
-        mixed = [shares for shares in answers if len({*shares.values()}) > 1]
-        if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
+        mixed = [final for final in finals if len({problem.share for problem in final.values()}) > 1]
+        if len(mixed) > 1 and all(final == mixed[0] for final in mixed[1:]):
             yield (
                 f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
                 "one run, they tell no more than one seed."
@@ -149,36 +155,33 @@ def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) ->
 
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
-    """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
-    head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
+    """Return for each setting its mean, difference to the reference, seeds and cost."""
+    head = ["setting", "accuracy", "difference", "verdict", "seeds", "time a run", "tokens a run"]
     rows = []
     for one, verdict in zip(study.settings, [None, *verdicts], strict=True):
         accuracy, difference, word = NONE, NONE, "reference"
-        curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
-        best = _mean_of(list(map(max, curves)), percent)
         if one.accuracies:
             interval = accuracy_of(one)
             accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
         if verdict is not None:
             word = f"{SIGNS[verdict.word]} {verdict.word}"
-        if verdict is not None and (d := verdict.difference) is not None:
-            word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
-            difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
+            if (d := verdict.difference) is not None:
+                word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
+                difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
         rows.append([
             one.label,
             accuracy,
             difference,
             word,
             f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
-            f"{best}*\nbest of {max(map(len, curves))}" if curves else NONE,
             _mean_of([run.seconds for run in one.runs], duration),
             _mean_of([run.totals.get("tokens") for run in one.runs], millions),
         ])  # fmt: skip
     note = (
         "Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems, with one seed over "
-        "problems only. * The best of several evaluations is biased upwards, and is never compared."
+        "problems only."
     )
-    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), note)
+    return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
@@ -191,8 +194,8 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    right = np.stack(list(correctness(one, problems, one.questions).values()))  # (seeds, problems)
-    difference = paired_difference(right)
+    [right] = correctness([one], problems)
+    difference = paired_difference(np.stack(list(right.values())))  # of (seeds, questions)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 
@@ -202,34 +205,27 @@ def judged_settings(study: Study) -> dict[Key, Judged]:
     return {one.key: (accuracy_of(one), word) for one, word in zip(study.settings, words, strict=True)}
 
 
-def pass_curve(problems: Collection[GradedProblem]) -> list[float]:
-    """Return pass@k over the problems, unbiased (Chen et al. 2021), for k = 1, 2, 4 ... to the fewest samples.
-
-    >>> pass_curve([GradedProblem("", 1, 4), GradedProblem("", 4, 4)])
-    [0.625, 0.75, 1.0]
-    """
-    powers = range(min((p.samples for p in problems), default=0).bit_length())
-    return [float(np.mean([pass_at(p.samples, round(p.correct), 2**power) for p in problems])) for power in powers]
-
-
 def passes_table(study: Study) -> Table | None:
     """Return pass@k of each setting before and after training, the mean over seeds; None with one sample a problem.
 
+    It is unbiased (Chen et al. 2021), the mean over the problems, for k = 1, 2, 4 ... to the fewest samples of one.
     Of a run with both evaluations, only the problems that were asked both times count.
     """
-    curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    graded: dict[tuple[str, str], list[list[tuple[int, int]]]] = defaultdict(list)  # of each run (samples, correct)
     for one, run in study.each:
         answers = {when: problems for when, problems in (("before", run.start), ("after", run.final)) if problems}
         for when, problems in answers.items():
-            common = [name for name in sorted(problems) if all(name in other for other in answers.values())]
-            curves[one.label, when].append(pass_curve([problems[name] for name in common]))
-    powers = min((len(curve) for of_runs in curves.values() for curve in of_runs), default=0)
-    if powers < 2:
+            common = [problems[name] for name in sorted(problems) if all(name in other for other in answers.values())]
+            graded[one.label, when].append([(problem.samples, round(problem.correct)) for problem in common])
+    samples = [n for runs in graded.values() for counts in runs for n, _ in counts or [(0, 0)]]
+    powers = [2**power for power in range(min(samples, default=0).bit_length())]
+    if len(powers) < 2:
         return None
-    rows = [
-        [*of, *(percent(np.mean(k)) for k in zip(*runs, strict=False))][: powers + 2] for of, runs in curves.items()
-    ]
-    head = ["setting", "training", *(f"k = {2**power}" for power in range(powers))]
+    rows = []
+    for of, runs in graded.items():
+        curves = [[np.mean([pass_at(n, correct, k) for n, correct in counts]) for k in powers] for counts in runs]
+        rows.append([*of, *map(percent, np.mean(curves, axis=0))])
+    head = ["setting", "training", *(f"k = {power}" for power in powers)]
     note = (
         "The probability that at least one of k responses is right, the mean over problems and seeds. Before and after "
         "training are of the same problems, those that were asked both times."
@@ -241,14 +237,11 @@ def health_table(study: Study) -> Table | None:
     """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
     rows = []
     for one in study.settings:
-        by_rule: dict[str, dict[int, Finding]] = defaultdict(dict)
-        for run in one.runs:
-            for finding in run.findings:
-                if finding.problem:
-                    by_rule[finding.rule][run.seed] = finding
-        for rule, found in by_rule.items():
-            first = min(found.values(), key=lambda finding: finding.step or 0)
-            seeds = f"{len(found)} of {len(one.runs)}\nseed {', '.join(map(str, found))}"
+        found = [(run.seed, finding) for run in one.runs for finding in run.findings if finding.problem]
+        for rule in dict.fromkeys(finding.rule for _, finding in found):
+            by_seed = {seed: finding for seed, finding in found if finding.rule == rule}
+            first = min(by_seed.values(), key=lambda finding: finding.step or 0)
+            seeds = f"{len(by_seed)} of {len(one.runs)}\nseed {', '.join(map(str, by_seed))}"
             rows.append([one.label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
     head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
     note = "What the monitors find in the recorded metrics, all of them on. With evidence: rlreason health RUN."
@@ -259,29 +252,13 @@ def log_of(study: Study) -> Table:
     """Return a row for each run, by setting and seed."""
     head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
     for one, run in study.each:
-        rule, reached = run.status.partition(":")[2], run.totals.get("step")
-        last = run.accuracy if run.accuracy is not None else next(reversed(run.evaluations), None)
+        rule, reached, last = run.status.partition(":")[2], run.totals.get("step"), run.accuracy
+        if last is None and "eval/accuracy" in run.series:
+            last = run.series["eval/accuracy"].y[-1]
         steps = NONE if reached is None else f"{reached:.0f} of {run.planned_steps or NONE}"
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
         rows.append([one.label, str(run.seed), run.state, why, steps, _mean_of([last], percent), time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}))
-
-
-def details_of(study: Study) -> list[tuple[str, str | Table]]:
-    """Return the collapsible sections: protocol, objectives, command."""
-    details = list[tuple[str, str | Table]]()
-    for protocol in [run.protocol for run in study.runs if run.protocol][:1]:
-        rows = [[name, shorten(str(value), LONGEST)] for name, value in protocol.items()]
-        note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
-        details.append((MEASURED, Table(MEASURED, ["part", "value"], rows, note=note)))
-    cards: dict[str, list[str]] = defaultdict(list)
-    for one in study.settings:
-        path = one.runs[0].folder / OBJECTIVE
-        if path.is_file():
-            cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
-    details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
-    details += [("Command", study.command)] if study.command else []
-    return details
 
 
 # ---- the same problems over training ----
@@ -307,33 +284,31 @@ def cases_of(study: Study) -> list[Case]:
     if not saved:
         return []
     steps = sorted({saved[0], saved[len(saved) // 2], saved[-1]})
-    finals = [run.final for run in runs.values()]
-    common = set.intersection(*map(set, finals), *(set(run.start) for run in runs.values() if run.start))
-    by_hash, solved_by = sorted(common, key=lambda name: zlib.crc32(name.encode())), dict[int, str]()
-    for name in by_hash:  # the first problem of each number of runs that solve it in the end
-        solved_by.setdefault(sum(final[name].share == 1 for final in finals), name)
-    chosen = list(dict.fromkeys([*solved_by.values(), *by_hash]))[:PROBLEMS_SHOWN]
-    texts: dict[str, tuple[str, str]] = {}
-    responses: dict[tuple[str, int], dict[str, dict[str, str]]] = defaultdict(dict)  # problem, step -> by setting
+    common = set.intersection(*(set(asked) for run in runs.values() for asked in (run.final, run.start) if asked))
+    solved_by = dict[int, str]()  # the first problem of each number of runs that solve it in the end
+    for name in sorted(common, key=lambda name: zlib.crc32(name.encode())):
+        solved_by.setdefault(sum(run.final[name].share == 1 for run in runs.values()), name)
+    names, texts = list(solved_by.values())[:PROBLEMS_SHOWN], dict[str, tuple[str, str]]()
+    shown: dict[str, dict[int, dict[str, dict[str, str]]]] = {name: {step: {} for step in steps} for name in names}
     for step, label in product(steps, runs):
-        if (file := files[label].get(step)) is None:
+        file = files[label].get(step)
+        if file is None:
             continue
         for line, row in RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN).items():
             name = row["problem_id"]
-            if name in chosen and label not in responses[name, step]:
+            if name in names and label not in shown[name][step]:
                 texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
-                responses[name, step][label] = {
+                shown[name][step][label] = {
                     "setting": label,
-                    "outcome": OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})],
+                    "outcome": OUTCOMES[category(row["outcome"], row.get("format_reward") or 0)],
                     "text": shown_text(row["response"]),
                     "where": f"{Path(*file.path.parts[-3:])}:{line}",
                 }
-    cases = []
-    for name in chosen:
-        by_step = {step: list(responses[name, step].values()) for step in steps}
-        if all(by_step.values()):
-            cases.append(Case(*texts[name], by_step))
-    return cases
+    return [
+        Case(*texts[name], {step: list(of.values()) for step, of in by_step.items()})
+        for name, by_step in shown.items()
+        if all(by_step.values())
+    ]
 
 
 def shown_text(text: str) -> str:

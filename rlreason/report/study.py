@@ -11,16 +11,13 @@ import numpy as np
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ended_by_itself
-from rlreason.report.content import Series, written_out
+from rlreason.report.content import TABLES, Series, printable
 from rlreason.runtime.statistics import Floats, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
-AXES = {
-    "step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step",
-    "total": "time/total",
-}  # fmt: skip
+AXES: dict[str, str] = TABLES["counters"]
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
 
@@ -52,7 +49,7 @@ class StudyRun:
     status: str  # finished, stopped:RULE ... as in status.json; "waiting" before it begins
     reason: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)  # every setting, by its dotted name
-    series: Mapping[str, Series] = field(default_factory=dict)  # metric -> its curve
+    series: dict[str, Series] = field(default_factory=dict)  # metric -> its curve
     final: Answers = field(default_factory=dict)  # of the last evaluation
     start: Answers = field(default_factory=dict)  # of the evaluation before the first step
     protocol: Protocol = field(default_factory=dict)  # {} if the run did not end by itself
@@ -86,11 +83,6 @@ class StudyRun:
             problems = self.final.values()
             return sum(problem.correct for problem in problems) / sum(problem.samples for problem in problems)
         return 0.0 if self.diverged and self.summary and self.summary.get("accuracy") is None else None
-
-    @property
-    def evaluations(self) -> list[float]:
-        """Return the accuracy of each evaluation, oldest first."""
-        return self.series["eval/accuracy"].y.tolist() if "eval/accuracy" in self.series else []
 
 
 @dataclass(slots=True)
@@ -127,12 +119,6 @@ class Setting:
         return [run.final for run in self.runs if run.final]
 
     @property
-    def questions(self) -> dict[str, str]:
-        """Return the question that each problem asks; equal ones are one problem."""
-        asked = {name: p.question for final in self.finals for name, p in final.items()}
-        return question_keys(asked.items())
-
-    @property
     def accuracies(self) -> list[float]:
         """Return the accuracies of its runs that have one."""
         return [run.accuracy for run in self.runs if run.accuracy is not None]
@@ -156,7 +142,7 @@ class Study:
     def __post_init__(self) -> None:
         """Write out control characters in the labels, which pictures hold as they are."""
         for setting in self.settings:
-            setting.label = written_out(setting.label)
+            setting.label = printable(setting.label)
 
     @property
     def reference(self) -> Setting:
@@ -201,15 +187,18 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     return [" ".join(f"{short[name]}={value}" for name, value in pairs) or "the default" for pairs in parts]
 
 
-def correctness(setting: Setting, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
-    """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
-    names = [questions.get(name, name) for name in problems]
-    right: dict[int, Floats] = {}
-    for run in setting.runs:
-        if run.final:
-            right[run.seed] = of_clusters(np.array([run.final[name].share for name in problems]), names)
-        elif run.accuracy is not None:  # it diverged at once
-            right[run.seed] = np.zeros(len(set(names)))
+def correctness(settings: Sequence[Setting], problems: Sequence[str]) -> list[dict[int, Floats]]:
+    """Return of each setting seed -> correctness on each question that these problems ask (`of_clusters`)."""
+    asked = {name: p.question for setting in settings for final in setting.finals for name, p in final.items()}
+    questions = list(question_keys((name, asked.get(name, "")) for name in problems).values())
+    right: list[dict[int, Floats]] = [{} for _ in settings]
+    for setting, of_setting in zip(settings, right, strict=True):
+        for run in setting.runs:
+            if run.final:
+                shares = np.array([run.final[name].share for name in problems])
+                of_setting[run.seed] = of_clusters(shares, questions)
+            elif run.accuracy is not None:  # it diverged at once
+                of_setting[run.seed] = np.zeros(len(set(questions)))
     return right
 
 
@@ -228,7 +217,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
 
     In place of a hash or a count stand the settings behind it.
     """
-    measured = [run for run in (*reference.runs, *setting.runs) if run.final and run.state != RUNNING]
+    measured = [run for run in (*reference.runs, *setting.runs) if run.final]
     runs = [run for run in measured if run.protocol or run.settings]  # a file of results does not say
     lines, intended = list[str](), list[str]()
     for run in runs:
@@ -281,36 +270,26 @@ ON_PURPOSE = {
 
 
 def purposes(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the parts of the protocol that sweeping these settings changes on purpose.
+    """Return the parts of the protocol that sweeping these settings, or some in their groups, changes on purpose.
 
     >>> purposes(["eval.sampling.temperature", "learning_rate"]), purposes(["prompt"])[:2]
-    (('sampling.temperature',), ('prompt', 'chat.'))
+    (('sampling.',), ('prompt', 'chat.'))
     """
     meant: list[str] = []
     for axis in axes:
         groups = [key for key in ON_PURPOSE if f"{axis}.".startswith(f"{key}.")]
-        parts = ON_PURPOSE[group] if (group := max(groups, key=len, default="")) else ()
-        rest = axis.removeprefix(group).lstrip(".")
-        meant += [f"{parts[0]}{rest}"] if rest and len(parts) == 1 and parts[0].endswith(".") else parts
+        meant += ON_PURPOSE[max(groups, key=len)] if groups else ()
     return tuple(dict.fromkeys(meant))
 
 
 CHOOSING, COMPARING = "choosing", "comparing"  # the halves of the problems: one chooses a setting, the other judges it
 
 
-def half_of(question: str) -> str:
-    """Return the half of the problems that a question is in: crc32 of its text, even or odd.
-
-    >>> half_of("What is 1+1?"), half_of("What is 1+2?")
-    ('comparing', 'choosing')
-    """
-    return COMPARING if zlib.crc32(question.encode()) % 2 else CHOOSING
-
-
 def half(settings: Iterable[Setting], which: str) -> set[str]:
-    """Return the problems of a half that any run of the settings answered."""
+    """Return the problems of a half that any run of the settings answered: by crc32 of the question, even or odd."""
     finals = [final for setting in settings for final in setting.finals]
-    return {name for final in finals for name, p in final.items() if half_of(p.question) == which}
+    parity = (CHOOSING, COMPARING).index(which)
+    return {name for of in finals for name, p in of.items() if zlib.crc32(p.question.encode()) % 2 == parity}
 
 
 def choosing_mean(setting: Setting) -> float:

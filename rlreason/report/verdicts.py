@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.report.content import Verdict, counted
+from rlreason.report.content import TABLES, Verdict, counted
 from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
 from rlreason.runtime.statistics import (
     LEVEL,
@@ -20,26 +20,14 @@ from rlreason.runtime.statistics import (
     seeds_needed,
 )
 from rlreason.runtime.text import few
-from rlreason.sweeps.state import WAITING
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
 WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
-#: Headline of a verdict (its word unless it has another) -> its verb in a summary, of one setting and of several,
-#: in the order of the summary.
-HEADLINES = {
-    "better": ("beats", "beat"),
-    "same": ("is as good as", "are as good as"),
-    "cannot tell": ("cannot be told apart from", "cannot be told apart from"),
-    "one seed": ("cannot be judged by one seed against", "cannot be judged by one seed against"),
-    "worse": ("is worse than", "are worse than"),
-    "diverged": ("diverges", "diverge"),
-    "diverged in some seeds": ("diverges in some seeds", "diverge in some seeds"),
-    "running": ("is still running", "are still running"),
-    "not compared": ("is not compared", "are not compared"),
-}
-ALONE = ("diverged", "diverged in some seeds", "running", "not compared")  # which name no reference
+#: Headline of a verdict -> its verb in a summary, of one setting and of several; those that name no reference.
+HEADLINES: dict[str, tuple[str, str]] = TABLES["headlines"]
+ALONE: list[str] = TABLES["alone"]
 
 
 def size(difference: float) -> str:
@@ -94,9 +82,10 @@ def settling(difference: Difference, comparisons: int) -> str:
         return "Nothing would settle so small a difference."
     needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
     if needed is not None:
-        seeds = max(needed, difference.seeds + 1)
-        return f"About {seeds} seeds would settle a difference of this size half of the time."
-    if difference.se_extra > 0 and abs(difference.mean) < 2 * difference.se_extra:
+        return (
+            f"About {max(needed, difference.seeds + 1)} seeds would settle a difference of this size half of the time."
+        )
+    if abs(difference.mean) < 2 * difference.se_extra:
         return f"More seeds on these {difference.problems:,} problems would not settle it: more problems would."
     return "Not even a thousand seeds would settle a difference of this size."
 
@@ -141,31 +130,42 @@ class Pairing:
     on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
 
 
-def pair(one: Setting, study: Study, on_purpose: Sequence[str]) -> Pairing | None:
-    """Return the difference over the problems that every run of both settings answered, or None."""
+def pair(one: Setting, study: Study) -> Pairing | Verdict:
+    """Pair two settings over the problems that every run of both answered, or return why they are not compared."""
     reference = study.reference
+    differing, on_purpose = unequal(one, reference, study.on_purpose)
     answered = [set(final) for final in (*one.finals, *reference.finals)]
     common = set.intersection(*answered) if answered else {"all"}
     problems = sorted(common if study.among is None else common & study.among)
-    if not one.accuracies or not reference.accuracies or not problems:
-        return None
-    questions = one.questions | reference.questions
-    a, b = (correctness(setting, problems, questions) for setting in (one, reference))
-    n = len(problems)
-    most = max(map(len, answered), default=0) if study.among is None else n
-    return Pairing(one, reference, compared(a, b), (a, b), n, most, on_purpose)
+    empty = next((setting for setting in (one, reference) if not setting.accuracies), None)
+    if problems and empty is None and not differing:
+        a, b = correctness((one, reference), problems)
+        n = len(problems)
+        most = max(map(len, answered), default=0) if study.among is None else n
+        return Pairing(one, reference, compared(a, b), (a, b), n, most, on_purpose)
+    headline, why = "", "their runs answered no problem in common"
+    if differing:
+        line = next((line for line in differing if line.startswith("reward:")), differing[0])
+        name, _, values = line.partition(": ")
+        first, _, second = values.partition(" and ")
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        why = f"{name} is {second} in {one.label} and {first} in {reference.label}{more}"
+        why += "; eval.reward=r1_zero would measure both alike" if name == "reward" else ""
+    elif empty is not None:
+        why = f"no run of {empty.label} has a final evaluation"
+        if any(run.status == RUNNING for run in empty.runs):
+            why += " yet: it is still running"
+            headline = "running" if empty is one else ""
+    typed = (one.typed, reference.typed)
+    return Verdict(one.label, reference.label, "not compared", f"Not compared: {why}.", typed=typed, headline=headline)
 
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
     """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
-    reference, found = study.reference, list[Pairing | Verdict]()
-    for one in study.settings[1:]:
-        differing, on_purpose = unequal(one, reference, study.on_purpose)
-        pairing = None if differing else pair(one, study, on_purpose)
-        found.append(pairing or _not_compared(one, reference, differing))
+    found = [pair(one, study) for one in study.settings[1:]]
     adjusted = holm([one.difference.p for one in found if isinstance(one, Pairing)])
-    comparisons, p_of = len(adjusted), iter(adjusted)
-    return [one if isinstance(one, Verdict) else _verdict(one, next(p_of), comparisons, equal_within) for one in found]
+    p_of, n = iter(adjusted), len(adjusted)
+    return [_verdict(one, next(p_of), n, equal_within) if isinstance(one, Pairing) else one for one in found]
 
 
 def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) -> Verdict:
@@ -182,17 +182,15 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     word, headline = "diverged" if diverged else outcome, ""
     if 0 < diverged < measured:
         headline = "diverged in some seeds"
-    elif word == "cannot tell" and one_seed:
+    elif one_seed and not diverged:
         headline = "one seed"
     a, b, parts = one.label, reference.name, list[str]()
-    if equal := trained and _equal_bit_for_bit(one, reference):
+    equal = trained and _equal_bit_for_bit(one, reference)
+    if equal:
         parts += [f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."]
         outcome, word, headline = "same", "same", ""
     elif one_seed:
-        model, other = (
-            s.label + (f", seed {min(by_seed)}" if len(s.accuracies) > 1 and by_seed else "") for s in (one, reference)
-        )
-        text = sentence(f"Model {model}", other, difference, models, comparisons, equal_within)
+        text = sentence(f"Model {a}", b, difference, models, comparisons, equal_within)
         parts += ["One seed on a side: this compares these trained models, not the settings."]
         parts += [text.replace("(95%", "(over problems only, 95%")]
     else:
@@ -224,7 +222,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         a,
         reference.label,
         word,
-        " ".join(part for part in (*parts, *caveats_of(pairing)) if part),
+        " ".join(filter(None, (*parts, *caveats_of(pairing)))),
         f"{seeds} \N{MIDDLE DOT} {counted(difference.problems, 'problem')} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
@@ -247,82 +245,36 @@ def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
     return measured and mine == its
 
 
-def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
-    headline, why = "", "their runs answered no problem in common"
-    empty = next((s for s in (one, reference) if not s.accuracies), None)
-    if differing:
-        line = next((line for line in differing if line.startswith("reward:")), differing[0])
-        name, _, values = line.partition(": ")
-        first, _, second = values.partition(" and ")
-        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        why = f"{name} is {second} in {one.label} and {first} in {reference.label}{more}"
-        why += "; eval.reward=r1_zero would measure both alike" if name == "reward" else ""
-    elif empty is not None:
-        why = f"no run of {empty.label} has a final evaluation"
-        if any(run.status == RUNNING for run in empty.runs):
-            why += " yet: it is still running"
-            headline = "running" if empty is one else ""
-    text = f"Not compared: {' '.join(why.split())}."
-    typed = (one.typed, reference.typed)
-    return Verdict(one.label, reference.label, "not compared", text, typed=typed, headline=headline)
-
-
 def caveats_of(pairing: Pairing) -> list[str]:
     """Return the caveats of a verdict, a sentence each."""
-    one, reference = pairing.one, pairing.reference
-    sides = one, reference
-    caveats = [
-        f"{setting.label} was chosen on these same problems, as the best of {setting.best_of} settings."
-        for setting in sides
-        if setting.best_of
-    ]
-    caveats += [text for setting in sides for run in setting.runs if (text := _caveat_of(run, setting))]
+    reference, caveats = pairing.reference, list[str]()
+    for setting in (pairing.one, reference):
+        if setting.best_of:
+            chosen = f"was chosen on these same problems, as the best of {setting.best_of} settings"
+            caveats.append(f"{setting.label} {chosen}.")
+        for run in setting.runs:
+            who = f"Seed {run.seed} of {setting.label}"
+            if run.final and (run.state == "stopped" or not run.ended):
+                step = f"step {run.totals.get('step', 0):.0f}"
+                caveats.append(f"{who} ended at {step} ({run.status}) and enters with what it had reached.")
+            elif run.accuracy is None:
+                why = "its final evaluation is lost" if run.ended else run.status
+                caveats.append(f"{who} does not enter ({why}).")
     if diverged := sum(run.diverged for run in reference.runs):
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
     mine, its = (side.keys() for side in pairing.correct)
+    shared = [str(seed) for seed in sorted(mine & its)]
     if pairing.difference.over == UNPAIRED:
         caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
-    elif mine != its and mine & its:
-        for setting, lacking in ((one, its - mine), (reference, mine - its)):
-            if lacking:
-                noun = "seed" if len(lacking) == 1 else "seeds"
-                caveats.append(f"{setting.label} lacks {noun} {few([str(seed) for seed in sorted(lacking)])}.")
-        caveats.append(f"Compared on the {len(mine & its)} that they share.")
+    elif shared and mine != its:
+        caveats.append(f"Compared on the {counted(len(shared), 'seed')} that they share: {few(shared)}.")
     if pairing.n_problems < pairing.most_answered:
-        short = sorted(
-            (len(run.final), f"seed {run.seed} of {setting.label}")
-            for setting in sides
-            for run in setting.runs
-            if run.final and len(run.final) < pairing.most_answered
-        )
-        lack = few([f"{who} answered {n:,}" for n, who in short], 2)
         common = f"{pairing.n_problems:,} of {pairing.most_answered:,} problems that all runs answered"
-        caveats.append(f"Compared on the {common}{f': {lack}' if lack else ''}.")
+        caveats.append(f"Compared on the {common}.")
     if pairing.on_purpose:
-        parts = few(pairing.on_purpose)
-        differ, them = ("differs", "it") if len(pairing.on_purpose) == 1 else ("differ", "them")
-        caveats.append(
-            f"{parts[0].upper()}{parts[1:]} {differ}, as this sweep varies {them} on purpose; each setting is measured "
-            "under its own."
-        )
+        own = "each setting is measured under its own"
+        caveats.append(f"This sweep varies {few(pairing.on_purpose)} on purpose; {own}.")
     return caveats
-
-
-def _caveat_of(run: StudyRun, setting: Setting) -> str:
-    """Return how a run that did not finish enters the comparison; "" for one that did."""
-    who, step = f"Seed {run.seed} of {setting.label}", run.totals.get("step", 0)
-    if run.final and not run.ended:
-        planned = f" of {run.planned_steps}" if run.planned_steps else ""
-        how = "failed" if run.state == "failed" else "stopped"
-        return f"{who} {how} at step {step:.0f}{planned} and enters with what it had reached."
-    if run.final and run.state == "stopped":
-        return f"{who} was ended at step {step:.0f} ({run.status}) and enters with what it had reached."
-    if run.status == WAITING:
-        return f"{who} does not enter: it has not begun, or its folder is gone."
-    if run.accuracy is None:
-        why = "it is still running" if run.status == RUNNING else run.status
-        return f"{who} does not enter: {'its final evaluation is lost' if run.ended else why}."
-    return ""
 
 
 def best_of(study: Study) -> Setting:

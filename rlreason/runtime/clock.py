@@ -8,15 +8,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
-#: Dense bfloat16 matrix products with float32 sums, in TFLOP/s, by a part of the GPU's name; longer parts first.
-#: From NVIDIA's data sheets of each product: half of what they print "with sparsity".
-PEAK_TFLOPS = {
-    "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "H200 NVL": 835.0, "H200": 989.0, "GH200": 989.0,
-    "B200": 2250.0, "A100": 312.0, "A800": 312.0, "H800": 989.0, "L40S": 362.0, "A10G": 70.0, "A10": 125.0,
-    "A30": 165.0, "A40": 149.7, "L4": 121.0, "RTX 4090": 165.2, "RTX 3090": 71.0, "RTX A6000": 154.8,
-}  # fmt: skip
+import yaml
 
 
 def peak_tflops(gpu: str) -> float | None:
@@ -30,7 +25,8 @@ def peak_tflops(gpu: str) -> float | None:
     words = f" {gpu.replace('-', ' ')} "
     if any(f" {other} " in words for other in ("Laptop", "MIG", "D")):  # another chip, or part of one
         return None
-    return next((peak for part, peak in PEAK_TFLOPS.items() if f" {part} " in words), None)
+    table = yaml.safe_load(Path(__file__).with_name("peak_tflops.yaml").read_text(encoding="utf-8"))
+    return next((peak for part, peak in table.items() if f" {part} " in words), None)
 
 
 class ModelSize(NamedTuple):

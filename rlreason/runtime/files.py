@@ -8,14 +8,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
-from rlreason.runtime.signals import before_leaving, held
+from rlreason.runtime.signals import held
 
 FULL = {
     errno.ENOSPC: "free some space",
@@ -33,7 +33,7 @@ def whole(path: Path) -> Iterator[Path]:
     """
     new = path.with_name(path.name + ".partial")
     try:
-        with held(), explained(path):  # a signal waits until it has been written
+        with explained(path):
             removed(new)  # left by a killed process
             yield new
             os.replace(new, path)
@@ -48,10 +48,10 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: bytes) -> None:
     """Add a line to the end of a file, or nothing of it. `UnwritableError` where the system refuses."""
     with explained(path), path.open("ab", buffering=0) as file:
-        before, left = os.fstat(file.fileno()).st_size, memoryview(f"{line}\n".encode())
+        before, left = os.fstat(file.fileno()).st_size, memoryview(line)
         try:
             while left:
                 left = left[file.write(left) :]
@@ -85,11 +85,8 @@ def explained(path: Path) -> Iterator[None]:
 
 def free_folder(folder: Path) -> Path:
     """Return the folder, with a number behind its name if something of that name is there."""
-    free, number = folder, 1
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}_{number}")
-    return free
+    numbered = (folder.with_name(f"{folder.name}_{number}") for number in count(2))
+    return next(place for place in chain([folder], numbered) if not place.exists())
 
 
 def removed(path: Path) -> None:
@@ -121,38 +118,34 @@ _last_sign = -EVERY_S  # on the monotonic clock
 def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir") -> Iterator[None]:
     """Lock the folder in this block against other processes and other runs of this one.
 
-    The folder is created if needed, and removed again if nothing was written into it. `ConfigError` where it is
+    The folder is created if needed, and removed at the end if nothing was written into it. `ConfigError` where it is
     locked; `UnwritableError` where it cannot be created. On a file system without locks there is a warning. `key`: the
     setting that names the folder.
     """
     path = folder.resolve() / LOCK
-    missing = [place for place in path.parents if not place.exists()]
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
-    try:
-        with held(), explained(path.parent):  # no signal between the lock and the block that releases it
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire()
-            except Timeout:
-                raise ConfigError(
-                    f"{key}={folder} is being written by {_owner(path)}: wait for it, or choose another folder"
-                ) from None
-            except OSError as error:
-                if error.errno not in WITHOUT_LOCKS:
-                    raise
-                say(f"! {folder} is on a file system without locks: nothing keeps a second run out of this folder")
-            with suppress(OSError):  # on a full disk the lock still holds
-                path.write_text(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}", encoding="utf-8")
+    with held(), explained(path.parent):  # no signal between the lock and the block that releases it
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield
-        finally:
-            with suppress(OSError):
-                path.unlink()
-            lock.release()
+            lock.acquire()
+        except Timeout:
+            raise ConfigError(
+                f"{key}={folder} is being written by {_owner(path)}: wait for it, or choose another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            say(f"! {folder} is on a file system without locks: nothing keeps a second run out of this folder")
+        with suppress(OSError):  # on a full disk the lock still holds
+            path.write_text(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}", encoding="utf-8")
+    try:
+        yield
     finally:
         with suppress(OSError):
-            for empty in missing:
-                empty.rmdir()
+            path.unlink()
+        lock.release()
+        with suppress(OSError):
+            path.parent.rmdir()
 
 
 def holder(folder: Path) -> str | None:
@@ -200,7 +193,7 @@ def ended_when_it_hangs(stacks: Path, limit_s: float | None) -> Iterator[None]:
     if limit_s is None:
         yield
         return
-    with stacks.open("ab") as file, before_leaving(partial(_remove_empty, stacks)):
+    with stacks.open("ab") as file:
         _end_after = (limit_s + GRACE_S, file)
         faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=file)
         try:
@@ -208,10 +201,6 @@ def ended_when_it_hangs(stacks: Path, limit_s: float | None) -> Iterator[None]:
         finally:
             faulthandler.cancel_dump_traceback_later()
             _end_after = None
-            _remove_empty(stacks)
-
-
-def _remove_empty(path: Path) -> None:
-    with suppress(OSError):
-        if not path.stat().st_size:
-            path.unlink()
+            with suppress(OSError):
+                if not stacks.stat().st_size:
+                    stacks.unlink()

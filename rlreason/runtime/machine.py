@@ -5,12 +5,10 @@ import math
 import os
 import random
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from multiprocessing import util
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,6 @@ GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
 #: The variables of torch's GPU memory allocator: the second name is the general one; vLLM reads only the first.
 ALLOCATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 BF16_SINCE = (8, 0)  # compute capability
-LONGEST_FOLDER = 70  # bytes of a temporary folder in which a socket's whole path fits into 104
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +50,10 @@ class Driver:
 def query_driver() -> Driver:
     """Ask NVIDIA's driver for the GPUs of this machine, container or job, whatever CUDA_VISIBLE_DEVICES is.
 
-    Nothing where there is no driver, or the package that asks it is missing.
+    Nothing where there is no driver.
     """
-    try:
-        import pynvml
-    except ImportError:  # as in a Python without any of our packages: its first import says so
-        return Driver()
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         gpus = []
@@ -69,13 +64,10 @@ def query_driver() -> Driver:
                 free, total = memory.free, memory.total
             bf16 = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= BF16_SINCE
             gpus.append(Device("cuda", pynvml.nvmlDeviceGetName(handle), free, total, bf16))
-        driver = Driver(tuple(gpus), pynvml.nvmlSystemGetDriverVersion())
-        pynvml.nvmlShutdown()
-        return driver
-    except pynvml.NVMLError_LibraryNotFound:
-        return Driver()
+        return Driver(tuple(gpus), pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
-        return Driver(failure=f"NVIDIA's driver does not answer ({error})")
+        there = not isinstance(error, pynvml.NVMLError_LibraryNotFound)
+        return Driver(failure=f"NVIDIA's driver does not answer ({error})" if there else "")
 
 
 @cache
@@ -86,10 +78,7 @@ def driver_gpus() -> tuple[str, ...]:
 
 def torch_has_gpus() -> bool:
     """Whether the installed torch was built for GPUs; without importing it."""
-    try:
-        return importlib.metadata.version("torch").partition("+")[2] != "cpu"
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    return not importlib.metadata.version("torch").endswith("+cpu")
 
 
 def believed_device() -> Device:
@@ -126,16 +115,13 @@ def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: 
     return f"{words}: everything runs on the processor", cure
 
 
-def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: Sequence[str] | None = None) -> None:
+def divide_memory_finely() -> None:
     """Let torch expand its segments of GPU memory, unless set otherwise; must be called before torch is imported.
 
     Rows and caches grow step by step, and a segment that is a little too small would be kept next to the next one.
     """
-    if not any(name in environ for name in ALLOCATION) and (driver_gpus() if gpus is None else gpus):
-        environ[ALLOCATION[0]] = "expandable_segments:True"
-
-
-Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
+    if not any(name in os.environ for name in ALLOCATION) and driver_gpus():
+        os.environ[ALLOCATION[0]] = "expandable_segments:True"
 
 
 def read_text(path: str) -> str | None:
@@ -149,7 +135,7 @@ def read_text(path: str) -> str | None:
 def usable_processors() -> int:
     """Return the processors that this process may use, at least 1: its affinity, or fewer where a cgroup limits it."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, cgroup_quota(read_text))))  # 1.5 keep two threads busy most of the time
+    return max(1, math.ceil(min(allowed, cgroup_quota())))  # 1.5 keep two threads busy most of the time
 
 
 def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
@@ -166,31 +152,27 @@ def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
     return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
 
 
-def control_groups(read: Read) -> Iterator[str]:
+def control_groups() -> Iterator[str]:
     """Yield the folders of this process's control group (version 2) and of those above it, which bind too.
 
     In a container the path may be the host's: then only the top one has files.
     """
-    for line in (read("/proc/self/cgroup") or "").splitlines():
+    for line in (read_text("/proc/self/cgroup") or "").splitlines():
         if line.startswith("0::"):
             group = PurePosixPath(line[3:])
             yield from (f"/sys/fs/cgroup{path}".rstrip("/") for path in (group, *group.parents))
 
 
-def cgroup_quota(read: Read) -> float:
-    """Return the processors' worth of time that the control groups allow, infinity without a limit.
-
-    >>> cgroup_quota({"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
-    1.5
-    """
+def cgroup_quota() -> float:
+    """Return the processors' worth of time that the control groups allow, infinity without a limit."""
     quotas = [math.inf]
-    for folder in control_groups(read):
-        if limit := re.match(r"(\d+) (\d+)", read(f"{folder}/cpu.max") or ""):  # quota and period, in microseconds
+    for folder in control_groups():
+        if limit := re.match(r"(\d+) (\d+)", read_text(f"{folder}/cpu.max") or ""):  # quota and period, in microseconds
             quotas.append(int(limit[1]) / int(limit[2]))
     return min(quotas)
 
 
-def processor(read: Read = read_text) -> Device:
+def processor() -> Device:
     """Return the processor's memory: the machine's, or less if a control group limits it.
 
     Memory that a group uses as a cache of files counts as free.
@@ -199,11 +181,11 @@ def processor(read: Read = read_text) -> Device:
 
     memory = psutil.virtual_memory()
     free, total = memory.available, memory.total
-    for folder in control_groups(read):
-        limit = read(f"{folder}/memory.max") or "max"
+    for folder in control_groups():
+        limit = read_text(f"{folder}/memory.max") or "max"
         if limit.strip() != "max":
-            used = int(read(f"{folder}/memory.current") or 0)
-            cached = re.search(r"^inactive_file (\d+)", read(f"{folder}/memory.stat") or "", re.MULTILINE)
+            used = int(read_text(f"{folder}/memory.current") or 0)
+            cached = re.search(r"^inactive_file (\d+)", read_text(f"{folder}/memory.stat") or "", re.MULTILINE)
             used -= int(cached[1]) if cached else 0
             total, free = min(total, int(limit)), min(free, max(0, int(limit) - used))
     return Device("cpu", "the processor", free, total)
@@ -242,8 +224,7 @@ def set_random_states(plain: dict[str, Any], tensors: "dict[str, Tensor]") -> No
 
     version, keys, gauss = plain["python"]
     random.setstate((version, tuple(keys), gauss))
-    kind, words, *rest = plain["numpy"]
-    np.random.set_state((kind, np.array(words, np.uint32), *rest))
+    np.random.set_state(tuple(plain["numpy"]))
     torch.set_rng_state(tensors[f"{PREFIX}cpu"])
     for i in range(torch.cuda.device_count()):
         if (state := tensors.get(f"{PREFIX}cuda.{i}")) is not None:
@@ -267,15 +248,6 @@ def process_state_kept() -> Iterator[None]:
         set_random_states(*generators)
         os.environ.clear()
         os.environ.update(variables)
-
-
-def place_sockets() -> None:
-    """Let multiprocessing keep its sockets in /tmp where the path of the temporary folder is too long for a socket."""
-    before = tempfile.gettempdir()
-    if len(before) > LONGEST_FOLDER:
-        tempfile.tempdir = "/tmp"
-        util.get_temp_dir()  # made once for a process
-        tempfile.tempdir = before
 
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -30,7 +30,6 @@ from rlreason.errors import ReaderGone
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CODE = 130  # as in records/reader.py
 ONCE_S = 0.5  # signals less than this apart count as one: `timeout` and some launchers send theirs twice
-FOLLOWS = "RLREASON_FOLLOWS"  # environment variable: the parent process with which this one ends
 PR_SET_PDEATHSIG = 1
 
 
@@ -176,7 +175,7 @@ def why_stopped(error: KeyboardInterrupt) -> str:
 
 def arrived() -> None:
     """Note that clean-up begins: from now on only a second signal interrupts it."""
-    _stop.raised = _stop.raised or _stop.first is not None
+    _stop.raised |= _stop.first is not None
 
 
 @contextmanager
@@ -215,36 +214,18 @@ def leave_at_once(text: str, code: int = CODE) -> NoReturn:
 
 
 def _clear() -> None:
-    for process in below(os.getpid()):
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if "resource_tracker" not in " ".join(child.cmdline()):  # Python's, which removes what they shared
+                child.kill()
     for callback in list(_callbacks):
         with suppress(BaseException):
             callback()
 
 
-def below(process: int) -> list[int]:
-    """Return the ids of all descendants of a process, without Python's resource tracker."""
-    import psutil
-
-    found = []
-    for child in psutil.Process(process).children(recursive=True):
-        with suppress(psutil.Error):  # it has ended meanwhile
-            if not any("resource_tracker" in word for word in child.cmdline()):
-                found.append(child.pid)
-    return found
-
-
 def killed_with_parent(number: int = signal.SIGKILL) -> None:
     """Let the kernel send a signal to this process when the thread that started it ends. Linux only."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-
-
-def follow() -> None:
-    """Let the kernel send SIGTERM to this process when the parent named by the environment ends."""
-    parent = os.environ.pop(FOLLOWS, None)
-    if parent is not None:
-        killed_with_parent(signal.SIGTERM)
-        if os.getppid() != int(parent):
-            end_with("stopped: what it was started by has ended")
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -95,18 +95,14 @@ class LogStream(io.TextIOWrapper):
     """Standard error of Python code during a run, without secrets and control characters: lines of the log."""
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__(open(descriptor, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
+        raw: Any = open(descriptor, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        super().__init__(raw, "utf-8", "backslashreplace", write_through=True)
 
     def write(self, text: str, /) -> int:
         """Write the text and return its length; a full disk must not stop a library."""
         with suppress(OSError):
             super().write(_logged(text))
         return len(text)
-
-    def flush(self) -> None:
-        """Write the buffer."""
-        with suppress(OSError):
-            super().flush()
 
 
 _log: Path | None = None  # of the current run; None: it has no folder yet
@@ -151,7 +147,7 @@ def log_stderr_in(folder: Path) -> None:
         _log = folder / NAME
         os.dup2(log.fileno(), 2)
         _early.seek(0)
-        log.write(_redacted_bytes(_early.read()))
+        log.write(_early.read())
 
 
 def _tidy_log() -> None:
@@ -159,17 +155,12 @@ def _tidy_log() -> None:
     if _log is None:
         return
     with suppress(OSError):
-        before = _log.read_bytes()
+        before = _log.read_bytes().decode("utf-8", "surrogateescape")
         if not before:
             _log.unlink()
-        elif (now := _redacted_bytes(before)) != before:
+        elif (now := _logged(before)) != before:
             with whole(_log) as partial:
-                partial.write_bytes(now)
-
-
-def _redacted_bytes(text: bytes) -> bytes:
-    """Hide secrets in a log of any encoding."""
-    return _logged(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+                partial.write_text(now, "utf-8", "surrogateescape")
 
 
 def _logged(text: str) -> str:
@@ -192,14 +183,9 @@ class Parser(argparse.ArgumentParser):
         """Raise `ConfigError` with the message and the usage."""
         raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
 
-    def add_run(self, help: str, several: bool = False) -> None:
-        """Add RUN, the folder of a run, as `arguments.run`; with `several`, one or more as `arguments.runs`.
-
-        The folder of a sweep is refused as `arguments.run`, and means all of its runs in `runs`.
-        """
-        self.add_argument(
-            "runs" if several else "run", metavar="RUN", type=run_folder, nargs="+" if several else None, help=help
-        )
+    def add_run(self, help: str) -> None:
+        """Add RUN, the folder of a run and of no sweep, as `arguments.run`."""
+        self.add_argument("run", metavar="RUN", type=run_folder, help=help)
 
 
 def number_in(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
 
-#: Characters that control a terminal: control characters except new line and tab, and those that change the
-#: direction of writing or break lines unexpectedly.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+#: Characters that control a terminal or a page: control characters except new line and tab, those that change the
+#: direction of writing or break lines unexpectedly, invisible separators.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]"
+)
 
 
 def visible(text: str) -> str:
-    r"""Escape every character that controls a terminal.
+    r"""Escape every character that controls a terminal or a page.
 
     >>> print(visible("a\x1b[2Jb\r\u202e"), visible("\u00e9\n"), end="")
     a\x1b[2Jb\x0d\u202e é
@@ -152,8 +154,10 @@ def redacted(value: T) -> T:
     """
     result: Any = value
     if isinstance(value, Mapping):
-        names = {name for name, one in value.items() if isinstance(one, str) and str(name).upper().endswith(ENDINGS)}
-        result = {name: HIDDEN if name in names else redacted(one) for name, one in value.items()}
+        result = {
+            name: HIDDEN if isinstance(one, str) and str(name).upper().endswith(ENDINGS) else redacted(one)
+            for name, one in value.items()
+        }
     elif isinstance(value, list | tuple):
         result = [redacted(one) for one in value]
     elif isinstance(value, str):

@@ -186,21 +186,15 @@ def folder_of(overrides: Sequence[str], swept: Sequence[str], base: DictConfig, 
 
     That is `sweep_name`, or the sweep's name (without one the swept keys) and the typed overrides among `IN_NAME`.
     """
-    given = str(base.hydra.sweep.dir or "")
     if "hydra.sweep.dir" in map(key_of, overrides):
         if sweep_name:
             raise ConfigError(f"sweep_name={sweep_name} and hydra.sweep.dir= both name the sweep's folder: give one")
-        if not given:
-            raise ConfigError("hydra.sweep.dir= names no folder: give one, or leave it out")
-        return Path(given)
+        return Path(base.hydra.sweep.dir)
     if sweep_name:
         return SWEEPS / sweep_name
-    name = named_sweep(overrides)
-    if given != str(SWEEPS / (name or "sweep")):  # set by the file
-        return Path(given)
+    name = (named_sweep(overrides) or ",".join(swept) or "seeds")[:100]
     beside = [word for word in fixed(overrides) if key_of(word) in IN_NAME]
-    first = (name or ",".join(swept) or "seeds")[:100]
-    return SWEEPS / ",".join([first, *([run_name(beside)] if beside else [])])
+    return SWEEPS / (f"{name},{run_name(beside)}" if beside else name)
 
 
 def named_sweep(overrides: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, resource_tracker
@@ -31,7 +31,6 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import (
     GPUS_VARIABLE,
     VISIBLE,
-    place_sockets,
     query_driver,
     shares,
     torch_has_gpus,
@@ -65,12 +64,12 @@ CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, w
 PATIENCE_S = 130.0  # for runs that were sent SIGTERM to end their step and clean up
 
 
-def machine_gpus(environ: Mapping[str, str], note: Note = print) -> list[str]:
+def machine_gpus(note: Note = print) -> list[str]:
     """Return the GPUs that runs started here may use, as CUDA_VISIBLE_DEVICES would name them.
 
     Those of RLREASON_GPUS if it is set; else those of CUDA_VISIBLE_DEVICES, or all that NVIDIA's driver lists.
     """
-    named = environ.get(GPUS_VARIABLE, environ.get(VISIBLE) if torch_has_gpus() else "")
+    named = os.environ.get(GPUS_VARIABLE, os.environ.get(VISIBLE) if torch_has_gpus() else "")
     if named is None:
         driver = query_driver()
         if driver.failure:
@@ -96,8 +95,6 @@ class Jobs:
     launcher: str = PROCESSES
     side_by_side: int = 1  # runs at a time
     words: Sequence[str] = ()  # Hydra's overrides that set up the launcher
-    gpus: Sequence[str] = ()  # of this machine
-    gpus_per_run: int = 0  # that our launcher hands out; 0: every run sees all
 
 
 def jobs_of(
@@ -115,11 +112,11 @@ def jobs_of(
     """
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
     launcher, needed = given.get(GROUP, PROCESSES), max(map(gpus_needed, runs))
-    gpus, each = machine_gpus(os.environ, note) if launcher in HERE else [], needed if per_run is None else per_run
-    if per_run and launcher in (JOBLIB, LOCAL):
-        raise ConfigError(f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave one of them out")
+    gpus, each = machine_gpus(note) if launcher in HERE else [], needed if per_run is None else per_run
     wrong = ""
-    if per_run and per_run < needed:
+    if per_run and launcher in (JOBLIB, LOCAL):
+        wrong = f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave one of them out"
+    elif per_run and per_run < needed:
         wrong = f"gpus_per_run={per_run}: a run of this sweep asks for {needed} GPUs ({SETTINGS}): raise it to that"
     elif launcher == PROCESSES and (per_run or gpus) and each > len(gpus):
         wrong = (
@@ -154,7 +151,7 @@ def jobs_of(
         own |= {"array_parallelism": jobs} if jobs else {}
     settings = {f"hydra.launcher.{key}": value for key, value in own.items()}
     words = [f"{key}={value}" for key, value in settings.items() if key not in given]
-    return Jobs(launcher, width, words, gpus, each if launcher == PROCESSES else 0)
+    return Jobs(launcher, width, words)
 
 
 def launched(
@@ -166,8 +163,8 @@ def launched(
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
         if jobs.side_by_side > 1:
-            threads, own = max(1, usable_processors() // jobs.side_by_side), os.environ.get(THREADS, "")
-            os.environ[THREADS] = str(min(int(own), threads) if own.isdigit() and int(own) else threads)
+            threads = max(1, usable_processors() // jobs.side_by_side)
+            os.environ[THREADS] = str(min(int(os.environ.get(THREADS) or threads), threads))
     every = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in left]
     size, results = jobs.side_by_side if jobs.launcher == LOCAL else len(every), list[Any]()  # that starts all at once
     try:
@@ -210,14 +207,20 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
 
     folder, several = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
-    place_sockets()
     context = get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED) if launcher.preload else [])
     resource_tracker.ensure_running()  # which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)  # none ends the server before its processes
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    free, running, results = _places(launcher), dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
+    each, allowed = launcher.gpus_per_run, list[int]()
+    if several and hasattr(os, "sched_getaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+    processors = shares(allowed, launcher.jobs)
+    free: list[tuple[Sequence[str], Sequence[int]]] = [
+        (launcher.gpus[k * each : (k + 1) * each], processors[k]) for k in range(launcher.jobs)
+    ]
+    running, results = dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
     waiting = list(enumerate(job_overrides, first))
     try:
         while waiting or running:
@@ -247,7 +250,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                     result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
                 receiver.close()
                 results[job.number] = result
-                text = outcome_text(folder, job.name, results[job.number])
+                text = outcome_text(folder, job.name, result)
                 print(f"== {job.name}: {text}; {len(results)} of {len(job_overrides)} done", flush=True)
     except BaseException:
         signals.arrived()
@@ -259,15 +262,6 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
             process.kill()
         raise
     return [results[number] for number in sorted(results)]
-
-
-def _places(launcher: "Processes") -> list[tuple[Sequence[str], Sequence[int]]]:
-    """Return the GPUs and processors of each job that may run at a time."""
-    each, gpus = launcher.gpus_per_run, launcher.gpus
-    count = min(launcher.jobs, max(1, len(gpus) // each)) if gpus and each else launcher.jobs
-    allowed = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
-    processors = shares(allowed, count)
-    return [(gpus[number * each : (number + 1) * each], processors[number]) for number in range(count)]
 
 
 def outcome_text(folder: Path, name: str, result: Any = None) -> str:

@@ -181,13 +181,13 @@ def setting_text(setting: Setting) -> str:
 
 def begun(state: SweepState, folder: Path) -> SweepState:
     """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
-    before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else None
-    old = {run.name: run for run in before.runs} if before else {}
+    before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else replace(state, runs=[])
+    old = {run.name: run for run in before.runs}
     runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
     for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
         runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
-    state = replace(state, status="running", runs=runs, carried=state.carried or (before.carried if before else []))
+    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried)
     state.refresh(folder)
     return state
 
@@ -201,11 +201,19 @@ def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> Sweep
     """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
     Its runs are looked up in their folders: the sweep may have been killed. Broken files are reported to `say`. A
-    folder of runs without a state is a sweep too.
+    folder of runs without a state is a sweep too, of which the runs' names say all but the reference.
     """
     state = _parsed(folder / FILE)
     if state is None:
-        state = _of_names(folder)
+        runs = []
+        for place in runs_in(folder):
+            setting = dict(part.partition("=")[::2] for part in place.name.split(",") if "=" in part)
+            seed = setting.pop("seed", "0")
+            runs.append(RunState(place.name, [], setting, int(seed) if seed.isdigit() else 0))
+        if not runs:
+            raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of {SWEEPS}")
+        axes, sweep = sorted({key for run in runs for key in run.setting}), folder.name.partition(",")[0]
+        state = SweepState(folder.name, "", axes, None, "running", 1, "processes", runs, sweep=sweep)
         if (folder / FILE).exists():
             say(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
@@ -230,7 +238,6 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_st
     visible = (origin.get("environment") or {}).get(VISIBLE)
     now.gpus = visible.split(",") if visible else []
     if summary is None:
-        now.status, now.reason = WAITING, ""
         status, reason = read_status(place), read_ending(place).get("reason", "")
         if status == "running" and holder(place) is None:
             now.status, now.reason = "interrupted", KILLED
@@ -261,16 +268,3 @@ def _parsed(path: Path) -> SweepState | None:
         return None
     outside = any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in state.runs)
     return None if outside else state
-
-
-def _of_names(folder: Path) -> SweepState:
-    """Return the state by the names of the run folders; `ConfigError` if there are none."""
-    runs = []
-    for place in runs_in(folder):
-        setting = dict(part.partition("=")[::2] for part in place.name.split(",") if "=" in part)
-        seed = setting.pop("seed", "0")
-        runs.append(RunState(place.name, [], setting, int(seed) if seed.isdigit() else 0))
-    if not runs:
-        raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
-    axes, sweep = sorted({key for run in runs for key in run.setting}), folder.name.partition(",")[0]
-    return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs, sweep=sweep)

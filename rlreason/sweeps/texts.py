@@ -1,8 +1,8 @@
 """What a sweep prints: its plan before the first run, and the table of its settings at the end."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from rlreason.sweeps.state import (
     WAITING,
     Judged,
     Key,
-    RunState,
     SweepState,
     read_state,
     setting_text,
@@ -42,6 +41,14 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     compared = "each setting with each: the sweep names no reference among its values, which carry= would need"
     if design.reference is not None:
         compared = f"each setting with {setting_text(design.reference)}"
+    finished = [one for one in ended if one.status in ("finished", "budget") and one.seconds]
+    used = [one for one in finished if not one.shared_machine] or finished  # alone on the machine, if any was
+    time = "unknown: no run like these has finished" if left else "none: every run has ended"
+    if used and left:
+        each, side = sum(one.seconds or 0.0 for one in used) / len(used), min(jobs.side_by_side, left)
+        time = (
+            f"about {duration(each * left / side)}: {duration(each)} a run, {side} at a time, as {len(used)} have taken"
+        )
     memory, space = "", float(RECORDS)
     if works_on_a_model(run):
         space += space_needed(run).left
@@ -50,14 +57,14 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     rewards, mixed = {one.evaluation.reward for one in runs.values() if works_on_a_model(one)}, ""
     if "prompt.reward" in design.axes and len(rewards) > 1:  # a sweep of prompts, or of eval.reward, means to differ
         mixed = f"accuracies by {few(sorted(rewards))} are not compared: add eval.reward=r1_zero"
-    same: dict[str, dict[str, None]] = {}  # formula -> settings
-    for name, one in ((setting_text(state.setting), runs[state.name]) for state in design.runs):
+    same = defaultdict[str, dict[str, None]](dict)  # formula -> settings
+    for state in design.runs:
+        one = runs[state.name]
         if isinstance(one, GRPOConfig) and one.ratio_is_one and one.loss.loss_type in ONE_ON_POLICY:
             formula = replace(one, seed=0, loss=type(one.loss)(ONE_ON_POLICY[0]))
-            same.setdefault(repr(formula), {})[name] = None
+            same[repr(formula)][setting_text(state.setting)] = None
     why = "are one formula here: with one update per rollout batch the ratio is 1, and the runs are equal"
     launcher_settings = [word.removeprefix("hydra.launcher.") for word in jobs.words]
-    gpus = f"{jobs.gpus_per_run} a run" if jobs.gpus_per_run else "every run sees all of them"
     lines = {
         "sweep": f"{design.name} in {folder}",
         "runs": f"{len(design.runs)}, of {len(settings)} settings and seeds {few([str(seed) for seed in seeds], 10)}; "
@@ -66,24 +73,13 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "compared": compared if len(settings) > 1 else "",
         "alike": "; ".join(f"{' and '.join(names)} {why}" for names in same.values() if len(names) > 1),
         "! reward": mixed,
-        "time": _time(ended, left, jobs.side_by_side),
+        "time": time,
         "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
         "memory": memory,
         "launcher": f"{jobs.launcher}, {jobs.side_by_side} runs at a time: {', '.join(launcher_settings)}",
-        "GPUs": f"{few(jobs.gpus, 16)}: {gpus}" if jobs.gpus else "",
         "can show": _can_show(design, run, min(asked, default=None)),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
-
-
-def _time(ended: Sequence[RunState], left: int, jobs: int) -> str:
-    """Return how long the remaining runs will take, by those that have finished: alone on the machine, if any did."""
-    finished = [one for one in ended if one.status in ("finished", "budget") and one.seconds]
-    used = [one for one in finished if not one.shared_machine] or finished
-    if not used or not left:
-        return "unknown: no run like these has finished" if left else "none: every run has ended"
-    each, side = sum(one.seconds or 0.0 for one in used) / len(used), min(jobs, left)
-    return f"about {duration(each * left / side)}: {duration(each)} a run, {side} at a time, as {len(used)} have taken"
 
 
 def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
@@ -141,6 +137,7 @@ def settings_table(state: SweepState, judged: Mapping[Key, Judged]) -> str:
     Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
     over seeds.
 
+    >>> from rlreason.sweeps.state import RunState
     >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", score=a)
     ...         for lr, s, a in (("1", 0, 5.0), ("1", 1, 6.0), ("2", 0, 7.0))]
     >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs), {}))

@@ -22,7 +22,6 @@ from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import kl_per_token
 from rlreason.records.rows import collected_from, plain_collected
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.text import question_keys
 from rlreason.types import Collected, Grade, Response, Sample
 
 
@@ -79,13 +78,8 @@ class GRPO(Online):
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
             metrics["rollout/solved_questions"] = self.questions.n_solved
-        notices = few_questions(len(problems), self.settings.questions)
-        if repeated := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
-            notices["repeated_questions"] = (
-                f"{repeated} of {len(problems)} groups answer a question that another group of the step answers too: "
-                "its responses are compared within each group, and it weighs more"
-            )
-        return Collected(everything, self.batches(step, chosen, self.settings.epochs_per_rollout), metrics, notices)
+        batches = self.batches(step, chosen, self.settings.epochs_per_rollout)
+        return Collected(everything, batches, metrics, few_questions(len(problems), self.settings.questions))
 
     def _refill(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
         """Apply DAPO's dynamic sampling, with a bound: return (samples to learn from, those discarded, rounds).

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.leaves import leaves, template_of
@@ -17,16 +18,14 @@ from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import ProblemSampler, trace_text
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import texts_in
-from rlreason.engines.base import Engine, Sampling, Stops, tags_in
+from rlreason.engines.base import Engine, Sampling, tags_in
 from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
-from rlreason.engines.vllm import VLLMEngine, sampling_arguments
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading.grader import Graders, make_graders
-from rlreason.model.attention import select_kernel
-from rlreason.model.chat import check_prompts, encoder, end_of_turn, prompt_facts, remarks
-from rlreason.model.memory import ModelShape, shape_of
+from rlreason.model.chat import PromptEncoder, check_prompts, end_of_turn, prompt_facts, remarks
+from rlreason.model.memory import shape_of
 from rlreason.model.parameters import (
     DTYPES,
     TAGS,
@@ -38,12 +37,14 @@ from rlreason.model.parameters import (
     choose_types,
     freeze,
     hardware_here,
+    load_model,
+    load_tokenizer,
     machine_remarks,
     model_size,
     pick_device,
 )
 from rlreason.model.plan import parallel_mode
-from rlreason.model.policy import LogProbScorer, Policy, load_policy, weights_hash
+from rlreason.model.policy import LogProbScorer, Policy, weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers
@@ -58,17 +59,17 @@ from rlreason.training.warm_start import StartWeights, formats_of, hashed, teach
 from rlreason.types import Problem, Sample
 
 
-def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> tuple[str, str]:
+def mode_of(run: TrainingConfig, world: int) -> tuple[str, str]:
     """Choose between replicate and shard, and why, by the memory plan.
 
     `ConfigError` if the engine cannot sample from a sharded model.
     """
     memory = processor()
-    if device.type == "cuda":
+    if on_gpu := torch.cuda.is_available():
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         memory = Device("cuda", torch.cuda.get_device_name(), total, total)
-    mode, why = parallel_mode(run, shape, memory, world)
-    needs_whole = run.rollout.compile or (run.rollout.engine == "hf" and device.type == "cuda")
+    mode, why = parallel_mode(run, shape_of(run.model)[0], memory, world)
+    needs_whole = run.rollout.compile or (run.rollout.engine == "hf" and on_gpu)
     if needs_whole and mode == "shard":
         raise ConfigError(
             f"parallel={run.parallel} divides the model ({why}), and rollout=hf or rollout.compile=true "
@@ -98,15 +99,18 @@ def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
-    if not isinstance(model, TinyModelConfig):
-        spread = False  # over ranks: then the model is never whole on a GPU
+    spread = False  # over ranks: then the model is never whole on a GPU
+    tokenizer: PreTrainedTokenizerBase
+    built: PreTrainedModel
+    if isinstance(model, TinyModelConfig):
+        tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
+        built = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
+    else:
         if isinstance(run, TrainingConfig):
             world = world_of(run.gpus, place_of(), torch.cuda.device_count())
-            spread = world > 1 and mode_of(run, shape_of(model)[0], pick_device(), world)[0] == "shard"
-        return load_policy(str(model.folder), model.dtype, model.weights, model.attention, head, spread)
-    tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
-    tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
-    return Policy(tiny, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head)
+            spread = world > 1 and mode_of(run, world)[0] == "shard"
+        tokenizer, built = load_tokenizer(str(model.folder)), load_model(str(model.folder))
+    return Policy(built, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head, spread)
 
 
 def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
@@ -116,8 +120,7 @@ def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
     """
     lora = model.lora
     if model.weights != "float32":
-        cost = "" if lora.rank else ": a change of less than 0.2% of a weight is rounded away"
-        policy.remarks.append(f"weights kept in {model.weights}{cost}")
+        policy.remarks.append(f"weights kept in {model.weights}")
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
     if lora.rank:
@@ -159,9 +162,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     """
     clock = clock or Clock()
     check_engine(run)
-    hardware = hardware_here()
-    select_kernel(run.model.attention, pick_device(), choose_types(run.model, run.rollout.engine, hardware)[0])
-    for line in machine_remarks(run.model, hardware):
+    for line in machine_remarks(run.model, hardware_here()):
         console.say(line)
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
@@ -176,11 +177,10 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         train, validation = loaded.train, loaded.validation
         for remark in [*remarks(asking.prompt, train), *remarks(evaluation.prompt, validation)]:
             console.say(remark)
-        with console.wait("loading the model"):
+        with console.wait("loading the model, measuring the prompts"):
             policy = make_policy(run, stories)
-        set_threads(run, policy)
-        prompt_ids, eval_prompt_ids = encoder(policy, asking.prompt), encoder(policy, evaluation.prompt)
-        with console.wait("measuring the prompts"):
+            set_threads(run, policy)
+            prompt_ids, eval_prompt_ids = PromptEncoder(policy, asking.prompt), PromptEncoder(policy, evaluation.prompt)
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 prompt_ids.check(train)
                 train = fitting(run, policy, "train", train, [len(prompt_ids(p)) for p in train], console)
@@ -221,7 +221,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
 
 
 def start_records(run: RunConfig, components: Components, records: RunWriter, console: Console) -> None:
-    """Drop the later records of a resumed run, start the chosen loggers, record what the run is made of.
+    """Drop the later records of a resumed run, start the loggers, record and print what the run is made of.
 
     The loggers of a run that resumes from a checkpoint continue its run in each service.
     """
@@ -233,23 +233,27 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
         with console.wait("starting the loggers"):
             records.loggers.start(run.logger, records.folder, asdict(run), resumes)
     records.add_provenance(facts)
+    asks = components.evaluator.settings
+    evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
+    console.say(f"records    {records.folder}")
+    console.say(f"model      {run.model.name}: {components.policy.describe()}")
+    console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
 
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
+    settings = own_functions(run)
     for grader in graders.all():
         if grader.plugin:
-            settings = {name: key for key, name in own_functions(run)}
             judges_validation = grader is graders.evaluation or not loaded.train
             answer = (loaded.validation if judges_validation else loaded.train)[0].answer
             (grade,) = grader.grade_batch(["probe"], [answer])
-            setting = settings.get(grader.plugin, grader.plugin)
-            if grade.outcome == "timeout":
-                limit = f"grading.timeout_s={run.grading.timeout_s:g} s"
-                raise ConfigError(f"{setting} needs more than {limit} for one response: make it faster, or raise it")
-            if grade.outcome == "error":
-                found = f"the response 'probe' and the reference answer {answer[:40]!r}: {grader.why_not(grade)}"
-                raise ConfigError(f"{setting} fails on {found}: fix it")
+            if grade.outcome in ("timeout", "error"):
+                raise ConfigError(
+                    f"{settings.get(grader.plugin, grader.plugin)} fails on the response 'probe' and the reference "
+                    f"answer {answer[:40]!r}: {grader.why_not(grade)}: fix it, or make it faster than "
+                    f"grading.timeout_s={run.grading.timeout_s:g} s"
+                )
 
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
@@ -277,21 +281,17 @@ def fitting(
 
     `part`: `train` or `validation`, of problems, whose prompts have these sizes, or `traces`, with their prompts.
     """
-    key, what, cure, most = "data", "traces with their prompts", "", 0
+    key, most, cure = "data", 0, ""
     if part == "validation" and run.eval.data:
         key = "eval.data"
     if part != "traces":
-        asking, length = run.asking, "sampling.max_tokens"
-        if part == "validation":
-            asking = run.evaluation
-        if part == "validation" or not run.trains:
-            length = run.sampling_key("max_tokens")
-        most = asking.sampling.max_tokens
-        what, cure = f"{part} prompts with {length}={most}", f"lower {length}, "
+        most = (run.evaluation if part == "validation" else run.asking).sampling.max_tokens
+        length = "sampling.max_tokens" if part == "train" and run.trains else run.sampling_key("max_tokens")
+        part, cure = f"{part} prompts with {length}={most}", f"lower {length}, "
     room, limit = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
     kept = [item for item, size in zip(items, sizes, strict=True) if size + most <= room]
     if left_out := len(items) - len(kept):
-        found = f"{left_out} of {len(items)} {what} are over {limit}={room} tokens"
+        found = f"{left_out} of {len(items)} {part} are over {limit}={room} tokens"
         if not kept or run.data_read()[key].bad_rows != "skip":
             cure += f"raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
             raise ConfigError(f"{found}: {cure}")
@@ -369,62 +369,44 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
 
     Call it before training changes a weight, and before a checkpoint is read.
     """
-    policy, tokenizer, evaluator = components.policy, components.policy.tokenizer, components.evaluator
+    policy, tokenizer, config = components.policy, components.policy.tokenizer, components.policy.model.config
     prompts = {"prompt": run.asking.prompt}
     if run.evaluation.prompt is not run.asking.prompt:
         prompts["eval.prompt"] = run.evaluation.prompt
-    config, backend = policy.model.config, getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
-    engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
-    if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
-        asked = components.sampling
-        sees_special = Stops(tokenizer, asked.stop, asked.min_tokens, asked.tags).sees_special
-        sampled = sampling_arguments(asked, policy.end_ids | asked.end_ids, sees_special)
-        engine |= {"arguments": components.engine.arguments, "sampling": sampled}
-    model = {
-        "name": run.model.name,
-        "path": run.model.folder and str(run.model.folder),
-        "revision": getattr(config, "_commit_hash", None),  # of one from the hub
-        "config": hashed({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
-        "parameters": model_size(policy.model),
-        "start_weights": weights_hash(policy.named_weights()),
-    }
+    types = {"products": policy.compute_dtype, "head": policy.head_dtype, "weights": policy.weights}
     facts: dict[str, Any] = {
         "data": {"hash": components.data_hash, "sizes": components.sizes},
         "prompts": {key: hashed(prompt_facts(prompt, tokenizer)) for key, prompt in prompts.items()},
-        "model": {key: value for key, value in model.items() if value},
+        "model": {
+            "name": run.model.name,
+            "path": run.model.folder and str(run.model.folder),
+            "revision": getattr(config, "_commit_hash", None),  # of one from the hub
+            "config": hashed({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
+            "parameters": model_size(policy.model),
+            "start_weights": weights_hash(policy.named_weights()),
+        },
         "tokenizer": hashed([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)]),
-        "engine": engine,
+        "engine": {
+            "name": run.rollout.engine,
+            "max_rows": run.rollout.max_rows,
+            "arguments": getattr(components.engine, "arguments", {}),  # of vLLM, defaults included
+        },
         "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.endswith("seed")},
-        "device": device_facts(policy),
+        "device": {  # and what decides how sums are rounded there
+            "type": policy.device.type,
+            **{name: str(dtype).removeprefix("torch.") for name, dtype in types.items()},
+            "attention": policy.attention,
+            "threads": torch.get_num_threads(),
+            "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
+            "name": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "",
+            "count": torch.cuda.device_count(),
+            "cuda": torch.version.cuda,
+        },
     }
-    for key, sampling in (("sampling", components.sampling), ("eval_sampling", evaluator.sampling)):
+    for key, sampling in (("sampling", components.sampling), ("eval_sampling", components.evaluator.sampling)):
         ends = sorted(policy.end_ids | sampling.end_ids)  # the model's own, and that of a chat's turn
         facts[key] = asdict(sampling) | {"end_ids": ends}
-    facts["eval_sampling"] |= {"samples": evaluator.settings.samples}
+    facts["eval_sampling"]["samples"] = run.evaluation.samples
     return redacted(facts)
-
-
-def device_facts(policy: Policy) -> dict[str, Any]:
-    """Return where the model is, and what decides how sums are rounded there."""
-    device = policy.device
-    types = {"products": policy.compute_dtype, "head": policy.head_dtype, "weights": policy.weights}
-    facts: dict[str, Any] = {
-        "type": device.type,
-        **{name: str(dtype).removeprefix("torch.") for name, dtype in types.items()},
-        "attention": policy.attention,
-        "threads": torch.get_num_threads(),
-        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
-        "float32_matmul": torch.get_float32_matmul_precision(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
-    if device.type == "cuda":
-        facts |= {
-            "name": torch.cuda.get_device_name(device),
-            "count": torch.cuda.device_count(),
-            "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
-        }
-    return facts

@@ -1,9 +1,11 @@
 """Write a run's state at the end of a step, and restore it: moments and weights as tensors, the rest as JSON."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlreason.config.training import CheckpointConfig, TrainingConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Validation
 from rlreason.model.policy import Policy
 from rlreason.records.files import (
@@ -38,28 +40,6 @@ SHARE = 0.05  # of a run's time that checkpoints may take if checkpoint.every is
 SHARE_AT_MOST = 0.1  # and if `checkpoint.minutes` have passed
 
 
-def checkpoint_due(
-    step: int, settings: CheckpointConfig, elapsed: float, since: float, spent: float, next_one: float
-) -> bool:
-    """Return whether a checkpoint is due after this step, `since` seconds after the newest one.
-
-    every: steps between them, 0 for none. None: as long as the seconds `spent` on them and expected for the next one
-    stay within 5% of the run's `elapsed` seconds; and after `minutes`, within 10%.
-
-    >>> [checkpoint_due(step, CheckpointConfig(every=2), 0, 0, 0, 1.0) for step in (1, 2)]
-    [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(), elapsed, 25.0, 0, 1.0) for elapsed in (19, 20)]
-    [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), 700.0, s, 0, 60.0) for s in (599, 600)]
-    [False, True]
-    """
-    if settings.every is not None:
-        return settings.every > 0 and step % settings.every == 0
-    if settings.minutes is not None and since >= max(60 * settings.minutes, next_one / SHARE_AT_MOST):
-        return True
-    return spent + next_one <= SHARE * elapsed
-
-
 @dataclass
 class Resumable:
     """The parts of a training run, and the checkpoints from which it can resume."""
@@ -76,24 +56,34 @@ class Resumable:
         validation, self.policy, self.engine = self.validation, self.components.policy, self.components.engine
         self.records, self.console = validation.records, validation.console
         self.counters, self.monitors, self.clock = validation.counters, validation.monitors, self.records.clock
-        self.parts: dict[str, Any] = {"counters": self.counters, "validation": validation}
-        self.parts |= {"batches": self.batches, "monitors": self.monitors}
-        size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
-        size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
-        self.next_one = size / BYTES_PER_S  # seconds
+        self.parts: dict[str, Any] = {
+            "counters": self.counters,
+            "validation": validation,
+            "batches": self.batches,
+            "monitors": self.monitors,
+        }
+        moments = sum(8 * p.numel() for p in self.learner.parameters)  # bytes
+        self.next_one = (sum(p.nbytes for p in self.policy.model.parameters()) + moments) / BYTES_PER_S  # seconds
         self.began = self.newest = time.monotonic()
 
     @contextmanager
-    def waiting(self, what: str, phase: str, more: Callable[[], str] = str) -> Iterator[None]:
+    def waiting(self, what: str, phase: str) -> Iterator[None]:
         """Show `what` on the console, and time this block as `phase`."""
-        with self.console.wait(what, more), self.clock.phase(phase):
+        with self.console.wait(what), self.clock.phase(phase):
             yield
 
     def checkpoint_due(self) -> bool:
-        """Return whether the settings ask for a checkpoint after this step."""
-        now, spent = time.monotonic(), self.cost["seconds"]
-        times = now - self.began, now - self.newest, spent, self.next_one
-        return checkpoint_due(self.steps_done, self.run.checkpoint, *times)
+        """Return whether a checkpoint is due after this step.
+
+        every: steps between them, 0 for none. None: as long as the seconds spent on them and expected for the next one
+        stay within 5% of the run's; and `minutes` after the newest one, within 10%.
+        """
+        settings, now = self.run.checkpoint, time.monotonic()
+        if settings.every is not None:
+            return settings.every > 0 and self.steps_done % settings.every == 0
+        longest = math.inf if settings.minutes is None else max(60 * settings.minutes, self.next_one / SHARE_AT_MOST)
+        spent = self.cost["seconds"] + self.next_one
+        return now - self.newest >= longest or spent <= SHARE * (now - self.began)
 
     def write_checkpoint(self) -> None:
         """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.
@@ -104,7 +94,6 @@ class Resumable:
             return
         began, evaluated, step = time.monotonic(), self.validation.history[-1], self.steps_done
         generators, states = random_states()
-        tensors = {TENSORS: states | adapters(self.policy), MOMENTS: moments(self.learner)}
         state = {
             "config": self.records.config,
             "step": step,
@@ -112,13 +101,12 @@ class Resumable:
             "lines": self.records.lines(),
             "weight_version": self.engine.weight_version,
             "generators": generators,
-            "graders": [grader.remembered() for grader in self.components.graders.all()],
+            "graders": [list(grader.cache) for grader in self.components.graders.all()],
             "parts": {key: part.state_dict() for key, part in self.parts.items()},
         }
         path = self.checkpoint_path()
-        write_checkpoint(
-            self.records.folder, path.name, state, lambda folder: write_tensors(folder, self.policy, tensors)
-        )
+        write = partial(write_tensors, policy=self.policy, learner=self.learner, generators=states)
+        write_checkpoint(self.records.folder, path.name, state, write)
         self.prune(self.run.checkpoint.keep)
         self.newest = time.monotonic()
         self.next_one = self.newest - began
@@ -130,13 +118,11 @@ class Resumable:
         """Load the checkpoint from which the run resumes into every part."""
         path = self.records.checkpoint
         assert path is not None
-        state, tensors = read_state(path), read_tensors(path)
-        set_weights(self.policy, path, tensors)
-        set_moments(self.learner, tensors)
+        state, tensors = read_state(path), read_tensors(path, self.policy, self.learner)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
         for grader, remembered in zip(self.components.graders.all(), state["graders"], strict=True):
-            grader.load_remembered(remembered)
+            grader.cache = dict.fromkeys(remembered)  # so that cache hits are counted as in an uninterrupted run
         self.engine.load_weights(self.policy)
         self.engine.weight_version = state["weight_version"]
         set_random_states(state["generators"], tensors)  # last, because building and loading may draw
@@ -165,38 +151,26 @@ class Resumable:
                     self.policy.save(self.records.model)
 
 
-OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
-
-
-def moments(learner: Learner) -> dict[str, Tensor]:
-    """Return the optimizer's state of every trained parameter as tensors by name, a plain number as one of its own."""
-    tensors: dict[str, Tensor] = {}
-    for i, state in enumerate(learner.moments()):
-        tensors |= {f"{OF_OPTIMIZER}{i}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    return tensors
-
-
-def set_moments(learner: Learner, tensors: dict[str, Tensor]) -> None:
-    """Load what `moments` returned; empty moments if a finished run has kept none."""
-    states: list[dict[str, Any]] = [{} for _ in learner.parameters]
-    for name, tensor in tensors.items():
-        if name.startswith(OF_OPTIMIZER):
-            number, _, key = name.removeprefix(OF_OPTIMIZER).partition(".")
-            plain = tensor.dim() == 0 and not tensor.is_floating_point()  # a count of steps that is no tensor
-            states[int(number)][key] = tensor.item() if plain else tensor
-    learner.restore(states)
-
-
 def adapters(policy: Policy) -> dict[str, Tensor]:
     """Return LoRA weights by name: those that a saved model folder contains only merged into others."""
     named = policy.model.named_parameters()
-    return {f"{OF_WEIGHT}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
+    return {f"weight.{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
 
 
-def write_tensors(folder: Path, policy: Policy, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write `model/` and the files of tensors into a checkpoint's folder, but for an empty one."""
+OF_OPTIMIZER = "optimizer."
+
+
+def write_tensors(folder: Path, policy: Policy, learner: Learner, generators: Mapping[str, Tensor]) -> None:
+    """Write `model/` into a checkpoint's folder, and files of tensors, but for an empty one.
+
+    One has the generators' states and the adapters, one the optimizer's state of every trained parameter, where a plain
+    number is a tensor of its own.
+    """
     policy.save(folder / MODEL)
-    for file, tensors in files.items():
+    moments: dict[str, Tensor] = {}
+    for i, state in enumerate(learner.moments()):
+        moments |= {f"{OF_OPTIMIZER}{i}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    for file, tensors in ((TENSORS, {**generators, **adapters(policy)}), (MOMENTS, moments)):
         stored, known = dict[str, Tensor](), set[int]()
         for name, tensor in tensors.items():  # safetensors rejects tensors that share memory
             tensor = tensor.detach().cpu().contiguous()
@@ -207,19 +181,23 @@ def write_tensors(folder: Path, policy: Policy, files: Mapping[str, Mapping[str,
                 save_file(stored, folder / file)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors, without the model's."""
-    moments = load_file(folder / MOMENTS) if (folder / MOMENTS).is_file() else {}
-    return load_file(folder / TENSORS) | moments
+def read_tensors(folder: Path, policy: Policy, learner: Learner) -> dict[str, Tensor]:
+    """Load a checkpoint's weights and moments; return all its tensors by name.
 
-
-def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
-    live = adapters(policy)
-    if not live:
-        live, tensors = dict(policy.named_weights()), {}
-        for file in (folder / MODEL).glob("*.safetensors"):
-            tensors |= load_file(file)
+    The weights are the adapters if the policy has any, else those of the model folder. The moments are empty if a
+    finished run has kept none.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in folder.rglob("*.safetensors"):
+        tensors |= load_file(file)
     with torch.no_grad():
-        for name, weight in live.items():
+        for name, weight in (adapters(policy) or dict(policy.named_weights())).items():
             weight.copy_(tensors[name])
+    states: list[dict[str, Any]] = [{} for _ in learner.parameters]
+    for name, tensor in tensors.items():
+        if name.startswith(OF_OPTIMIZER):
+            _, number, key = name.split(".", 2)
+            plain = tensor.dim() == 0 and not tensor.is_floating_point()  # a count of steps that is no tensor
+            states[int(number)][key] = tensor.item() if plain else tensor
+    learner.restore(states)
+    return tensors

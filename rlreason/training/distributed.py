@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -30,23 +29,19 @@ from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import use_fast_products
-from rlreason.model.memory import shape_from
 from rlreason.model.parameters import from_config, materialize, pick_device, round_weights, skeleton_of
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.terms import StepSums, StepValues
 from rlreason.records.files import RANKS_LOG
 from rlreason.records.reader import write_status
-from rlreason.runtime import signals
+from rlreason.runtime import machine, signals
 from rlreason.runtime.files import alive
-from rlreason.runtime.machine import ADDRESS, Place, place_of
-from rlreason.runtime.machine import NAMES as PLACE_NAMES
 from rlreason.runtime.text import first_line
 from rlreason.training.build import frozen_copy, learner_settings, mode_of, set_threads, set_trained
 from rlreason.training.learner import Learner, is_finite, local, sampled_elements
 from rlreason.types import Sample
 
 FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
-PATIENCE = timedelta(minutes=5)  # with the store, with a rank that loads; NCCL's beyond ours, whose message is better
 LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
 BEGIN = "begin"  # a key of the store; rank 0 writes a limit in seconds there,
 NOTHING = b"nothing"  # or that no run begins
@@ -76,13 +71,13 @@ class Ranks:
         """Start the other ranks, unless torchrun has, with their output in the run's `folder`, and meet them."""
         self.folder = folder
         self.store.set(BEGIN, str(self.limit_s))
-        if not place_of():
+        if not machine.place_of():
             if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             with (folder / RANKS_LOG).open("ab") as out:
                 for rank in range(1, self.world):
-                    values = map(str, (rank, self.world, rank, self.world, ADDRESS, self.store.port))
-                    env, nothing = os.environ | dict(zip(PLACE_NAMES, values, strict=True)), subprocess.DEVNULL
+                    values = map(str, (rank, self.world, rank, self.world, machine.ADDRESS, self.store.port))
+                    env, nothing = os.environ | dict(zip(machine.NAMES, values, strict=True)), subprocess.DEVNULL
                     command = [sys.executable, "-m", "rlreason"]
                     self.children[rank] = subprocess.Popen(command, env=env, stdin=nothing, stdout=out, stderr=out)
         if signals.owns_process():  # never end the process of a user's script or notebook
@@ -97,15 +92,12 @@ class Ranks:
             if lost := self.lost():
                 raise EngineError(f"training on {self.world} ranks ended before it began: {lost}")
             time.sleep(LOOK_S)
-        kinds = [self.store.get(key).decode() for key in keys]
-        if len(set(kinds)) > 1:
-            raise ConfigError(f"gpus={self.world}: the ranks have {', '.join(kinds)}: start as many ranks as GPUs")
+        if len({self.store.get(key) for key in keys}) > 1:
+            raise ConfigError(f"gpus={self.world}: not all of the ranks have a GPU: start as many ranks as GPUs")
+        backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
         limit = timedelta(seconds=0.8 * self.limit_s)  # before this process is ended for hanging, without a word
-        backend, later = ("gloo", timedelta()) if kinds[0] == "cpu" else ("cpu:gloo,cuda:nccl", PATIENCE)
-        own = PrefixStore("default", self.store)
-        dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.world, timeout=limit + later)
+        dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.world, timeout=limit)
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER if self.rank else limit)
-        self._objects = dist.new_group(backend="gloo", timeout=limit)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -146,13 +138,13 @@ class Ranks:
     def broadcast(self, value: Any, group: Any = None) -> Any:
         """Return rank 0's value on every rank: anything that can be pickled."""
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=group or self._objects, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
         return box[0]
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order, on every rank: anything that can be pickled."""
         found = [None] * self.world
-        dist.all_gather_object(found, value, self._objects)
+        dist.all_gather_object(found, value)
         return found
 
     def lost(self) -> str:
@@ -193,22 +185,19 @@ class Ranks:
                 child.wait(max(0.0, until - time.monotonic()))
             child.kill()
             child.wait()
-        log = self.folder / RANKS_LOG
-        if log.exists() and not log.stat().st_size:
-            log.unlink()
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def store_of(place: Place) -> Any:
+def store_of(place: machine.Place) -> Any:
     """Return the store where the processes of torchrun, or those of rank 0, meet."""
-    store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=PATIENCE))
+    store, _, _ = next(rendezvous("env://", place.rank, place.world))
     return store
 
 
 def release_torchrun_ranks() -> None:
     """Tell the processes started by torchrun that this command does not need them, unless a run has begun."""
-    if place := place_of():
+    if place := machine.place_of():
         store = store_of(place)
         if not store.check([BEGIN]):
             store.set(BEGIN, NOTHING)
@@ -415,12 +404,12 @@ def make_ranked_learner(
 
     In the mode `shard`, `policy` becomes a whole copy in main memory, unless it was loaded there.
     """
-    mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
+    mode, why = mode_of(run, world)
     mode = "shard" if policy.in_main_memory else mode  # as decided before loading
     policy.remarks.append(f"{world} ranks train (parallel={mode}: {why})")
     whole = {"policy": policy} | ({"reference": reference.policy} if reference else {})
-    place = place_of()
-    store = store_of(place) if place else TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)
+    place = machine.place_of()
+    store = store_of(place) if place else TCPStore(machine.ADDRESS, 0, None, True, wait_for_workers=False)
     ranks = Ranks(store, 0, world, run.waits.run_s or LIMIT_S)
     try:
         ranks.lead(folder)
@@ -443,7 +432,7 @@ def make_ranked_learner(
         raise
 
 
-def follow(place: Place) -> int:
+def follow(place: machine.Place) -> int:
     """Do this rank's part of a run, on the orders of rank 0; return the exit code. An error is left for rank 0."""
     store = store_of(place)
     store.wait([BEGIN], FOREVER)

@@ -1,6 +1,5 @@
 """Compare objectives on one saved batch: loss, gradient, clipping, and the weight of a token by length."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +17,13 @@ from rlreason.errors import ConfigError
 from rlreason.model.parameters import choose_types, hardware_here
 from rlreason.model.policy import Policy, load_policy
 from rlreason.objectives.aggregation import AGGREGATIONS
-from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import NAMED, OF_LOSSES, check_objective, with_axes_of
 from rlreason.records.console import Console
-from rlreason.records.files import finite
+from rlreason.records.files import write_json
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
-from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
-from rlreason.training import algorithms as grpo
+from rlreason.training.algorithms import with_advantages
 from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads
 from rlreason.training.warm_start import teach_habits
 from rlreason.types import Sample
@@ -49,16 +46,6 @@ def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
     return variants
 
 
-def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
-    """Copy the samples with the objective's advantages; groups are formed by problem id.
-
-    The copies keep reference log-probabilities only if the objective has a KL term.
-    """
-    if objective.kl_placement == "none":
-        samples = [replace(s, reference_log_probs=None) for s in samples]
-    return grpo.with_advantages(samples, objective)[0]
-
-
 def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console: Console) -> list[Score]:
     """Score each objective on the samples under the policy, the run's own first.
 
@@ -69,14 +56,16 @@ def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console:
     own: list[Tensor] = []
     scores: list[Score] = []
     for name, other in variants(run).items():
-        console.progress(f"{name} ...")
-        compared = with_advantages(samples, other)
+        console.part(name)
+        known = samples  # the reference log-probabilities only if the objective has a KL term
+        if other.kl_placement == "none":
+            known = [replace(s, reference_log_probs=None) for s in samples]
+        compared, _ = with_advantages(known, other)
         gradient = make_learner(other, policy).gradient(compared)
         own = own or gradient.parameters
         square = dot(gradient.parameters, gradient.parameters)
         lengths = math.sqrt(square * dot(own, own))
         advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
-        weights = length_weights(gradient.tokens, advantages)
         score = {
             "name": name,
             "axes": f"{other.loss.loss_type}, {other.length_norm.kind}, {other.baseline}/{other.std_norm}",
@@ -85,7 +74,7 @@ def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console:
             "cosine": dot(gradient.parameters, own) / lengths if lengths else None,
             "clipped": gradient.clipped / max(sum(s.length for s in compared), 1),
             "zero_advantage": (advantages == 0).double().mean().item(),
-            "short_to_long": weights[0] / weights[-1] if weights and weights[-1] else None,
+            "short_to_long": short_to_long(gradient.tokens, advantages),
         }
         scores.append(score)
         del gradient  # as large as the model: free it before the next one
@@ -97,31 +86,19 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True))
 
 
-def length_weights(tokens: Sequence[Tensor], advantages: Tensor) -> list[float]:
-    """Return the weight of a token per unit of advantage, |d loss / d log pi| / |A|, by length, shortest first.
+def short_to_long(tokens: Sequence[Tensor], advantages: Tensor) -> float | None:
+    """Return the weight of a token in the shortest quarter of the responses over that in the longest.
 
-    The responses with an advantage are cut into four bins of equal number; tokens: gradients (length,) of each.
+    It is |d loss / d log pi| / |A|, a mean over the tokens of responses with an advantage. None without any weight.
+    `tokens`: gradients (length,) of each response.
     """
-    live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
-    weights = []
-    for part in torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), 4):
-        if members := part.tolist():
-            weight = sum(tokens[i].abs().double().sum().item() for i in members)
-            weights.append(weight / sum(len(tokens[i]) * abs(advantages[i].item()) for i in members))
-    return weights
-
-
-def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample], console: Console) -> list[Sample]:
-    """Add log-probabilities under the run's start model: loaded, or made again, with a warning if that one differs."""
-    console.say("making the reference model of the KL term again ...")
-    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
-    reference = make_policy(run, train)
-    start = teach_habits(run, reference, train, console)
-    recorded = (folder.summary or {}).get("start")
-    if start and recorded and start.weights != recorded["weights"]:
-        console.say("! another processor, torch or version made another start model than the run's: KL is against this")
-    scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
-    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
+    live, weights = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g)), []
+    if not live:
+        return None
+    for part in (live[: -(-len(live) // 4)], live[-max(len(live) // 4, 1) :]):
+        weight = sum(tokens[i].abs().double().sum().item() for _, i in part)
+        weights.append(weight / sum(length * abs(advantages[i].item()) for length, i in part))
+    return weights[0] / weights[1] if weights[1] else None
 
 
 def read_run(folder: RunFolder) -> GRPOConfig:
@@ -133,17 +110,27 @@ def read_run(folder: RunFolder) -> GRPOConfig:
     return run
 
 
-def read_step(folder: RunFolder, step: int | None = None) -> tuple[int, list[Sample]]:
+def read_samples(folder: RunFolder, run: GRPOConfig, step: int | None, console: Console) -> tuple[int, list[Sample]]:
     """Return the responses of a saved training step, by default of the last one, without advantages.
 
     Their old log-probabilities are those of the sampling policy, as the trainer scored it or, if it did not, as the
-    engine reported it; so under the final policy the ratios differ from 1.
+    engine reported it; so under the final policy the ratios differ from 1. If a KL term needs them, they have those of
+    the run's start model too: loaded, or made again, with a warning if that one differs.
     """
-    file, samples = folder.responses(step, rollouts=True), []
+    file, samples = folder.responses(step, rollouts=True), list[Sample]()
     for row in folder.rows(file, TO_LEARN).values():
         sample = sample_of(row)
         scores = sample.log_probs or sample.response.log_probs
         samples.append(replace(sample, log_probs=scores, old_log_probs=scores))
+    if run.kl_placement != "none":
+        console.say("making the reference model of the KL term again ...")
+        train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
+        reference = make_policy(run, train)
+        start, recorded = teach_habits(run, reference, train, console), (folder.summary or {}).get("start")
+        if start and recorded and start.weights != recorded["weights"]:
+            console.say("! another processor, torch or version made another start model than the run's: KL is to this")
+        of_reference = make_scorer(run, run, reference).log_probs(token_ids(samples))
+        samples = [replace(s, reference_log_probs=row) for s, row in zip(samples, of_reference, strict=True)]
     return file.step or 0, samples
 
 
@@ -171,21 +158,19 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     """Compare the objectives on one step's rollouts, by default those of the last saved step."""
     register()
     run = read_run(folder)
-    step, samples = read_step(folder, step)
     if not folder.model:
         raise ConfigError(f"RUN={folder.path} saved no model ({folder.status}): repeat it with save_model=true")
-    head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
     with console.wait("comparing the objectives"):
+        head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
         policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
         set_threads(run, policy)
-        if run.kl_placement != "none":
-            samples = with_reference(folder, run, samples, console)
+        step, samples = read_samples(folder, run, step, console)
         scores = compare(run, policy, samples, console)
-    counts = {"step": step, "samples": len(samples), "tokens": sum(s.length for s in samples)}
-    numbers: dict[str, Any] = finite(counts | {"objectives": scores, "policy": "final"})
+    numbers: dict[str, Any] = {"step": step, "samples": len(samples), "tokens": sum(s.length for s in samples)}
+    numbers |= {"objectives": scores, "policy": "final"}
     file = folder.path / "lab" / f"step_{step:05d}.json"
     file.parent.mkdir(exist_ok=True)
-    write_whole(file, json.dumps(numbers, indent=1) + "\n")
-    heading = f"step {step}: {len(samples)} responses, {counts['tokens']} tokens, scored by the final policy"
+    write_json(file, numbers, 1)
+    heading = f"step {step}: {len(samples)} responses, {numbers['tokens']} tokens, scored by the final policy"
     text = f"\n{heading}\n\n{table(scores)}\n\nnumbers: {file}"
     return Answer(text, {"run": folder.path, **numbers, "numbers": file})

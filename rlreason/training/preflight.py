@@ -4,13 +4,13 @@ import importlib.util
 import math
 import shutil
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
-from rlreason.config.groups import WITHOUT_VLLM, GradingConfig
+from rlreason.config.groups import WITHOUT_VLLM
 from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges, naming_eval_settings
 from rlreason.data.prepare import load_data
@@ -20,7 +20,6 @@ from rlreason.grading.grader import reward_name_of
 from rlreason.model.memory import PROMPT, moment_bytes, shape_of, trained_numbers, weight_bytes
 from rlreason.model.plan import conclusion, planned
 from rlreason.objectives.losses import broken_contract
-from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import Device, believed_device
 from rlreason.runtime.plugins import written_source
 from rlreason.runtime.text import size
@@ -100,70 +99,59 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
     on_gpu = device.kind == "cuda"
     if on_gpu and len(runs) > 1:
         device = replace(device, free=device.total, second_free=None)
-    tight: dict[float, str] = {}  # peak -> what to say
+    tight = list[str]()
     for run in runs:
         plan = planned(run, device, assumed_prompt(run))
         text = f"memory: {conclusion(plan)}"
         if on_gpu and run.model.check_memory and plan.verdict == "too large":
             raise ConfigError(f"{text}; {GO_ON}")
-        if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown"):
-            tight[plan.plan.peak if plan.plan else 0] = text
-    return [tight[max(tight)]] if tight else []
+        if plan.verdict != "fits" and (on_gpu or plan.verdict != "unknown") and text not in tight:
+            tight.append(text)
+    return tight
 
 
-def own_functions(run: RunConfig) -> list[tuple[str, str]]:
-    """Return (the setting that names it, `module:function`) of every function of the user's own."""
-    rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
-    rewards["eval.prompt.reward"] = getattr(run.eval.prompt, "reward", None)
-    functions = []
+def own_functions(run: RunConfig) -> dict[str, str]:
+    """Return `module:function` -> the setting that names it, of every function of the user's own."""
+    keys = {run.prompt.reward: "prompt.reward", run.eval.reward: "eval.reward"}
+    if run.eval.prompt:
+        keys.setdefault(run.eval.prompt.reward, "eval.prompt.reward")
+    functions = {}
     for reward, data in judges(run):
         if ":" in reward:  # it also grades data with a verifier
-            key = next(key for key, name in rewards.items() if name == reward)
-            functions.append((f"{key}={reward}", reward))
+            functions[reward] = f"{keys[reward]}={reward}"
         elif data.verifier:
             key = "data" if data is run.data else "eval.data"
-            functions.append((f"{key}.verifier={data.verifier}", reward_name_of(reward, data)))
+            functions[reward_name_of(reward, data)] = f"{key}.verifier={data.verifier}"
     if scorer := getattr(run, "scorer", None):
-        functions.append((f"scorer={scorer}", scorer))
-    return list(dict.fromkeys(functions))
+        functions[scorer] = f"scorer={scorer}"
+    return functions
 
 
 def own_sources(run: RunConfig) -> dict[str, str]:
     """Return setting -> source of every function recorded with a run: graders, the loss, data generators."""
-    names = own_functions(run)
-    names += [(f"{key}={d.function}", d.function) for key, d in run.data_read().items() if hasattr(d, "function")]
-    names += [(f"loss={run.own_loss}", run.own_loss)] if run.own_loss else []
-    return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
-
-
-def unusable(setting: str, name: str, grading: GradingConfig) -> str:
-    """Say why a function cannot be loaded, tried in a grading process; "" if it can."""
-    with Grader(replace(grading, workers=1), name) as grader:
-        why = grader.wait()
-        return f"{setting}: {why}" if why else ""
-
-
-def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (package, the message if it is missing) of packages that only some runs need."""
-    if run.rollout.engine == "vllm":
-        yield "vllm", WITHOUT_VLLM
-    if run.trains and run.model.lora.rank > 0:
-        yield "peft", needs(f"model.lora.rank={run.model.lora.rank}", "peft")
-    if run.optimizes_by == "adamw_8bit":
-        yield "bitsandbytes", needs("optimizer=adamw_8bit", "bitsandbytes")
-    for key, data in run.data_read().items():
-        if data.on_hub:
-            setting = f"{key}.path={getattr(data, 'path', '')} is no folder here, and reading it from the hub"
-            yield "datasets", needs(setting, "datasets")
-        if isinstance(data, GymConfig):
-            yield "reasoning_gym", needs(f"{key}={data.name}", "reasoning_gym")
-    for name in run.logger.chosen:
-        yield name, needs(f"logger={name}", name)
+    named = own_functions(run)
+    named |= {d.function: f"{key}={d.function}" for key, d in run.data_read().items() if hasattr(d, "function")}
+    if run.own_loss:
+        named[run.own_loss] = f"loss={run.own_loss}"
+    return {setting: written_source(name) for name, setting in named.items() if not name.startswith("rlreason.")}
 
 
 def missing_packages(run: RunConfig) -> list[str]:
-    """Return a message for each required package that is not installed. Nothing is imported."""
-    return [message for package, message in needed_by(run) if importlib.util.find_spec(package) is None]
+    """Return a message for each package that this run needs and that is not installed. Nothing is imported."""
+    needed = {name: needs(f"logger={name}", name) for name in run.logger.chosen}  # package -> message
+    if run.rollout.engine == "vllm":
+        needed["vllm"] = WITHOUT_VLLM
+    if run.trains and run.model.lora.rank > 0:
+        needed["peft"] = needs(f"model.lora.rank={run.model.lora.rank}", "peft")
+    if run.optimizes_by == "adamw_8bit":
+        needed["bitsandbytes"] = needs("optimizer=adamw_8bit", "bitsandbytes")
+    for key, data in run.data_read().items():
+        if data.on_hub:
+            setting = f"{key}.path={getattr(data, 'path', '')} is no folder here, and reading it from the hub"
+            needed["datasets"] = needs(setting, "datasets")
+        if isinstance(data, GymConfig):
+            needed["reasoning_gym"] = needs(f"{key}={data.name}", "reasoning_gym")
+    return [message for package, message in needed.items() if importlib.util.find_spec(package) is None]
 
 
 def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
@@ -172,25 +160,19 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     `folder` is where they will write; it need not exist.
     """
     bad = [line for run in runs for line in mistakes_of(run)]
-    named = {pair: run.grading for run in runs for pair in own_functions(run)}  # each is tried once for all runs
-    bad += [line for (setting, name), grading in named.items() if (line := unusable(setting, name, grading))]
+    named = {
+        pair: run.grading for run in runs for pair in own_functions(run).items()
+    }  # each is tried once for all runs
+    for (name, setting), grading in named.items():
+        with Grader(replace(grading, workers=1), name) as grader:  # loaded in a process of its own
+            if why := grader.wait():
+                bad.append(f"{setting}: {why}")
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     for run in {repr((run.data, run.eval)): run for run in reversed(runs)}.values():  # data of each kind once
         if run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values()):
             load_data(run, say=lambda line: None)  # for its errors; messages are printed when the run itself reads it
     return room_for(runs, folder) + memory_for(runs, believed_device())
-
-
-def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
-    """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
-    warnings = [line for run in runs for line in mistakes_of(run)]
-    for find in (lambda: room_for(runs, folder), lambda: memory_for(runs, believed_device())):
-        try:
-            warnings += find()
-        except ConfigError as error:
-            warnings.append(str(error))
-    return warnings
 
 
 def mistakes_of(run: RunConfig) -> list[str]:
@@ -203,8 +185,8 @@ def mistakes_of(run: RunConfig) -> list[str]:
                 template_of(run.eval.prompt.file)
     except ConfigError as error:
         errors.insert(0, str(error))
-    loss: ChosenLoss | None = getattr(run, "loss", None)
-    if loss and run.own_loss and (why := broken_contract(loss.loss_type, loss.numbers())):
+    loss = getattr(run, "loss", None)
+    if run.own_loss and loss and (why := broken_contract(loss.loss_type, loss.numbers())):
         errors.append(why)
     return errors
 

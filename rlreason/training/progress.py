@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,10 +132,12 @@ def sampling_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str
 
 
 def print_responses(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], grader: Grader) -> None:
-    """Print responses with their grades, so that a wrong format or prompt shows before hours are spent."""
-    by_id = {p.id: p for p in problems}
-    for number, sample in enumerate(samples, 1):
-        row = numbered_row(sample, by_id[sample.group], 0)
+    """Print responses with their grades, so that a wrong format or prompt shows before hours are spent.
+
+    They are those to the first of these problems, one each.
+    """
+    for number, (sample, problem) in enumerate(zip(samples, problems, strict=False), 1):
+        row = numbered_row(sample, problem, 0)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
 
@@ -158,20 +159,11 @@ def common_summary(
     }
 
 
-def print_accuracies(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print the accuracies of a summary as they should be quoted."""
+def print_accuracies(console: Console, summary: Mapping[str, Any], loggers: Loggers) -> None:
+    """Print the accuracies of a summary as they should be quoted, and where each logging service has the run."""
     low, high = summary["accuracy_interval"]
     console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
     for line in describe_accuracies(summary["accuracy"], summary):
         console.say(line)
-
-
-def short_path(folder: Path) -> str:
-    """Return the path relative to the current folder if it is inside, otherwise unchanged."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
-
-
-def print_loggers(console: Console, loggers: Loggers) -> None:
-    """Print where the run is in each logging service, or why it is not there."""
     for name, place in loggers.places.items():
         console.say(f"logger     {name}: {place}")

@@ -4,13 +4,13 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
 
+from rlreason.config.algorithms import GRPOConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
+from rlreason.evaluation.accuracy import is_correct
 from rlreason.evaluation.evaluator import Validation, protocol_of
 from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
@@ -27,17 +27,18 @@ from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
 from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, world_of
 from rlreason.runtime.text import shorten
 from rlreason.training.algorithms import Batches
-from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_records
+from rlreason.training.build import (
+    Components,
+    build_components,
+    make_algorithm,
+    make_learner,
+    start_records,
+)
 from rlreason.training.learner import Learner
-from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies, print_loggers, short_path
+from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies
 from rlreason.training.trainer import Trainer
 
-NEXT = """
-Try next:
-  rlreason inspect {folder}
-  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch
-  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges
-  rlreason report runs/sweeps/grpo_learning_rate            # which is better, and by how much"""
+SWEEP_NEXT = "  python -m rlreason -m sweep=grpo_learning_rate   # five learning rates: which is better, by how much"
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -50,7 +51,6 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         except KeyboardInterrupt as stop:
             signals.arrived()
             records.loggers.finish({"status": "interrupted"})
-            print_loggers(console, records.loggers)
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
             done = trainer.steps_done
@@ -81,18 +81,21 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
-        print_header(console, run, components, records.folder, algorithm.n_steps)
+        train, validate, last = components.train_problems, components.eval_problems, components.final_problems
+        sizes = f"{len(train)} to train on, {len(validate)} to validate on the way, {len(last)} at the end"
+        console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
+        console.say(f"batch      {run.describe_batch(algorithm.n_steps)}, learning rate {run.peak_learning_rate:g}")
         card = run.card()
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(records.clock, policy, world)
         limit = run.sampling_key("max_tokens")
-        limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
-        monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
+        if limit == "sampling.max_tokens":  # training warns about its own truncated samples
+            limit = ""
+        monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, limit)
         for name, warning in run.warnings().items():
             monitors.warn(0, name, warning)
-        problems = components.eval_problems, components.final_problems
-        validation = Validation(components.evaluator, *problems, records, monitors, counters, console)
+        validation = Validation(components.evaluator, validate, last, records, monitors, counters, console)
         yield Trainer(run, components, batches, learner, validation)
 
 
@@ -115,78 +118,61 @@ def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
     clock.model = ModelSize(parameters, config.num_hidden_layers, width, peak, ranks)
 
 
-def print_header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
-    """Print what will be trained, on what data, how it is evaluated, and where the records go."""
-    asks = components.evaluator.settings
-    train, validate, last = components.train_problems, components.eval_problems, components.final_problems
-    sizes = f"{len(train)} to train on, {len(validate)} to validate on the way, {len(last)} at the end"
-    evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
-    console.say(f"model      {run.model.name}: {components.policy.describe()}")
-    console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
-    console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
-    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.peak_learning_rate:g}")
-    console.say(f"records    {short_path(folder)}")
-
-
 def close_records(trainer: Trainer, status: str, reason: str) -> float:
-    """Draw the curves, write the summary and print the closing table of a run that has ended; return the accuracy."""
-    run, console, records, history = trainer.run, trainer.console, trainer.records, trainer.validation.history
-    folder = records.folder
+    """Draw the curves, write the summary and print the closing table of a run that has ended; return the accuracy.
+
+    The summary's `accuracy` is that of the last evaluation, over the whole split if it was evaluated; NaN if the
+    weights are lost.
+    """
+    run, console, records, components = trainer.run, trainer.console, trainer.records, trainer.components
+    folder, first, last = records.folder, trainer.validation.history[0], trainer.validation.history[-1]
     if status != "finished":
-        console.say(f"! {status}: {reason}; resume={short_path(folder)} with a larger budget, or this monitor at warn")
+        console.say(f"! {status}: {reason}; resume={folder} with a larger budget, or this monitor at warn")
     with trainer.waiting("drawing the curves", "record"):
         draw_curves(RunFolder(folder))
     trainer.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
-    removed = sum(map(moments_in, done))
-    summary = run_summary(trainer, status, reason) | {"checkpoints": trainer.cost | {"moments_removed": removed}}
+    settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
+    problems = components.final_problems if last.last else components.eval_problems
+    protocol = protocol_of(settings, problems, tokenizer)
+    summary = common_summary(components, last.whole, protocol, trainer.monitors, trainer.clock) | {
+        "status": status,
+        "reason": reason,
+        "accuracy_before": first.metrics["eval/accuracy"],
+        "accuracy_after": last.metrics["eval/accuracy"],  # on the same problems
+        "length_before": first.metrics["eval/length"],
+        "interim_eval_problems": len(components.eval_problems),
+        "eval_problems": int(last.whole["eval/problems"]),
+        "data": components.data_hash,
+        "protocol_on_the_way": protocol_of(settings, components.eval_problems, tokenizer)["hash"],
+        "alarm": trainer.monitors.stopped.get("alarm", {}),
+        **{name: round(value, 1) for name, value in trainer.counters.row().items()},
+        "checkpoints": trainer.cost | {"moments_removed": sum(map(moments_in, done))},
+    }
+    if status == LOST:
+        summary |= {"accuracy_after": math.nan, "accuracy": math.nan}
     with console.wait("closing the records"):
-        write_card(run.eval.card, folder, summary)
+        if run.eval.card:
+            write_card(folder, summary)
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
-    first, last = history[0], history[-1]
-    pairs = list(zip(first.samples, last.samples, strict=True))
-    improved = [pair for pair in pairs if [s.grade.outcome == "correct" for s in pair] == [False, True]]
-    examples = (improved or pairs)[0]  # solved only now, if there is one
-    problem = next(p for p in first.problems if p.id == examples[0].group)
+    asked = list(zip(components.eval_problems, first.samples, last.samples, strict=True))
+    solved = [one for one in asked if is_correct(one[2]) and not is_correct(one[1])]
+    problem, *examples = (solved or asked)[0]  # solved only now, if there is one
     console.say(f"\n  {problem.question}   (answer: {problem.answer})")
     for label, sample in zip(("before", "after"), examples, strict=True):
-        console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
+        console.say(f"  {label:6} {shorten(sample.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
     console.table("\n" + closing_table(first.metrics, last.metrics))
-    print_accuracies(console, summary)
+    print_accuracies(console, summary, records.loggers)
     console.say(time_line(summary))
     if notices := summary["notices"]:
         console.say("notices    " + ", ".join(f"{name} x{count}" for name, count in notices.items()))
     if run.eval.card:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    console.say(f"{status} in {summary['seconds']:.0f} s; curves: {short_path(folder / CURVES)}")
-    print_loggers(console, records.loggers)
-    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
-        console.say(NEXT.format(folder=short_path(folder)))
+    console.say(f"{status} in {summary['seconds']:.0f} s; curves: {folder / CURVES}")
+    if SWEEP_VARIABLE not in os.environ:
+        console.say(f"\nTry next:\n  rlreason inspect {folder}\n  rlreason report {folder}")
+        if isinstance(run, GRPOConfig) and run.model.made_on_the_spot:
+            console.say(SWEEP_NEXT)
     return float(summary["accuracy"])
-
-
-def run_summary(trainer: Trainer, status: str, reason: str) -> dict[str, Any]:
-    """Return the run's results and its course: notices, counters, and where the time went.
-
-    `accuracy` is that of the last evaluation, over the whole split if it was evaluated; NaN if the weights are lost.
-    """
-    components, counters, monitors = trainer.components, trainer.counters, trainer.monitors
-    before, after = trainer.validation.history[0], trainer.validation.history[-1]
-    settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
-    protocol = protocol_of(settings, after.problems, tokenizer)
-    summary = common_summary(components, after.whole, protocol, monitors, counters.clock) | {
-        "status": status,
-        "reason": reason,
-        "accuracy_before": before.metrics["eval/accuracy"],
-        "accuracy_after": after.metrics["eval/accuracy"],  # on the same problems
-        "length_before": before.metrics["eval/length"],
-        "interim_eval_problems": len(components.eval_problems),
-        "eval_problems": int(after.whole["eval/problems"]),
-        "data": components.data_hash,
-        "protocol_on_the_way": protocol_of(settings, components.eval_problems, tokenizer)["hash"],
-        "alarm": monitors.stopped.get("alarm", {}),
-        **{name: round(value, 1) for name, value in counters.row().items()},
-    }
-    return summary | ({"accuracy_after": math.nan, "accuracy": math.nan} if status == LOST else {})

@@ -28,7 +28,7 @@ from rlreason.types import Collected
 class Trainer(Resumable):
     """A training run: the loop over its steps."""
 
-    metrics: dict[str, float] = field(default_factory=dict)  # of the newest step of this process
+    metrics: dict[str, float] = field(default_factory=dict)  # of the newest step of this process, 0 included
 
     def train(self) -> tuple[str, str]:
         """Run every step that is left, save the model, evaluate on the whole split; return (status, reason)."""
@@ -37,10 +37,11 @@ class Trainer(Resumable):
             self.clock.begin()
             self.evaluate()
             (before,) = self.validation.history
+            self.metrics |= before.metrics
             shown = before.samples[: self.run.log_generations]
             print_responses(console, shown, self.components.eval_problems, self.components.graders.evaluation)
             console.start(n_steps)
-            console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
+            self.show()
         else:
             with console.wait("going on from the checkpoint"):
                 self.restore()
@@ -111,8 +112,11 @@ class Trainer(Resumable):
             finite = not updates or learner.weights_are_finite()  # a GPU may still be at work
         with clock.phase("rollout"):
             self.batches.finish_ahead()  # samples drawn ahead keep the weights that they began with
-        handing = self.hand_over_weights(number) if updates and finite else {}
-        handing["train/moments_not_finite"] = len(learner.broken_moments())
+        handing: dict[str, float] = {"train/moments_not_finite": len(learner.broken_moments())}
+        if updates and finite:
+            with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
+                found = self.engine.load_weights(self.policy)
+            handing |= clock.parts_of("weight_sync", found)
         self.records.metrics(counters.row() | row | handing)
         if samples and (every := self.run.save_rollouts_every) and number % every == 0:
             self.records.responses(ROLLOUTS, number, samples, parts.train_problems)
@@ -127,7 +131,7 @@ class Trainer(Resumable):
     def collect(self, number: int) -> Collected:
         """Sample, grade and score the responses of a step."""
         parts = self.components
-        with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
+        with self.console.wait(f"step {number}", parts.rollouts.progress_text), self.clock.phase("rollout"):
             collected = self.batches.collect(number)  # with rollout.async_level=1, most of it was done ahead
             with self.clock.phase("score"):
                 truths = {problem.id: problem.answer for problem in parts.train_problems}
@@ -136,12 +140,6 @@ class Trainer(Resumable):
                 collected = with_missing_scores(collected, parts.scorer, by_learning)
         self.counters.sampled(collected.samples)
         return replace(collected, metrics=collected.metrics | signs)
-
-    def hand_over_weights(self, number: int) -> dict[str, float]:
-        """Give the engine the new weights; return how long the parts of that took, and what the check found."""
-        with self.waiting(f"step {number}: handing the weights to the engine", "weight_sync"):
-            metrics = self.engine.load_weights(self.policy)
-        return self.clock.parts_of("weight_sync", metrics)
 
     def reason_to_stop(self) -> tuple[str, str] | None:
         """Return (status, reason) if the run ends here: by a monitor, after its last step, by its budget."""

@@ -30,6 +30,7 @@ from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
+from rlreason.records.provenance import package_digest
 from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.training.algorithms import sft_sample
 from rlreason.training.learner import Learner
@@ -83,7 +84,7 @@ def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -
             ]
             rate = peak * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
             loss = learner.update(samples, learning_rate=rate)["train/loss"]
-            progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
+            progress(f"{step + 1}/{steps}, loss {loss:.3f}")
     finally:
         torch.set_num_threads(threads)
 
@@ -157,9 +158,9 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
 
 def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
     """Return the code, libraries and device that make the model: others round differently."""
-    root, on_gpu = Path(__file__).resolve().parents[1], policy.device.type == "cuda"
+    on_gpu = policy.device.type == "cuda"
     return {
-        "code": hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))]),
+        "code": package_digest(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
@@ -172,9 +173,9 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
     """Return what the run's warm start teaches."""
     assert isinstance(run.data, StoriesConfig)  # checked by the run's rules
-    given, own = run.data.habits, {name: getattr(tiny.warm_start, name) for name in SHARES}
-    habits = replace(given, **{name: share for name, share in own.items() if share is not None})
-    return Lessons(taught(train, given, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
+    own = {name: share for name in SHARES if (share := getattr(tiny.warm_start, name)) is not None}
+    problems, habits = taught(train, run.data.habits, run.data.max_value), replace(run.data.habits, **own)
+    return Lessons(problems, formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
 def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> StartWeights | None:
@@ -189,7 +190,10 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         lessons = lessons_of(run, tiny, train)
         recipe, weights = recipe_of(tiny, policy, lessons), None
         key, source = hashed(recipe, maker_of(tiny, policy)), "made"
-        kept = cache_folder(tiny.cache) / f"{key}{SUFFIX}" if tiny.cache else None
+        folder = Path(tiny.cache or "").expanduser()
+        if tiny.cache == "auto":
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rlreason"
+        kept = folder / f"{key}{SUFFIX}" if tiny.cache else None
         if kept:
             if weights := find_shipped(recipe):
                 source, key = "shipped", hashed(recipe)
@@ -200,9 +204,9 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
                 for name, live in policy.named_weights():
                     live.copy_(weights[name])
         else:
-            console.say(f"teaching a new tiny model its habits (data.habits), formats: {len(set(lessons.formats))} ...")
+            console.say("teaching a new tiny model its habits (data.habits) ...")
             with console.wait("warm start"):
-                warm_up(policy, lessons, console.progress)
+                warm_up(policy, lessons, console.part)
             if kept:
                 try:
                     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -220,12 +224,6 @@ def find_shipped(recipe: Recipe, folder: Path = SHIPPED) -> Weights | None:
         if json.loads(description.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
             return load_file(description.with_suffix(SUFFIX))
     return None
-
-
-def cache_folder(setting: str) -> Path:
-    """Return `model.cache` as a folder."""
-    auto = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlreason"
-    return (auto if setting == "auto" else Path(setting)).expanduser()
 
 
 def hashed(*values: Any) -> str:

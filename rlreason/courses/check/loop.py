@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rlreason.courses.check.calling import (
+    TRIALS,
     Bug,
     Function,
     Kind,
@@ -27,80 +28,11 @@ from rlreason.courses.check.calling import (
 from rlreason.courses.check.mistakes import NO_MISTAKE, first_that
 from rlreason.courses.check.recording import Scenario, Session, Update, as_text, find
 
-_BATCH: dict[str, Any] = {
-    "n_grpo_steps": 1,
-    "rollout_batch_size": 12,
-    "group_size": 4,
-    "train_batch_size": 12,
-    "gradient_accumulation_steps": 2,
-    "epochs_per_rollout_batch": 1,
-    "sampling_max_tokens": 6,
-    "max_grad_norm": 1e6,
-}
-_SETTINGS = _BATCH | {
-    "n_grpo_steps": 2,
-    "gradient_accumulation_steps": 3,
-    "sampling_temperature": 0.7,
-    "loss_type": "reinforce_with_baseline",
-    "cliprange": 0.2,
-    "advantage_eps": 1e-6,
-    "use_std_normalization": True,
-    "seed": 0,
-}
-SCENARIOS = (
-    Scenario("on-policy, 3 questions x 4 responses, 3 micro-batches, temperature 0.7", _SETTINGS, flat=True),
-    Scenario(
-        "off-policy: 2 epochs, 2 updates each, grpo_clip 0.1, temperature 1.3, no std, max_grad_norm 0.05",
-        _SETTINGS
-        | {"train_batch_size": 6, "gradient_accumulation_steps": 2, "epochs_per_rollout_batch": 2, "cliprange": 0.1}
-        | {"loss_type": "grpo_clip", "sampling_temperature": 1.3, "use_std_normalization": False}
-        | {"max_grad_norm": 0.05, "seed": 1},
-        learning_rate=8.0,
-    ),
-    Scenario(
-        "advantage_eps 0.5, 6 questions x 2 responses, 2 updates, no micro-batches, some questions of one answer",
-        _SETTINGS
-        | {"group_size": 2, "train_batch_size": 6, "gradient_accumulation_steps": 1, "advantage_eps": 0.5}
-        | {"sampling_temperature": 0.9, "seed": 2},
-        answers=5,
-    ),
-    Scenario(
-        "a rollout batch of 16 in train batches of 12, each in 2 micro-batches: 4 responses are left for the last",
-        _SETTINGS | {"rollout_batch_size": 16, "gradient_accumulation_steps": 2, "n_grpo_steps": 1, "seed": 3},
-        may_be_refused=True,
-    ),
-    Scenario(
-        "a train batch of 8 in 3 micro-batches, which do not divide it",
-        _SETTINGS | {"rollout_batch_size": 8, "train_batch_size": 8, "n_grpo_steps": 1, "seed": 4},
-        may_be_refused=True,
-    ),
-)
-_OF_STEPS: tuple[dict[str, Any], ...] = (
-    {"gradient_accumulation_steps": 1},
-    {"gradient_accumulation_steps": 3},
-    {"gradient_accumulation_steps": 5},  # does not divide the rows, which a step may refuse
-    {"max_grad_norm": 0.05},
-    {"advantage_eps": 0.5},
-    {"loss_normalization": "constant", "normalization_constant": 40, "advantage_normalizer": "none"},
-    {"baseline": "none", "advantage_normalizer": "none"},
-    {"advantage_normalizer": "mean", "advantage_eps": 0.1},
-    {"importance_reweighting_method": "noclip"},
-    {"importance_reweighting_method": "grpo", "cliprange": 0.1},
-    {"importance_reweighting_method": "gspo", "cliprange": 0.02},
-)
-STEP_SCENARIOS = tuple(
-    Scenario(
-        ", ".join(f"{name}={value}" for name, value in own.items()),
-        _BATCH | own,
-        may_be_refused=own.get("gradient_accumulation_steps") == 5,
-        answers=2,
-        is_step=True,
-    )
-    for own in _OF_STEPS
-)
+SCENARIOS = [Scenario(**run) for run in TRIALS["loops"]]
+STEP_SCENARIOS = [Scenario(**run, answers=2, is_step=True) for run in TRIALS["steps"]]
 
 
-def check_loop(function: Function, notes: list[str], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Bug]:
+def check_loop(function: Function, notes: list[str], scenarios: Sequence[Scenario]) -> list[Bug]:
     """Return the bug of a loop, or train step, that the first scenario shows, or []; add those not tried to `notes`.
 
     `NotWrittenError` if nothing is written yet.
@@ -108,7 +40,7 @@ def check_loop(function: Function, notes: list[str], scenarios: Sequence[Scenari
     for scenario in scenarios:
         session, failure, returned = Session(scenario), None, None
         try:
-            returned = session.run_step(function) if scenario.is_step else session.run(function)
+            returned = session.run(function)
         except Bug as bug:
             failure = bug
         if isinstance(failure, NotWrittenError) and scenario is scenarios[0] and not session.updates:
@@ -138,23 +70,38 @@ def _judge(session: Session, failure: Bug | None, returned: Any, notes: list[str
     updates = [u for u in session.updates if u.samples or u.strangers]
     if any(f.coarse for u in updates for f in u.forwards):
         note = "mixed precision: its gradients are not judged, because they are too coarse"
-        notes += [] if note in notes else [note]
+        if note not in notes:
+            notes.append(note)
         updates = []
     judged = [u for u in updates if u.strangers or not u.asked_twice]
     if session.scenario.may_be_refused and not session.scenario.is_step:  # what an uneven batch is divided by is open
         judged = [u for u in judged if not (u.samples and 0.2 < (multiple(u.at_step, u.right) or 0) < 1.7)]
-    _judge_updates(judged)
+    wrong = [u for u in judged if not u.samples or not u.is_at_step(u.right)]
+    for update in wrong:
+        if update.strangers:
+            _judge_stranger(update, update.strangers[0])
+    if wrong:
+        first = wrong[0]
+        _judge_rows(first)
+        trials = [first, *(u for u in judged if bool(u.right.isfinite().all()))]
+        if mistake := first_that(lambda m: all(u.is_at_step(m("step", u, u.gradient_of(m, u.passes))) for u in trials)):
+            raise _bug(first, mistake.kind)
+        where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
+        raise _bug(first, described("gradient at the optimizer step", [(u.at_step, u.right) for u in wrong], where))
     if failure:
         raise failure
     if updates and session.scenario.is_step:
         if bool(session.gradient().any()):
             raise Bug("gradients are left behind after the step", "zero_grad after the step", "gradients", "none")
         loss = tensor(answer_parts(returned, ("loss", "metadata"))["loss"], "the loss")
-        first = updates[0]
-        right = first.loss(NO_MISTAKE, [first.samples])
+        right = updates[0].loss(NO_MISTAKE, [updates[0].samples])
         if abs(loss - right) > 1e-3 * (1e-2 + abs(right)):
-            name = "the loss that is returned is not the batch's loss before the step"
-            raise Bug(name, "what is added up over the micro-batches", short_text(loss), short_text(right))
+            raise Bug(
+                "the loss that is returned is not the batch's loss before the step",
+                "what is added up over the micro-batches",
+                short_text(loss),
+                short_text(right),
+            )
 
 
 def _judge_counts(session: Session) -> None:
@@ -169,30 +116,37 @@ def _judge_counts(session: Session) -> None:
             if sample.asked[name] != right:
                 kind = f"{name} ignored: sampling_{name} is not passed on to generate"
                 raise Bug(kind, _SAMPLING, f"{name} {sample.asked[name]}", f"{right}")
-        groups[sample.round, sample.place].append(sample)
         if sample.place < 0:
-            name = "samples a prompt that is none of the prompts it was given"
-            raise Bug(name, _SAMPLING, repr(session.tokenizer.decode(sample.prompt_ids)))
+            prompt = repr(session.tokenizer.decode(sample.prompt_ids))
+            raise Bug("samples a prompt that is none of the prompts it was given", _SAMPLING, prompt)
+        groups[sample.round, sample.place].append(sample)
     if len(samples) > s["group_size"] and len({x.place for x in samples}) == 1:
         raise Bug("the same question is asked for every group", _SAMPLING)
     for group in groups.values():
-        distinct = len({tuple(x.token_ids) for x in group})
-        if distinct < len(group) and any(x.asked["seed"] is not None for x in group):
-            name = "identical seeds in a group: copies of a prompt get the same sample"
-            where = "the seed that is given to generate for each copy of a prompt"
-            raise Bug(name, where, f"a group of {short_text([x.text for x in group])}", f"{len(group)} samples")
+        if len({tuple(x.token_ids) for x in group}) < len(group) and any(x.asked["seed"] is not None for x in group):
+            raise Bug(
+                "identical seeds in a group: copies of a prompt get the same sample",
+                "the seed that is given to generate for each copy of a prompt",
+                f"a group of {short_text([x.text for x in group])}",
+                f"{len(group)} samples",
+            )
     refuse_misjudged([(x.text, x.truth) for x in samples], session.reward_calls)
     sizes, rounds = sorted({len(group) for group in groups.values()}), len({x.round for x in samples})
     asked = s["n_grpo_steps"] * batch
-    if len(samples) != asked or any(
-        n % s["group_size"] for n in sizes
-    ):  # a question that is asked twice has two groups
-        name = "samples more or fewer responses than group_size to a question, or than rollout_batch_size for each step"
-        yours = f"{short_text(sizes)} to a question, {len(samples)} in all, in {rounds} steps"
-        raise Bug(name, _SAMPLING, yours, f"{s['group_size']} to a question, {asked} in all")
+    if len(samples) != asked or any(n % s["group_size"] for n in sizes):  # a question asked twice has two groups
+        raise Bug(
+            "samples more or fewer responses than group_size to a question, or than rollout_batch_size for each step",
+            _SAMPLING,
+            f"{short_text(sizes)} to a question, {len(samples)} in all, in {rounds} steps",
+            f"{s['group_size']} to a question, {asked} in all",
+        )
     if rounds < s["n_grpo_steps"] and len(updates) > 1:
-        name = "all responses are sampled before the first update: later steps learn from those of an older policy"
-        raise Bug(name, _SAMPLING, "all samples at once", f"{batch} before each step")
+        raise Bug(
+            "all responses are sampled before the first update: later steps learn from those of an older policy",
+            _SAMPLING,
+            "all samples at once",
+            f"{batch} before each step",
+        )
     steps = s["n_grpo_steps"] * epochs * -(-batch // size)
     taken, right = f"{len(updates)} steps", f"{steps} steps"
     if not updates:
@@ -200,8 +154,8 @@ def _judge_counts(session: Session) -> None:
         raise Bug("no optimizer step is taken with the optimizer that is handed in", where, taken, right)
     largest = max(len(u.samples) for u in updates)
     if len(updates) > steps and largest < size and s["gradient_accumulation_steps"] > 1:
-        name = "the optimizer steps after each micro-batch: gradients are not accumulated"
-        raise Bug(name, _STEPS, taken, right)
+        kind = "the optimizer steps after each micro-batch: gradients are not accumulated"
+        raise Bug(kind, _STEPS, taken, right)
     if any(u.strangers for u in updates):
         return
     learned, times = Counter(sample for update in updates for sample in update.samples), set[int]()
@@ -213,27 +167,10 @@ def _judge_counts(session: Session) -> None:
     if 0 in times:
         raise Bug("remainder of a batch dropped: some responses are sampled and never learned from", _BATCHES)
     if times - {epochs}:
-        name = "responses are learned from more or less often than epochs_per_rollout_batch"
-        raise Bug(name, _BATCHES, f"{short_text(sorted(times))} times", f"{epochs} times")
+        kind = "responses are learned from more or less often than epochs_per_rollout_batch"
+        raise Bug(kind, _BATCHES, f"{short_text(sorted(times))} times", f"{epochs} times")
     if len(updates) != steps:
         raise Bug("the number of optimizer steps is wrong", _STEPS, taken, right)
-
-
-def _judge_updates(updates: Sequence[Update]) -> None:
-    """Raise the bug in these updates of one run, unless each has the right gradient."""
-    wrong = [u for u in updates if not u.samples or not u.is_at_step(u.right)]
-    for update in wrong:
-        if update.strangers:
-            _judge_stranger(update, update.strangers[0])
-    if not wrong:
-        return
-    first = wrong[0]
-    _judge_rows(first)
-    trials = [first, *(u for u in updates if bool(u.right.isfinite().all()))]
-    if mistake := first_that(lambda m: all(u.is_at_step(m("step", u, u.gradient_of(m, u.passes))) for u in trials)):
-        raise _bug(first, mistake.kind)
-    where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
-    raise _bug(first, described("gradient at the optimizer step", [(u.at_step, u.right) for u in wrong], where))
 
 
 def _judge_stranger(u: Update, ids: list[int]) -> None:
@@ -244,37 +181,35 @@ def _judge_stranger(u: Update, ids: list[int]) -> None:
         raise Bug("learns again from responses of earlier steps", "what is emptied at the beginning of a step", yours)
     for s in u.rollout:
         if not s.truncated and len(s.token_ids) > 2 and as_text(s.ids[:-2]) in text:
-            name = "the end token of a finished response is lost: nothing teaches the policy to stop"
-            raise Bug(name, _LEARNED, yours, short_text(s.ids))
-    for s in u.rollout:
+            kind = "the end token of a finished response is lost: nothing teaches the policy to stop"
+            raise Bug(kind, _LEARNED, yours, short_text(s.ids))
         for form in (s.prompt_ids + encode(s.text), encode(decode(s.prompt_ids) + s.text)):
             if len(form) > len(s.prompt_ids) + 1 and as_text(form[:-1]) in text:
-                name = "learns from other ids than were sampled: the text was tokenized again"
-                raise Bug(name, _LEARNED, yours, short_text(s.ids))
+                kind = "learns from other ids than were sampled: the text was tokenized again"
+                raise Bug(kind, _LEARNED, yours, short_text(s.ids))
     ours = "rows of a prompt's ids with all of the sampled token_ids"
     raise Bug("learns from token ids that were not sampled", _LEARNED, yours, ours)
 
 
 def _judge_rows(u: Update) -> None:
     """Raise the bug of rows with an end token behind a truncated response, or with another context than sampled."""
-    members = [(f, *member) for f in u.forwards for member in f.members]
-    behind = [(f.ids[row, start + len(s.ids) :].tolist(), s) for f, s, row, start in members]
+    behind = [(f.ids[row, start + len(s.ids) :].tolist(), s) for s, f, row, start in u.members]
     end, head = u.session.tokenizer.eos_token_id, u.model.get_output_embeddings()
-    of_truncated = [ids[:1] for ids, s in behind if s.truncated and ids]
+    of_truncated = [ids[0] for ids, s in behind if s.truncated and ids]
     is_padding = any(ids[:2] == [end, end] for ids, _ in behind)
-    if of_truncated and not is_padding and all(ids == [end] for ids in of_truncated):
+    if not is_padding and set(of_truncated) == {end}:
         yours = "rows of truncated responses with an end token"
         raise Bug("end token added to truncated samples", _LEARNED, yours, "rows of what was sampled")
-    for f, sample, row, start in members:
+    for sample, f, row, start in u.members:
         seen = sample.log_probs(head(f.hidden[row : row + 1, start:]), 1.0)
         if float((seen - sample.scored_by(u.model, 1.0)).abs().max()) <= 1e-2:
             continue
-        name = "log-probabilities are not those behind the prompt: padding or other rows are attended to"
+        kind = "log-probabilities are not those behind the prompt: padding or other rows are attended to"
         where = "attention_mask, position_ids and the side of the padding"
-        if min(start for *_, start in members) > 0:  # padding leaves out the longest row
-            name = "a token stands before the prompt that was not there when it was sampled (a begin token twice?)"
+        if min(start for *_, start in u.members) > 0:  # padding leaves out the longest row
+            kind = "a token stands before the prompt that was not there when it was sampled (a begin token twice?)"
             where = "how prompt ids are made for the forward pass: prompt_ids are complete as they are"
-        raise _bug(u, (name, where))
+        raise _bug(u, (kind, where))
 
 
 def _bug(u: Update, kind: Kind) -> Bug:

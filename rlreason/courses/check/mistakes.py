@@ -3,8 +3,7 @@
 A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. `NO_MISTAKE` is right.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
@@ -82,29 +81,14 @@ def _sequence_mean(gap: Tensor, mask: Tensor) -> Tensor:
     return (gap * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _plogp(p: Tensor, logp: Tensor) -> Tensor:
-    return -(p * logp).sum(-1)
-
-
-def _entropy(logits: Tensor, dim: int = -1) -> Tensor:
-    return _plogp(logits.softmax(dim), logits.log_softmax(dim))
-
-
-def _gather(values: Tensor, labels: Tensor) -> Tensor:
+def gather(values: Tensor, labels: Tensor) -> Tensor:
+    """Return the value (..., places) of each label among those at its place (..., places, vocab)."""
     return values.gather(-1, labels[..., None])[..., 0]
 
 
 def log_probs_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return the log-probabilities (rows, places) of labels, each behind the logits at its place."""
-    return _gather((logits[:, : labels.shape[1]] / temperature).log_softmax(-1), labels)
-
-
-def _gathered(samples: Sequence[Any], key: Callable[[int, Any], object]) -> list[list[Any]]:
-    """Return the samples of each value of a key of their place and themselves, in order of their first."""
-    groups = defaultdict(list)
-    for place, sample in enumerate(samples):
-        groups[key(place, sample)].append(sample)
-    return list(groups.values())
+    return gather((logits[:, : labels.shape[1]] / temperature).log_softmax(-1), labels)
 
 
 def _clipped_parts(u: Any, gradient: Tensor) -> Tensor:
@@ -115,10 +99,8 @@ def _clipped_parts(u: Any, gradient: Tensor) -> Tensor:
     return total
 
 
-ACROSS = "groups mix questions: groups are made of responses to different questions, as by the wrong dim"
 DROPPED = "advantage_eps is dropped: nothing, or a fixed number, is added to the divisor"
-TEMPERATURE = "temperature ignored, applied twice or upside down where log-probabilities are computed"
-POSITIONS = "the softmax runs over positions, not over the vocabulary"
+TEMPERATURE = "temperature ignored or applied twice where log-probabilities are computed"
 WIDTH = (
     "sums over tokens are divided by the padded width, the longest response or sampling_max_tokens, not by the "
     "response's own tokens"
@@ -145,8 +127,8 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
     "batch": ("the reshape or loop that forms the groups, and the order of what is returned", lambda f, r, n: f(r, n), [
         ("groups mix questions: statistics are those of the whole batch", lambda f, r, n: f(r, len(r))),
         ("groups mix questions: group_size is used as the number of groups", lambda f, r, n: f(r, len(r) // n)),
-        (ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n)),
-        (ACROSS, lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n).reshape(-1, n).T.reshape(-1)),
+        ("groups mix questions: groups are made of responses to different questions, as by the wrong dim",
+         lambda f, r, n: f(r.reshape(n, -1).T.reshape(-1), n).reshape(-1, n).T.reshape(-1)),
         ("groups mix questions: advantages are normalised once more over the whole batch",
          lambda f, r, n: f(r, n) / f(r, n).std())]),
     "center": ("what is subtracted from the rewards", _center, [
@@ -155,24 +137,22 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the mean is subtracted although baseline is none", lambda rows, baseline: _center(rows, "mean"))]),
     "std": ("the line that computes the standard deviation", lambda rows: rows.std(1, keepdim=True), [
         ("the standard deviation divides by G, not by G - 1 (ddof 0)",
-         lambda rows: rows.std(1, keepdim=True, unbiased=False)),
-        ("divides by the variance, not by the standard deviation", lambda rows: rows.var(1, keepdim=True)),
-        ("groups mix questions: the standard deviation is that of the whole batch", lambda rows: rows.std())]),
+         lambda rows: rows.std(1, keepdim=True, unbiased=False))]),
     "normalizer": ("the branch that decides what is divided by", lambda name: name, [
         ("is not divided by the standard deviation where that is asked for", lambda n: "none" if n == "std" else n),
         ("is divided by the standard deviation although that is switched off",
          lambda n: "std" if n == "none" else n)]),
-    "divide": ("where advantage_eps enters the division", lambda x, divisor, eps: x / (divisor + eps), [
-        (DROPPED, lambda x, divisor, eps: x / divisor),
-        (DROPPED, lambda x, divisor, eps: x / (divisor + 1e-8)),
-        ("advantage_eps stands under the root, beside the variance",
-         lambda x, divisor, eps: x / (divisor.square() + eps).sqrt())]),
+    "divisor": ("where advantage_eps enters the division", lambda std, eps: std + eps, [
+        (DROPPED, lambda std, eps: std),
+        (DROPPED, lambda std, eps: std + 1e-8),
+        ("advantage_eps stands under the root, beside the variance", lambda std, eps: (std.square() + eps).sqrt())]),
     "read": ("what is read from the dictionary that reward_fn returns", lambda parts: parts["reward"], [
-        ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
-        ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"])]),
-    "tokens": ("the slices that make labels", lambda labels, ids: labels, [
-        ("labels are not shifted: each is the token that stands at its own position",
-         lambda labels, ids: ids)]),
+        ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"])]),
+    "labels": ("the slices that make labels, and the index of gather", lambda labels, ids: labels, [
+        ("labels are not shifted: each position has its own token, as in input_ids, for its label",
+         lambda labels, ids: ids),
+        ("shifted by one: the label of the next position is scored (labels are shifted already)",
+         lambda labels, ids: labels.roll(-1, -1))]),
     # Averages. Masks are (batch, seq) bool.
     "mask": ("where the mask is made and applied: which positions it is true for", lambda mask: mask, [
         ("the mask is ignored: prompt and padding positions count", torch.ones_like),
@@ -183,12 +163,11 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("padding positions count", lambda mask: mask.cumsum(-1) > 0),
         ("prompt positions count", lambda mask: _nth_from_end(mask) > 0),
         ("the last response token is lost", lambda mask: mask & (_nth_from_end(mask) > 1))]),
-    "rows": ("what the sum over tokens is divided by", lambda sums, counts, width: sums / counts.clamp(min=1), [
-        ("all tokens of the (micro-)batch are averaged together, not row by row",
-         lambda sums, counts, width: len(sums) * sums / counts.sum()),
-        ("tokens are summed, not averaged", lambda sums, counts, width: sums),
-        (WIDTH, lambda sums, counts, width: sums / width),
-        (WIDTH, lambda sums, counts, width: sums / counts.max())]),
+    "rows": ("what the sum over tokens is divided by", lambda counts, width: counts.clamp(min=1), [
+        ("all tokens of the (micro-)batch are averaged together, not row by row", lambda counts, width: counts.mean()),
+        ("tokens are summed, not averaged", lambda counts, width: 1),
+        (WIDTH, lambda counts, width: width),
+        (WIDTH, lambda counts, width: counts.max())]),
     "batch average": ("what the sum over rows is divided by", lambda rows, join: join(rows), [
         ("rows are summed, not averaged", lambda rows, join: rows.sum()),
         ("the sum is divided by the number of rows besides", lambda rows, join: rows.mean())]),
@@ -197,15 +176,13 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
     # `masked_mean` and `masked_normalize`: the divisor is made of what counts in a slice, its size, and the constant.
     "slices": ("what the sum is divided by", lambda count, size, c: count if c is None else c, [
         ("nothing divides the sum: the constant, or the count, is ignored", lambda count, size, c: count * 0 + 1),
-        ("slices are divided by the count of the whole mask", lambda count, size, c: count.sum()),
         ("sums are divided by all elements, also those that are masked out", lambda count, size, c: size)]),
     # `backward` returns what goes backward (None: nothing does) and what is returned.
     "backward": ("where gradient_accumulation_steps divides, and the call of backward", lambda x, n: (x / n, x / n), [
-        ("gradient_accumulation_steps multiplies the loss", lambda x, n: (x * n, x * n)),
         ("gradient_accumulation_steps does not divide the loss", lambda x, n: (x, x)),
         ("the loss that is returned is not the one that goes backward (not divided)", lambda x, n: (x / n, x)),
         ("backward is not called: there is no gradient", lambda x, n: (None, x / n))]),
-    # Losses of tokens. `mean` of a ratio leaves tokens alone, or takes the mean over the sequence.
+    # Losses of tokens.
     "pick": ("which of the two terms is taken", lambda unclipped, clipped: unclipped.minimum(clipped), [
         ("the larger of the two terms is taken, not the smaller (min and max swapped)",
          lambda unclipped, clipped: unclipped.maximum(clipped)),
@@ -213,18 +190,14 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
         ("the clip is not applied", lambda unclipped, clipped: unclipped)]),
     "clip": ("the clip of the ratio", lambda ratio, c: ratio.clamp(1 - c, 1 + c), [
         ("the ratio is clipped above only", lambda ratio, c: ratio.clamp(max=1 + c)),
-        ("the ratio is clipped around 0, not around 1", lambda ratio, c: ratio.clamp(-c, c)),
         ("cliprange is ignored: 0.2 stands in its place", lambda ratio, c: ratio.clamp(0.8, 1.2))]),
-    "ratio": ("the line that computes the ratio of new to old probabilities",
-              lambda new, old, mean: mean(new - old).exp(), [
-        ("the old log-probabilities are not used: the ratio is always 1",
-         lambda new, old, mean: mean(new - new.detach()).exp()),
-        ("gradient through old log-probabilities: old and new are the same tensor",
-         lambda new, old, mean: mean(new - new).exp()),
-        ("the quotient of the log-probabilities is used as the ratio", lambda new, old, mean: new / old),
-        ("the ratio is upside down: old over new", lambda new, old, mean: mean(old - new).exp()),
-        ("the log of the ratio is used as the ratio: exp is missing", lambda new, old, mean: mean(new - old)),
-        ("the ratio carries no gradient (detached)", lambda new, old, mean: mean(new - old).exp().detach() + 0 * new)]),
+    "gap": ("the line that computes the ratio of new to old probabilities", lambda new, old: new - old, [
+        ("the old log-probabilities are not used: the ratio is always 1", lambda new, old: new - new.detach()),
+        ("gradient through old log-probabilities: old and new are the same tensor", lambda new, old: new - new),
+        ("the ratio is upside down: old over new", lambda new, old: old - new)]),
+    "exp": ("the line that computes the ratio of new to old probabilities", torch.exp, [
+        ("the log of the ratio is used as the ratio: exp is missing", lambda gap: gap),
+        ("the ratio carries no gradient (detached)", lambda gap: gap.exp().detach() + 0 * gap)]),
     "sequence mean": ("the mean over the response that makes the sequence's ratio", _sequence_mean, [
         ("prompt or padding positions in the sequence's ratio", lambda gap, mask: gap.mean(-1, keepdim=True)),
         ("the sequence's ratio is a product, not a mean over its tokens (length is not divided out)",
@@ -237,26 +210,15 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
     "log-probability": ("which of the two is multiplied, and what is detached", lambda new: new, [
         ("the probability is used where its logarithm belongs", torch.exp),
         ("log-probabilities carry no gradient (detached)", lambda new: new.detach() + 0 * new)]),
-    # `compute_entropy` and `get_response_log_probs`.
-    "gather": ("the index of gather, and the slices of logits and labels", lambda x, labels, ids: _gather(x, labels), [
-        ("input_ids are scored in place of labels", lambda x, labels, ids: _gather(x, ids)),
-        ("shifted by one: the label of the next position is scored (labels are shifted already)",
-         lambda x, labels, ids: _gather(x, labels.roll(-1, -1)))]),
+    # `get_response_log_probs`.
     "log": ("the log_softmax", lambda z: z.log_softmax(-1), [
         ("raw logits are given back: they are not normalised", lambda z: z),
         ("probabilities are given back, not their logarithms", lambda z: z.softmax(-1)),
-        (POSITIONS, lambda z: z.log_softmax(1))]),
-    "entropy": ("the logarithm, what it is multiplied with, and the sum over the vocabulary", _entropy, [
-        (POSITIONS, lambda z: _entropy(z, 1)),
-        ("the logarithm is missing: probabilities are multiplied with themselves",
-         lambda z: _plogp(z.softmax(-1), z.softmax(-1))),
-        ("probabilities are multiplied with raw logits, not with log-probabilities",
-         lambda z: _plogp(z.softmax(-1), z))]),
+        ("the softmax runs over positions, not over the vocabulary", lambda z: z.log_softmax(1))]),
     # Loops: the arguments are of an `Update` u. A micro-batch of n rows has a weight, its share.
     "score": ("where log-probabilities are computed: temperature, and slices of logits and labels", log_probs_of, [
         (TEMPERATURE, lambda z, labels, t: log_probs_of(z, labels, 1.0)),
         (TEMPERATURE, lambda z, labels, t: log_probs_of(z, labels, t * t)),
-        (TEMPERATURE, lambda z, labels, t: log_probs_of(z, labels, 1 / t)),
         ("shifted by one: positions learn their own token again, not the next one",
          lambda z, labels, t: log_probs_of(z, labels.roll(1, 1), t)),
         ("mask shifted by one: response tokens are lost and neighbours are learned instead",
@@ -271,20 +233,18 @@ STEPS: dict[str, tuple[str, Function, list[tuple[str, Function]]]] = {
          lambda n, u: 1 / len(u.passes)),
         ("responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
          lambda n, u: n / len(u.samples)),
-        ("micro-batches are added up without dividing: the gradient grows with their number", lambda n, u: 1),
-        ("the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
-         lambda n, u: 1 / u.settings["gradient_accumulation_steps"])]),
+        ("micro-batches are added up without dividing: the gradient grows with their number", lambda n, u: 1)]),
     "old": ("where old log-probabilities are computed: in which loop, and at which temperature", lambda s, u: s.old, [
         ("old log-probabilities are computed again in each epoch, not once with the samples",
          lambda s, u: s.scored_by(u.epoch_began, u.options.temperature)),
         ("old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
          lambda s, u: s.scored_by(u.sampler, 1.0))]),
     "groups": ("how responses are gathered into groups: by their question, before a batch is cut or shuffled",
-               lambda u: _gathered(u.rollout, lambda _, s: s.place), [
+               lambda u: [s.place for s in u.rollout], [
         ("groups mix questions: neighbours in the list of samples are taken for a group",
-         lambda u: _gathered(u.rollout, lambda place, _: place // u.settings["group_size"])),
+         lambda u: [number // u.settings["group_size"] for number in range(len(u.rollout))]),
         ("groups mix questions: those that have the same ground truth are taken for one group",
-         lambda u: _gathered(u.rollout, lambda _, s: s.truth))]),
+         lambda u: [s.truth for s in u.rollout])]),
 }  # fmt: skip
 
 
@@ -310,7 +270,7 @@ def wrong_advantages(rewards: Tensor, group_size: int, o: Options, m: Mistake) -
         normalizer = m("normalizer", o.advantage_normalizer)
         if normalizer != "none":
             divisor = m("std", rows) if normalizer == "std" else rows.mean(1, keepdim=True)
-            advantages = m("divide", advantages, divisor, o.advantage_eps)
+            advantages = advantages / m("divisor", divisor, o.advantage_eps)
         return advantages.reshape(-1)
 
     advantages: Tensor = m("batch", of_groups, rewards.reshape(-1), group_size)
@@ -328,7 +288,7 @@ def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
     weights = m("mask", mask.bool()).to(loss.dtype)
     sums, counts = (loss * weights).sum(-1), weights.sum(-1)
     if o.loss_normalization == "sequence" or m.step == "rows":
-        rows = m("rows", sums, counts, loss.shape[-1])
+        rows = sums / m("rows", counts, loss.shape[-1])
     else:
         rows = sums / o.normalization_constant
     join = torch.sum if o.loss_normalization == "constant" else torch.mean
@@ -338,37 +298,24 @@ def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
 
 def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
     """Return `masked_normalize` by its constant, or `masked_mean` where it has none, with one mistake."""
-    dim, weights = i["dim"], m("mask", i["mask"].bool()).to(i["tensor"].dtype)
-
-    def summed(x: Tensor) -> Tensor:
-        return x.sum() if dim is None else x.sum(dim)
-
-    divisor = m("slices", summed(weights), summed(torch.ones_like(weights)), i.get("normalize_constant"))
-    average: Tensor = summed(i["tensor"].masked_fill(weights == 0, 0.0)) / divisor
+    mask, dim = m("mask", i["mask"].bool()), i["dim"]
+    divisor = m("slices", mask.sum(dim), torch.ones_like(mask).sum(dim), i.get("normalize_constant"))
+    average: Tensor = i["tensor"].where(mask, 0.0).sum(dim) / divisor
     return average
 
 
 def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tensor, m: Mistake) -> Tensor:
     """Return the loss of each token (batch, seq) by advantages a (batch, 1), with one mistake."""
     method = o.importance_reweighting_method
-
-    def mean(gap: Tensor) -> Tensor:
-        of_row: Tensor = m("sequence mean", gap, mask.to(gap.dtype))
-        return of_row if method == "gspo" else gap
-
     if method == "none":
         gain: Tensor = a * m("log-probability", new)
     else:
-        ratio = m("ratio", new, old, mean).expand_as(new)
+        gap = m("gap", new, old)
+        if method == "gspo":
+            gap = m("sequence mean", gap, mask.to(gap.dtype))
+        ratio = m("exp", gap).expand_as(new)
         gain = ratio * a
         if method != "noclip":
             gain = m("pick", gain, m("clip", ratio, o.cliprange) * a)
     loss: Tensor = m("sign", -gain)
     return loss
-
-
-def wrong_log_probs(i: Inputs, m: Mistake) -> dict[str, Tensor]:
-    """Return the result of `get_response_log_probs`, with one mistake."""
-    logits = i["model"](i["input_ids"]).logits
-    log_probs = m("gather", m("log", logits), i["labels"], i["input_ids"])
-    return {"log_probs": log_probs, "token_entropy": m("entropy", logits)}

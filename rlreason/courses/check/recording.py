@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -85,9 +85,7 @@ class Forward:
     hidden: Tensor  # (rows, width, model width), what the output head is given
     coarse: bool  # in half precision
     has_logits: bool = False  # whether the output head was called
-    reached: bool = False  # a backward call reached it
-    learned: bool = False  # with a gradient other than 0
-    members: list[tuple[RecordedSample, int, int]] = field(default_factory=list)  # a sample, its row, its first place
+    learned: bool = False  # a backward call reached it with a gradient other than 0
 
 
 def as_text(ids: Sequence[int]) -> str:
@@ -114,24 +112,43 @@ class Session:
         self.tokenizer = story_tokenizer()
         self.model = small_model(vocab=len(self.tokenizer))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=scenario.learning_rate)
-        self.optimizer.register_step_pre_hook(self._on_step)
+        self.optimizer.register_step_pre_hook(lambda *_: self.updates.append(Update(self)))
         self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
         self.model.get_output_embeddings().register_forward_hook(self._on_head)
         stories = make_stories(18, 5, sizes=(2, 2, 9))
         self.prompts = [story.question for story in stories]
-        kinds = [place % scenario.answers for place in range(len(stories))]
-        self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
+        self.truths = [f"{stories[n % scenario.answers].answer}/{n % scenario.answers}" for n in range(len(stories))]
         self.flat: set[str] = set()  # ground truths whose responses all earn the same reward, one for each step
         self.samples: list[RecordedSample] = []
         self.reward_calls: list[tuple[str, str]] = []
-        self.forwards: list[Forward] = []  # since the last optimizer step
+        self.newest: Forward | None = None
+        self.forwards: list[Forward] = []  # that a backward call has reached since the last optimizer step
         self.updates: list[Update] = []
 
     def __deepcopy__(self, memo: Any) -> Session:
         return self  # the hooks of a copied policy, such as a reference model, record here too
 
-    def run(self, loop: Function) -> Any:
-        """Return what the loop returns; it gets the seven parts and those settings that it takes."""
+    def run(self, function: Function) -> Any:
+        """Return what a train step returns for responses to three questions, or a loop, which need not return anything.
+
+        A loop gets seven parts and those settings that it takes. `NotWrittenError` for one that did nothing.
+        """
+        if self.scenario.is_step:
+            size = self.settings["group_size"]
+            rollouts = self.generate(self.prompts[:3], n=size, max_tokens=self.settings["sampling_max_tokens"])
+            rows = [torch.tensor([OUTSIDE] * (len(r.prompt_ids) - 1) + r.log_probs) for r in rollouts]
+            named = {
+                "model": self.model,
+                "tokenizer": self.tokenizer,
+                "optimizer": self.optimizer,
+                "reward_fn": self.reward_fn,
+                "repeated_prompts": [r.prompt for r in rollouts],
+                "rollout_responses": [r.text for r in rollouts],
+                "repeated_ground_truths": [truth for truth in self.truths[:3] for _ in range(size)],
+                "old_log_probs": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=OUTSIDE),
+            } | self.settings
+            own = inspect.signature(cs336_2026.grpo_train_step).parameters
+            return call(function, {name: named[name] for name in own if name in named})
         parts = {
             "policy": self.model,
             "tokenizer": self.tokenizer,
@@ -141,31 +158,13 @@ class Session:
             "generate": self.generate,
             "optimizer": self.optimizer,
         }
-        own = inspect.signature(loop).parameters
+        own = inspect.signature(function).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
         taken = {name: value for name, value in self.settings.items() if takes_all or name in own}
-        (answer,) = call(lambda **given: (loop(**given),), parts | taken)  # a loop need not return anything
-        if answer is None and not self.samples and not self.updates:
+        answer = call(lambda **given: [function(**given)], parts | taken)  # a loop need not return anything
+        if answer == [None] and not self.samples and not self.updates:
             raise NotWrittenError
         return answer
-
-    def run_step(self, step: Function) -> Any:
-        """Return what the train step returns, for responses to three questions."""
-        size = self.settings["group_size"]
-        rollouts = self.generate(self.prompts[:3], n=size, max_tokens=self.settings["sampling_max_tokens"])
-        rows = [torch.tensor([OUTSIDE] * (len(r.prompt_ids) - 1) + r.log_probs) for r in rollouts]
-        named = {
-            "model": self.model,
-            "tokenizer": self.tokenizer,
-            "optimizer": self.optimizer,
-            "reward_fn": self.reward_fn,
-            "repeated_prompts": [r.prompt for r in rollouts],
-            "rollout_responses": [r.text for r in rollouts],
-            "repeated_ground_truths": [truth for truth in self.truths[:3] for _ in range(size)],
-            "old_log_probs": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=OUTSIDE),
-        } | self.settings
-        taken = inspect.signature(cs336_2026.grpo_train_step).parameters
-        return call(step, {name: named[name] for name in taken if name in named})
 
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return the reward of a response with its parts, and record the call."""
@@ -242,22 +241,17 @@ class Session:
         if ids is None or not hidden.requires_grad:
             return
         coarse = hidden.element_size() < 4 or torch.is_autocast_enabled(hidden.device.type)
-        forward = Forward(ids.clone(), hidden.detach(), coarse)
-        self.forwards.append(forward)
+        forward = self.newest = Forward(ids.clone(), hidden.detach(), coarse)
 
         def on_backward(gradient: Tensor) -> None:
-            forward.reached = True
-            forward.learned = forward.learned or bool(gradient.any())
+            forward.learned = bool(gradient.any())
+            self.forwards.append(forward)
 
         hidden.register_hook(on_backward)
 
     def _on_head(self, module: Any, arguments: Any, output: Tensor) -> None:
-        if self.forwards and output.requires_grad:
-            self.forwards[-1].has_logits = True
-
-    def _on_step(self, *_: Any) -> None:
-        self.updates.append(Update(self))
-        self.forwards = []
+        if self.newest and output.requires_grad:
+            self.newest.has_logits = True
 
     def gradient(self) -> Tensor:
         """Return the model's gradient as one vector, 0 where there is none."""
@@ -277,20 +271,24 @@ class Update:
         self.model.load_state_dict(session.model.state_dict())  # before the step
         self.at_step = session.gradient()
         self.before = session.updates[-1].at_step if session.updates else torch.zeros_like(self.at_step)
-        self.forwards = [f for f in session.forwards if f.reached]
+        self.forwards, session.forwards = session.forwards, []
         samples, self.size = session.training(), session.settings["train_batch_size"]  # a loss is the mean over so many
         self.rollout = [s for s in samples if s.round == samples[-1].round]
         asked = Counter(s.place for s in self.rollout)
         #: Which leaves open what a group is.
         self.asked_twice = max(asked.values(), default=0) > self.settings["group_size"]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
+        self.members: list[tuple[RecordedSample, Forward, int, int]] = []  # a sample, its row there, its first place
+        self.passes: list[list[RecordedSample]] = []  # micro-batches
         for forward in self.forwards:
+            first = len(self.members)
             for row, ids in enumerate(forward.ids.tolist()):
                 if match := find(ids, self.rollout):
-                    forward.members.append((match[0], row, match[1]))
+                    self.members.append((match[0], forward, row, match[1]))
                 else:
                     self.strangers.append(ids)
-        self.passes = [[sample for sample, _, _ in f.members] for f in self.forwards if f.members]  # micro-batches
+            if members := self.members[first:]:
+                self.passes.append([sample for sample, *_ in members])
         self.samples = list(dict.fromkeys(sample for samples in self.passes for sample in samples))
         earlier = [u for u in session.updates if u.rollout[:1] == self.rollout[:1]]
         batch = len(earlier) % max(1, -(-len(self.rollout) // self.size))  # of the pass over the rollout
@@ -298,15 +296,16 @@ class Update:
         self.epoch_began = earlier[-batch].model if batch else self.model
         if self.samples and not all(f.has_logits for f in self.forwards):  # packed rows: take the next train batch
             self.samples = self.rollout[batch * self.size : (batch + 1) * self.size]
-            self.strangers, self.passes = [], [self.samples]
-            for forward in self.forwards:
-                forward.members = []
+            self.strangers, self.members, self.passes = [], [], [self.samples]
         if len(self.samples) < self.size and len(self.rollout) % self.size:
             self.size = len(self.samples)
 
     def loss(self, m: Mistake, passes: Sequence[Sequence[RecordedSample]]) -> Tensor:
         """Return the loss of these micro-batches of the update, with gradient and one mistake."""
-        o, groups = self.options, m("groups", self)
+        o, by_key = self.options, defaultdict[object, list[RecordedSample]](list)
+        for key, s in zip(m("groups", self), self.rollout, strict=True):
+            by_key[key].append(s)
+        groups = list(by_key.values())
         ranked = [s for group in groups for s in group]
         of_one_size = len({len(group) for group in groups}) == 1
         parts = [(ranked, len(groups[0]))] if of_one_size else [(group, len(group)) for group in groups]

@@ -18,7 +18,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, number_in
 
 LOOP, STEP = "train_grpo", "grpo_train_step"
 SECONDS_TO_IMPORT = 120.0  # for a module, which may bring torch and vllm with it
@@ -79,33 +79,28 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     """
     began = time.monotonic()
     states, findings, notes = dict[str, str](), list[dict[str, Any]](), list[str]()
-    with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("forkserver")) as pool:
 
-        def run(function: Callable[..., Any], arguments: tuple[str, ...], seconds: float) -> tuple[Any, str]:
-            """Return a result, or how it ended the process instead."""
+        def run(seconds: float, function: Callable[..., Any], *arguments: str) -> Any:
+            """Return a result of `load` or `check_function`; how it ended the process is an error or a finding."""
             try:
-                return pool.schedule(function, arguments, timeout=seconds).result(), ""
+                return pool.schedule(function, arguments, timeout=seconds).result()
             except ProcessExpired as error:
-                return None, f"ends the whole process (exit code {error.exitcode})"
+                end = f"ends the whole process (exit code {error.exitcode})"
             except TimeoutError:
-                return None, f"does not end: stopped after {seconds:g} s"
+                end = f"does not end: stopped after {seconds:g} s"
+            if function is load:
+                raise ConfigError(f"MODULE={module}: importing it {end}: mend that")
+            where = "exit, os._exit, and loops whose end is never reached"
+            finding = {"function": name, "kind": f"it {end}", "where": where, "yours": "", "ours": "", "inputs": {}}
+            return "bug", [finding], []
 
         report("importing it")
-        loaded, end = run(load, (module, course), SECONDS_TO_IMPORT)
-        if end:
-            raise ConfigError(f"MODULE={module}: importing it {end}: mend that")
-        names, course, missing = loaded
+        names, course, missing = run(SECONDS_TO_IMPORT, load, module, course)
         for name in names:
             report(f"checking {name}")
-            _, end = run(load, (module, course), SECONDS_TO_IMPORT)  # in a new process after one that ended
-            if end:
-                raise ConfigError(f"MODULE={module}: importing it {end}: mend that")
-            checked, end = run(check_function, (module, name, course), seconds)
-            if end:
-                where = "exit, os._exit, and loops whose end is never reached"
-                finding = {"function": name, "kind": f"it {end}", "where": where, "yours": "", "ours": "", "inputs": {}}
-                checked = "bug", [finding], []
-            states[name], found, noted = checked
+            run(SECONDS_TO_IMPORT, load, module, course)  # in a new process after one that ended
+            states[name], found, noted = run(seconds, check_function, module, name, course)
             findings += found
             notes += [f"{name}: {note}" for note in noted]
     return {
@@ -176,29 +171,22 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("module", metavar="MODULE", help="package.module, or the path of a .py file")
     help_course = "the handout whose functions these are (told from their parameters)"
     parser.add_argument("--course", choices=COURSES, default="", help=help_course)
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each function (30)")
+    seconds = number_in(0.1, 86400)
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="SECONDS", help="for each function (30)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Check the module."""
-    if not 0 < arguments.timeout <= 86400:
-        raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
+    """Check the module, and print what was found in each function."""
     with console.wait(f"checking {arguments.module}"):
         figures = check_module(arguments.module, arguments.course, arguments.timeout, console.part)
-    return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
-
-
-def report_text(figures: dict[str, Any]) -> str:
-    """Return the results as text."""
     states = figures["functions"]
     width = max(map(len, states)) + 2
-    words = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
-    lines = [f"{name:<{width}}{words[state]}" for name, state in states.items()]
+    lines = [f"{name:<{width}}{'BUG' if state == 'bug' else state}" for name, state in states.items()]
     if figures["missing"]:
         lines.append(f"not in the module: {', '.join(figures['missing'])}")
     for finding in figures["findings"]:
         rows = {"where to look": finding["where"], **finding["inputs"]}
-        rows |= {"yours": finding["yours"], "ours": finding["ours"]}
+        rows |= {key: finding[key] for key in ("yours", "ours")}
         width = max(map(len, rows)) + 2
         lines += ["", f"BUG in {finding['function']}: {finding['kind']}"]
         lines += [f"  {name:<{width}}{value}" for name, value in rows.items() if value]
@@ -207,4 +195,4 @@ def report_text(figures: dict[str, Any]) -> str:
     checked = sum(state != "not written" for state in states.values())
     bugs, seconds = figures["bugs"] or "no", figures["seconds"]
     lines += ["", f"{checked} checked as {figures['course']}, bugs found: {bugs} ({seconds:.1f} s)"]
-    return "\n".join(lines)
+    return Answer("\n".join(lines), figures, 1 if figures["bugs"] else 0)

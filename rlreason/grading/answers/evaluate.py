@@ -1,6 +1,7 @@
 """Evaluate expressions, as fractions where that is exact and else with as many digits as needed, and compare them."""
 
 import math
+import operator
 import random
 import threading
 from collections.abc import Mapping
@@ -47,19 +48,12 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if exponent.denominator > MAX_ROOT:
         return None
     if abs(exponent.numerator) > MAX_POWER or abs(exponent.numerator) * bits(base) > MAX_BITS:
-        if base in (1, -1) and exponent.denominator == 1:
-            return base if exponent.numerator % 2 else Fraction(1)
         raise RefusedError  # a power beyond the limits
     if exponent.denominator == 1:
         return base**exponent.numerator
-    root = _perfect_root(base, exponent.denominator) if base > 0 else None
-    return None if root is None else root**exponent.numerator
-
-
-def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
-    parts = []
-    for part in (value.numerator, value.denominator):
-        if part.bit_length() > 4_096:
+    degree, roots = exponent.denominator, []
+    for part in (base.numerator, base.denominator):
+        if part < 0 or part.bit_length() > 4_096:
             return None
         low, high = 0, 1 << (part.bit_length() // degree + 1)
         while high - low > 1:  # by bisection on whole numbers
@@ -67,8 +61,8 @@ def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
             low, high = (middle, high) if middle**degree <= part else (low, middle)
         if low**degree != part:
             return None
-        parts.append(low)
-    return Fraction(*parts)
+        roots.append(low)
+    return Fraction(*roots) ** exponent.numerator
 
 
 MAX_LOG2 = 20_000.0  # of any intermediate magnitude
@@ -146,18 +140,10 @@ class Calculator:
         if op == "degree" or not all(isinstance(part, Fraction) for part in parts):
             parts = [self.number(part) for part in parts]
         match op, parts:
-            case "group", [a]:
-                value = a
-            case "neg", [a]:
-                value = -a
-            case "abs", [a]:
-                value = abs(a)
-            case "mul", [a, b]:
-                value = a * b
-            case "add", [a, b]:
-                if not isinstance(a, Fraction):
-                    self.largest = max(self.largest, abs(a), abs(b))
-                value = a + b
+            case (("neg" | "abs" | "mul" | "add"), _):
+                if op == "add" and not isinstance(parts[0], Fraction):
+                    self.largest = max(self.largest, *map(abs, parts))
+                value = getattr(operator, op)(*parts)
             case "div", [a, b]:
                 if self.vanishes(b):
                     raise UndefinedError  # division by zero
@@ -354,28 +340,23 @@ def near(value: Node, rough: Node) -> bool:
     return a is not None and b is not None and bool(abs(a - b) <= 0.01 * abs(b))
 
 
-def decimal_of(node: Node) -> tuple[Fraction, int] | None:
-    """Return value and number of places of a number written as a decimal, with or without a sign."""
-    if node.op in ("neg", "group"):
-        inner = decimal_of(node.args[0])
-        return inner if inner is None or node.op == "group" else (-inner[0], inner[1])
-    return None if node.places is None else (node.value, node.places)
+def places(node: Node) -> int | None:
+    """Return the number of places of a number written as a decimal, with or without a sign."""
+    return places(node.args[0]) if node.op == "neg" else node.places
 
 
 def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
     """Whether `decimal` is `other`, which needs more places, rounded or cut."""
-    written = decimal_of(decimal)
-    if written is None or decimal_of(other) is not None or written[1] <= 0 or not rel_tol:
+    value, digits = exact(decimal), places(decimal) or 0
+    if value is None or digits <= 0 or places(other) is not None or not rel_tol:
         return False
-    value, places = written
     evaluator, _, target = evaluated(decimal, other)
     if target is None or not evaluator.is_real(target):
         return False
     target = evaluator.number(target)
-    scaled = abs(target) * 10**places
+    scaled = abs(target) * 10**digits
     if scaled == evaluator.mp.nint(scaled):
         return False
     near = {int(evaluator.mp.floor(scaled)), int(evaluator.mp.nint(scaled))}
-    right_sign = (value < 0) == bool(target < 0)
-    error = abs(evaluator.number(value) - target)
-    return right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))
+    error = abs(evaluator.number(value) - target)  # of another sign, it is too large
+    return abs(value) * 10**digits in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
@@ -27,6 +27,7 @@ class RefusedError(Exception):
 
 MAX_CHARS = 400
 MAX_DIGITS = 200
+MAX_ITEMS = 60
 MAX_POWER = 5_000  # of ten in 1e3, and of whole exponents elsewhere
 
 
@@ -110,8 +111,7 @@ def tokens(text: str) -> list[Token]:
         else:
             found.append(Token(kind, _SIGN_OF_TEXT.get(written, written), spaced))
         spaced = False
-        if found[-1].kind == "sign":
-            depth += (found[-1].text in _LISTS) - (found[-1].text in _LISTS.values())
+        depth += (found[-1].text in _LISTS) - (found[-1].text in _LISTS.values())
     return found
 
 
@@ -181,6 +181,8 @@ def split(tokens: Sequence[Token], at: Collection[str]) -> tuple[list[list[Token
         else:
             signs.append(sign_of(token))
             pieces.append([])
+    if len(pieces) > MAX_ITEMS:
+        raise RefusedError  # more than 60 items
     return pieces, signs
 
 
@@ -218,13 +220,12 @@ def readable(text: str) -> bool:
 
 
 def check(text: str) -> None:
-    """Raise `RefusedError` for a text that could cost the library more than a short formula does."""
+    """Raise `RefusedError` for a text, of the length and depth that `read` allows, that could cost the library more
+    than a short formula does.
+    """
     powers = [] if re.search(r"\\int|\\lim", text) else _EXPONENT.findall(text)
-    depths = accumulate((char in "({[") - (char in ")}]") for char in text)
     if (
-        len(text) > MAX_CHARS
-        or max(depths, default=0) > MAX_DEPTH
-        or any(int(power) > MAX_EXPONENT for power in powers)
+        any(int(power) > MAX_EXPONENT for power in powers)
         or any(int(end) > MAX_RANGE for end in _RANGE.findall(text))
         or _COSTLY.search(text)
         or text.count("!") > 2
@@ -238,39 +239,34 @@ def check(text: str) -> None:
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "₀₁₂₃₄₅₆₇₈₉"
 _FULL_SIZE = str.maketrans(_RAISED + _LOWERED, "0123456789+-()nx0123456789")
 _SMALL = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi _ pi rho _ sigma tau "
-_GREEK += "upsilon phi chi psi omega"
 #: Signs, and after each run of them what stands for any of them; `~` is a space.
 _SIGNS = r"""
     −–—﹣－‐‑‒ -  ＋ +  ×✕✖ \times~  ·⋅∙• \cdot~  ÷⁄∕／ /  √ \sqrt~  ∛ \sqrt[3]~  ∞ \infty~  ≤⩽≦ \le~  ≥⩾≧ \ge~
     ≠ \ne~  ∪ \cup~  ∩ \cap~  ∈ \in~  °º˚ ^\circ~  ± \pm~  ∓ \mp~  ∅ \emptyset~  ℝ \mathbb{R}  ≈ \approx~  ， ,
     （ (  ） )  ［ [  ］ ]  ｛ \{  ｝ \}  ％ %  ＝ =  ＜ <  ＞ >  ＄ \$  ： :  ． .  ’‘′ '  “” "  … \ldots~
     ⌊ \lfloor~  ⌋ \rfloor~  ⌈ \lceil~  ⌉ \rceil~  ∖ \setminus~  ⟨ \langle~  ⟩ \rangle~  ∗ *  ⅈ i  ℯ e
+    α \alpha~  β \beta~  γ \gamma~  δ \delta~  ε \epsilon~  ζ \zeta~  η \eta~  θ \theta~  ι \iota~  κ \kappa~
+    λ \lambda~  μ \mu~  ν \nu~  ξ \xi~  π \pi~  ρ \rho~  σ \sigma~  τ \tau~  υ \upsilon~  φ \phi~  χ \chi~  ψ \psi~
+    ω \omega~
     Δ \Delta~  Ω \Omega~  Σ \Sigma~  Γ \Gamma~  ϕ \phi~
     ½ ~1/2~  ⅓ ~1/3~  ⅔ ~2/3~  ¼ ~1/4~  ¾ ~3/4~  ⅕ ~1/5~  ⅖ ~2/5~  ⅗ ~3/5~  ⅘ ~4/5~  ⅙ ~1/6~  ⅚ ~5/6~  ⅛ ~1/8~
     ⅜ ~3/8~  ⅝ ~5/8~  ⅞ ~7/8~
 """
-_TABLE = {char: out.replace("~", " ") for chars, out in pairs(_SIGNS).items() for char in chars}
-_TABLE |= {chr(0x3B1 + index): f"\\{name} " for index, name in enumerate(_GREEK.split()) if name != "_"}
-_TABLE |= dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n", " ")
-_TABLE |= dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062", "")
+_TABLE = {ord(char): out.replace("~", " ") for chars, out in pairs(_SIGNS).items() for char in chars}
+_TABLE |= dict.fromkeys(map(ord, "\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n"), " ")
+_TABLE |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062"), "")
 
 
-def rewriter(*rules: tuple[str, str]) -> Callable[[str], str]:
-    """Return a function that applies these rules to a text in turn: regular expressions with their replacements."""
-    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
-
-    def rewrite(text: str) -> str:
-        for pattern, replacement in compiled:
-            text = pattern.sub(replacement, text)
-        return text
-
-    return rewrite
+def rewritten(text: str, rules: Sequence[tuple[str, str]]) -> str:
+    """Apply these rules to a text in turn: regular expressions with their replacements."""
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 #: A comma without its space is a thousands sign; with one (`\,` or a blank alone) it separates two numbers.
 _GROUP = r"(?=\d{3}(?!\d))"
-_plain_latex = rewriter(  # for texts with a backslash
+_PLAIN_LATEX = (  # for texts with a backslash
     (r"\\neg(?:thin|med|thick)space(?![a-zA-Z])", r"\\!"),  # the space is taken away
     (rf"(?<=\d)(?:\s|\\!)*,\s*\\!(?:\s|\\!)*{_GROUP}|(?<=\d)\s*\\!\s*,\s*{_GROUP}", "{,}"),
     (r"\\!", ""),
@@ -286,20 +282,21 @@ _plain_latex = rewriter(  # for texts with a backslash
     (r"\\rbrace", r"\\}"),
     (r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)", r"\1\\setminus "),
 )
-_plain_signs = rewriter(
+_PLAIN_SIGNS = (
     (r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)", r"\\ldots "),
     ("~", " "),
     (r"(?<=\d) ?[xX] ?10\^", r"\\times 10^"),
+    (r", *(?=(?:\\text *\{ *)?(?:and|or)\b)", " "),
 )
-_plain_spaces = rewriter((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
+_PLAIN_SPACES = ((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
 WHOLE_FONT = rf"\\{_FONT}\s*\{{([^{{}}]*)\}}"
-_upright = rewriter(
+_UPRIGHT = (
     (WHOLE_FONT, r" \1 "),
     (r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])", r" \1 "),
     (r"\\\$", "$"),
 )
-_squeezed = rewriter(
+_SQUEEZED = (
     (r"\{(\w)\}", r" \1 "),  # x_{1} is x_1, but x^{2}5 is not x^{25}
     (r"\s+", " "),
     (r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  "),
@@ -318,12 +315,13 @@ def clean(text: str) -> str:
     """
     if not text.isascii():
         text = _SMALL.sub(lambda run: f"{'^' if run['up'] else '_'}{{{run[0].translate(_FULL_SIZE)}}}", text)
-        text = "".join(map(_ascii, text))
+        text = re.sub("[\U0001d400-\U0001d7ff]", lambda letter: unicodedata.normalize("NFKC", letter[0]), text)
+        text = re.sub(r"\d", lambda digit: str(int(digit[0])), text).translate(_TABLE)
     text = _unwrap(_ANNOUNCED.sub("", _unwrap(text.strip())))
-    text = _plain_signs(text)
+    text = rewritten(text, _PLAIN_SIGNS)
     if "\\" in text:
-        text = _plain_latex(text)
-    return _plain_spaces(text).strip()
+        text = rewritten(text, _PLAIN_LATEX)
+    return rewritten(text, _PLAIN_SPACES).strip()
 
 
 def plain(text: str) -> str:
@@ -334,15 +332,7 @@ def plain(text: str) -> str:
     >>> plain(r"\text{(A)}."), plain("x = 3 8")
     ('(A)', 'x=3 8')
     """
-    return _squeezed(_upright(text).strip().rstrip(".").strip())
-
-
-def _ascii(char: str) -> str:
-    """Replace a sign by its spelling, and digits of every script and mathematical letters by their plain forms."""
-    if "\U0001d400" <= char <= "\U0001d7ff":
-        char = unicodedata.normalize("NFKC", char)
-    digit = unicodedata.decimal(char, None)
-    return _TABLE.get(char, char) if digit is None else str(digit)
+    return rewritten(rewritten(text, _UPRIGHT).strip().rstrip(".").strip(), _SQUEEZED)
 
 
 def _unwrap(text: str) -> str:

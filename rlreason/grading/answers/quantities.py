@@ -3,14 +3,11 @@
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
 
-from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewriter, step, words
+from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewritten, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value
 
-#: Words that form one quantity with the operand that follows.
-OPERATORS = words("det dim rank deg gcd lcm hcf max min var cov tr area perimeter volume")
 #: Words that change the meaning of a number, or reject it: never part of a unit.
 MEANING = words(
     """more less fewer am pm or not no nor isn't than least most many much few is are was were be it and but
@@ -60,9 +57,10 @@ _SCALES_OF_UNITS = """
     mg 1 g 1000 kg 1000000; oz 1 lb 16; ml 1 l 1000; cent 1 usd 100
 """
 SIZES = {unit: (Fraction(size), kind) for kind in _SCALES_OF_UNITS.split(";") for unit, size in pairs(kind).items()}
+NO_SIZE = Fraction(1), ""
 LETTER_UNITS = words("m g s h l L N J W V A K C F")
 _OF_UNITS = words("% ° ^ / * { } ( ) .")
-_BEFORE_FACTORS, _BETWEEN_FACTORS = words("+ - * / ^ _ ("), words("+ - * / ^ !")
+_BEFORE_FACTORS = words("+ - * / ^ _ (")
 
 
 MAX_WORDS = 5  # a longer text is a sentence
@@ -82,14 +80,14 @@ def is_word(text: str) -> bool:
     return len(text) > 3 or (len(text) == 3 and any(char in "aeiou" for char in text[1:]) and text.islower())
 
 
-_plain_units = rewriter(
+_PLAIN_UNITS = (
     (r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°"),
     (r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1"),
     (r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/"),
     (r"\s*\b([a-z]+)(?:\^-[01]|(\^)-(\d))", r"/\1\2\3"),  # s^-1 is /s, s^-2 is /s^2
     (r"\b(?:degrees? |deg )?(?:(c)elsius|(f)ahrenheit)\b", r"°\1\2"),
 )
-_powers = rewriter((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
+_POWERS = ((r"(?:square|sq) ([a-z]+)(?!\^)", r"\1^2"), (r"(?:cubic|cu) ([a-z]+)(?!\^)", r"\1^3"))
 
 
 def canonical(text: str) -> str | None:
@@ -98,20 +96,19 @@ def canonical(text: str) -> str | None:
     >>> canonical("square centimeters"), canonical("miles per hour"), canonical("more apples")
     ('cm^2', 'mi/h', None)
     """
-    text = _plain_units(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()))
+    text = rewritten(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()), _PLAIN_UNITS)
     parts = re.split(r"([ /*()])", text)
     if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
         return None
-    return _powers("".join(map(_name, parts)).strip())
+    return rewritten("".join(map(_name, parts)).strip(), _POWERS)
 
 
 def _name(part: str) -> str:
     """Return the short name of a known unit, and the singular of any other word."""
     stem, caret, power = part.partition("^")
     name = UNIT_NAMES.get(stem, stem)
-    if name == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
-        name = stem[:-3] + "y" if stem.endswith("ies") and len(stem) > 4 else stem[:-1]
-        name = name[:-1] if name.endswith(("xe", "she", "che")) else name
+    if name == stem and len(stem) > 3 and not stem.endswith("ss"):
+        name = stem.removesuffix("s")
     return name + caret + power
 
 
@@ -121,18 +118,6 @@ def agree(first: str, second: str) -> bool:
         return True
     (stem, _, power), (other, _, power_of_other) = first.partition("^"), second.partition("^")
     return power == power_of_other and "unit" in (stem, other)
-
-
-def conversion(first: str, second: str) -> Fraction | None:
-    """Return the number of second units in one first unit, or None where it is not known.
-
-    >>> conversion("h", "min"), conversion("cm", "kg")
-    (Fraction(60, 1), None)
-    """
-    if first not in SIZES or second not in SIZES:
-        return None
-    (size, kind), (other, kind_of_other) = SIZES[first], SIZES[second]
-    return size / other if kind == kind_of_other else None
 
 
 def is_product(tokens: Sequence[Token]) -> bool:
@@ -151,9 +136,8 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     The signs or codes of one currency are its unit: `$5`, `-$5`, `5 $`, `\text{USD }5`, `$7 - $2`.
     """
     found = [CURRENCIES.get(token.text.strip().removeprefix("\\").casefold(), "") for token in tokens]
-    follows = zip(found[1:-1], tokens[2:], strict=True)
     currency = ""
-    if len(set(found) - {""}) == 1 and not any(sign and after.kind != "number" for sign, after in follows):
+    if len(set(found) - {""}) == 1:
         tokens, currency = [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
     levels = depths(tokens)
     starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at))
@@ -168,7 +152,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
         else:
             written += (" " if written and token.spaced else "") + token.text
     unit = canonical(written)
-    if unit is None or (percent and currency):
+    if unit is None:
         raise UnreadableError  # words that are no unit
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
@@ -233,18 +217,19 @@ _MEASURE = (
 _TERM = rf"(?:{_MEASURE}|[a-z])"
 _RATIO = rf"frac\{{{_MEASURE}\}}\{{{_MEASURE}\}}|{_MEASURE}/{_MEASURE}|{_TERM}(?::{_TERM}){{1,5}}"
 _OF_AN_ANGLE = rf"(?:sin|cos|tan|cot|sec|csc)\(?(?:m?angle)?(?:[A-Z]{{1,3}}|{_GREEK})\)?"
-_COMPOUND = re.compile(f"{_MEASURE}|{_RATIO}|{_OF_AN_ANGLE}")
+#: A function at a point, an event's probability, an expectation, or an operator with one operand: `f(g(2))`, `P(X=2)`,
+#: `E[X]`, `\gcd(12,18)`, `\max f`; not `k(k+1)`.
+_FUNCTION = r"(?:[fghpqFGHPQ]|phi|varphi|psi|Phi|Psi|Gamma|zeta|sigma|tau)(?:_(?:\w|\{\w+\}))?'*(?:\^\{-1\})?"
+_AT_A_POINT = rf"{_FUNCTION}\((?:[\d+*/^{{}}(),.°ei-]|frac|sqrt|pi|{_FUNCTION}(?=\())+\)"
+_EVENT = r"[A-Z]+|.*(?:[|=<>]|\\(?:le|ge|ne|in|cup|cap)|and|or|[a-zA-Z]{4}|[a-z](?:[a-z][aeiou]|[aeiou][a-z])).*"
+_CHANCE = rf"(?:P|Pr|mathbb\{{P\}})\((?:{_EVENT})\)|(?:E|mathbb\{{E\}})(?:\[[^\]]+\]|\([A-Z]+\))"
+_OPERATORS = "det|dim|rank|deg|gcd|lcm|hcf|max|min|[vV]ar|[cC]ov|tr|area|perimeter|volume"
+_OPERATION = rf"(?:{_OPERATORS})(?:_\{{?\w+\}}?)?(?:[a-zA-Z]{{0,3}}\(.+\)|[a-zA-Z]{{1,3}})"
+_COMPOUND = re.compile("|".join((_MEASURE, _RATIO, _OF_AN_ANGLE, _AT_A_POINT, _CHANCE, _OPERATION)))
 #: A length is one quantity whether it is written `|AB|`, `\overline{AB}` or `AB`.
 _LENGTH = re.compile(rf"\|({_POINTS})\||overline\{{({_POINTS})\}}")
 
-_FUNCTION = re.compile(
-    r"(?:[fghpqFGHPQ]|phi|varphi|psi|Phi|Psi|Gamma|zeta|sigma|tau)(?:_(?:\w|\{\w+\}))?'*(?:\^\{-1\})?"
-)
 _SHAPES = words("triangle angle")
-_PROBABILITY = words("P Pr mathbb{P}")
-_EXPECTATION = words("E mathbb{E}")
-_OF_EVENTS = words("| = < > \\le \\ge \\ne \\in \\cup \\cap and or")
-_OF_NUMBERS = words("+ - * / ^ { } ( ) , . ° frac sqrt pi e i")
 
 
 def name_of(piece: Sequence[Token]) -> str:
@@ -254,10 +239,9 @@ def name_of(piece: Sequence[Token]) -> str:
     text = _joined(piece)
     if name := _simple(piece):
         return name
-    if not text or len(text) > LONGEST:
+    bracketed = piece[next((at for at, token in enumerate(piece) if token.text == "("), len(piece)) :]
+    if len(text) > LONGEST or not _COMPOUND.fullmatch(text) or (bracketed and not is_enclosed(bracketed)):
         return ""
-    if not _COMPOUND.fullmatch(text):
-        return text if _is_applied(piece) or _is_operator(piece) else ""
     text = _LENGTH.sub(lambda length: length[1] or length[2], text)
     if fraction := re.fullmatch(r"frac\{(.*)\}\{(.*)\}", text):
         return "/".join(fraction.groups())
@@ -301,40 +285,3 @@ def _simple(piece: Sequence[Token]) -> str:
         language = " ".join(token.text.strip().casefold() for token in piece)
         return "" if DENIALS.intersection(language.split()) else language
     return ""
-
-
-def _is_applied(piece: Sequence[Token]) -> bool:
-    """Whether it is a function at a point or of an event: `f(2)`, `f(g(2))`, `P(X = 2)`, `E[X]`; not `k(k+1)`."""
-    at = next((index for index, token in enumerate(piece) if token.kind == "sign" and token.text in ("(", "[")), 0)
-    if not at or not is_enclosed(piece[at:]):
-        return False
-    head, inner = _joined(piece[:at]), piece[at + 1 : -1]
-    capitals = bool(inner) and all(token.kind in ("letter", "word") and token.text.isupper() for token in inner)
-    if head in _EXPECTATION and (piece[at].text == "[" or capitals):
-        return True
-    spoken = any(token.kind == "word" and (len(token.text) > 3 or is_word(token.text)) for token in inner)
-    is_event = spoken or any(token.kind == "text" or token.text in _OF_EVENTS for token in inner)
-    if head in _PROBABILITY and (capitals or is_event):
-        return True
-    following = [token.text for token in inner[1:]] + [""]
-    is_numeric = all(
-        token.kind == "number" or token.text in _OF_NUMBERS or (_FUNCTION.fullmatch(token.text) and after == "(")
-        for token, after in zip(inner, following, strict=False)
-    )
-    return bool(_FUNCTION.fullmatch(head)) and piece[at].text == "(" and bool(inner) and is_numeric
-
-
-def _is_operator(piece: Sequence[Token]) -> bool:
-    r"""Whether it is an operator with one operand, no sum or product: `\gcd(12, 18)`, `\max f`, `Var(X)`."""
-    if len(piece) < 2 or not _operator(piece[0]):
-        return False
-    outside = [at for at, level in enumerate(depths(piece)) if not level and at]
-    for token in (piece[at] for at in outside):
-        if token.text in _BETWEEN_FACTORS or token.kind == "number" or _operator(token):
-            return False
-    ends = [(opening, at) for opening, at in pairwise(outside) if step(piece[at]) < 0 and at < len(piece) - 1]
-    return all(piece[opening - 1].text == "_" for opening, _ in ends)  # else something follows the operand
-
-
-def _operator(token: Token) -> bool:
-    return token.kind != "letter" and token.text.strip().casefold() in OPERATORS

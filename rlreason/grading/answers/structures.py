@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, reduce
-from itertools import pairwise
 
 from rlreason.grading.answers.evaluate import UndefinedError, near, same
 from rlreason.grading.answers.lexer import (
@@ -42,7 +41,6 @@ from rlreason.grading.answers.values import (
     union,
 )
 
-MAX_ITEMS = 60
 MATRICES = words("pmatrix bmatrix matrix Bmatrix array smallmatrix vmatrix")
 RELATIONS = words(r"= \approx < > \le \ge \ne \in")
 BRACKETS = words(r"() (] [) [] {} \{\} \langle\rangle")
@@ -78,16 +76,26 @@ def read_tokens(tokens: Sequence[Token]) -> Value:
         raise UnreadableError
     if spoken := _words(tokens):
         return spoken
-    joined_by = (
-        ((",", "or", "and"), _separated),
-        (RELATIONS, read_relation),
-        (SET_ALGEBRA, _set_algebra),
-        ((":", "to"), _ratio),
-    )
-    for at, read_pieces in joined_by:
+    for at, read_pieces in (((",", "or", "and"), _separated), (RELATIONS, read_relation)):
         pieces, signs = split(tokens, at)
         if signs:
             return read_pieces(pieces, signs)
+    pieces, signs = split(tokens, SET_ALGEBRA)
+    if signs:
+        sets = [part for part in map(as_reals, map(read_tokens, pieces)) if part is not None]
+        if len(sets) < len(pieces):
+            raise UnreadableError
+        value = sets[0]
+        for sign, part in zip(signs, sets[1:], strict=True):
+            value = SET_ALGEBRA[sign](value, part)
+        return value
+    pieces, signs = split(tokens, (":", "to"))
+    if signs:
+        parts = map(read_tokens, pieces)
+        nodes = [part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent]
+        if len(nodes) < len(pieces):
+            raise UnreadableError
+        return Ratio(tuple(nodes))
     named = NAMED_SETS.get("".join(token.text for token in tokens))
     return named or _enclosed(tokens) or _grid(tokens) or read_quantity(tokens)
 
@@ -97,7 +105,7 @@ def _words(tokens: Sequence[Token]) -> Words | Reals | None:
     if any(token.kind not in ("word", "letter", "text") or sign_of(token) == "and" for token in tokens):
         return None
     text = plain(" ".join(token.text for token in tokens)).casefold()
-    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or text in NAMED or re.search(r"\d", text))
+    lone = len(tokens) == 1 and (tokens[0].kind == "letter" or text in NAMED)
     if lone or is_product(tokens):
         return None
     if text in _ALL_REALS:
@@ -112,12 +120,7 @@ def _separated(pieces: Pieces, signs: Sequence[str]) -> Value:
     A comma is an `and` where something is excluded: `x > 2, x \ne 3`. `x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2`
     are values of x; `x = 1, y = 2` stays a list.
     """
-    # the gap in `, and`
-    oxford = {n for n, (before, after) in enumerate(pairwise(signs), 1) if before == "," and after != ","}
-    kept = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
-    if len(kept) > MAX_ITEMS:
-        raise UnreadableError
-    items = tuple(map(read_tokens, kept))
+    items = tuple(map(read_tokens, pieces))
     connectives = set(signs) - {","}
     if not connectives and any(isinstance(item, Inequality) and item.links[0][1] == "\\ne" for item in items):
         connectives = {"and"}
@@ -144,8 +147,8 @@ def read_relation(pieces: Pieces, signs: Sequence[str]) -> Value:
     if "\\approx" in signs:
         if not last and (not pieces[0] or name):
             return equation(pieces)
-        if list(signs).index("\\approx") != last:
-            raise UnreadableError  # more than one approximation
+        if signs[-1] != "\\approx":
+            raise UnreadableError
         exact, rough = map(read_tokens, pieces[last:])
         check_chain((exact, rough), near)
         return read_relation(pieces[:-1], signs[:-1]) if last else exact
@@ -200,17 +203,6 @@ def check_chain(values: Sequence[Value], agree: Callable[[Node, Node], bool] = s
             raise UnreadableError  # a chain of values that are not equal
 
 
-def _set_algebra(pieces: Pieces, signs: Sequence[str]) -> Value:
-    """Evaluate unions, intersections and differences of sets of reals, from left to right."""
-    value = read_tokens(pieces[0])
-    for sign, piece in zip(signs, pieces[1:], strict=True):
-        left, right = as_reals(value), as_reals(read_tokens(piece))
-        if left is None or right is None:
-            raise UnreadableError
-        value = SET_ALGEBRA[sign](left, right)
-    return value
-
-
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
     """Read one pair of brackets around everything: a set, a tuple or an interval."""
     brackets = tokens[0].text + tokens[-1].text
@@ -219,14 +211,12 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
     content, is_set = tokens[1:-1], "{" in brackets
     pieces, signs = split(content, ("|", ":"))
     name = name_of(content[:1])
-    if is_set and name and len(signs) == 1 and all(pieces) and (len(pieces[0]) == 1 or pieces[0][1].text == "\\in"):
+    if is_set and name and len(signs) == 1 and (len(pieces[0]) == 1 or pieces[0][1].text == "\\in"):
         numbers = as_reals(read_tokens(pieces[1]))  # as in `x \mid x > 2`
         if numbers is None or numbers.name != name:
             raise UnreadableError  # a set by its property
         return numbers._replace(name="")
     pieces, signs = split(content, (",",))
-    if len(pieces) > MAX_ITEMS:
-        raise RefusedError  # more than 60 items
     if brackets == "\\{\\}" or (is_set and signs):
         return Collection("set", tuple(map(read_tokens, pieces)) if content else ())
     if signs:
@@ -237,25 +227,17 @@ def _enclosed(tokens: Sequence[Token]) -> Value | None:
 
 
 def _grid(tokens: Sequence[Token]) -> Value | None:
-    if tokens[0].kind != "begin" or tokens[-1].kind != "end" or tokens[0].text != tokens[-1].text:
+    if tokens[0].kind != "begin" or tokens[0].text != tokens[-1].text:
         return None
-    name = tokens[0].text.rstrip("*")
+    name = tokens[0].text
     rows, _ = split(tokens[1:-1], ("\\\\",))
     if not rows[-1]:
         rows.pop()
     cells = [split(row, ("&",))[0] for row in rows]
-    if name not in MATRICES or len(set(map(len, cells))) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
+    if name not in MATRICES or len(set(map(len, cells))) != 1:
         raise UnreadableError
     rows_read = tuple(Collection("[]", tuple(map(read_tokens, row))) for row in cells)
     return Collection("vmatrix" if name == "vmatrix" else "matrix", rows_read)
-
-
-def _ratio(pieces: Pieces, signs: Sequence[str]) -> Value:
-    parts = list(map(read_tokens, pieces))
-    nodes = tuple(part.node for part in parts if isinstance(part, Quantity) and not part.unit and not part.percent)
-    if len(nodes) < len(parts):
-        raise UnreadableError
-    return Ratio(nodes)
 
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
@@ -265,11 +247,19 @@ _CLOCK = re.compile(
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
-_NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
-_BELOW_20, _TENS = _NUMBER_WORDS.split()[:20], _NUMBER_WORDS.split()[20:]
-_BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS for one in _BELOW_20[:10]]
-_VALUES = {word: value for value, word in enumerate(_BELOW_100)}
+_NUMBER_WORDS = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty twenty-one twenty-two twenty-three twenty-four twenty-five twenty-six twenty-seven
+    twenty-eight twenty-nine thirty thirty-one thirty-two thirty-three thirty-four thirty-five thirty-six
+    thirty-seven thirty-eight thirty-nine forty forty-one forty-two forty-three forty-four forty-five forty-six
+    forty-seven forty-eight forty-nine fifty fifty-one fifty-two fifty-three fifty-four fifty-five fifty-six
+    fifty-seven fifty-eight fifty-nine sixty sixty-one sixty-two sixty-three sixty-four sixty-five sixty-six
+    sixty-seven sixty-eight sixty-nine seventy seventy-one seventy-two seventy-three seventy-four seventy-five
+    seventy-six seventy-seven seventy-eight seventy-nine eighty eighty-one eighty-two eighty-three eighty-four
+    eighty-five eighty-six eighty-seven eighty-eight eighty-nine ninety ninety-one ninety-two ninety-three
+    ninety-four ninety-five ninety-six ninety-seven ninety-eight ninety-nine
+"""
+_VALUES = {word: value for value, word in enumerate(_NUMBER_WORDS.split())}
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 

@@ -101,9 +101,9 @@ def minus(left: Node, right: Node) -> Node:
 
 def order(first: Node, second: Node) -> int:
     """Compare two real constants or infinities: -1, 0 or 1. Raises `UndefinedError` for anything else."""
-    infinite = infinity(first) - infinity(second)
-    if infinity(first) or infinity(second):
-        return (infinite > 0) - (infinite < 0)
+    one, other = infinity(first), infinity(second)
+    if one or other:
+        return (one > other) - (one < other)
     if same_constant(first, second):
         return 0
     evaluator, a, b = evaluated(first, second)

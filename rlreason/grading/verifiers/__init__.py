@@ -13,17 +13,6 @@ from rlreason.grading.formats import Extracted, question_only, r1_zero
 Reward = Callable[[str, Any], dict[str, float]]
 
 
-def reward_name(reward: str, verifier: str | None) -> str:
-    """Return the name of the reward: the data's own verifier in the prompt's format, else the prompt's.
-
-    A user's reward, `module:function`, also grades data with a verifier.
-
-    >>> reward_name("r1_zero", "rlreason.grading.verifiers.countdown"), reward_name("mine:reward", "another.verifier")
-    ('rlreason.grading.verifiers.countdown:r1_zero', 'mine:reward')
-    """
-    return reward if verifier is None or ":" in reward else f"{verifier}:{reward}"
-
-
 def graded(read: Extracted, is_right: Callable[[str], bool]) -> dict[str, float]:
     """Return a plug-in's rewards for an extracted answer.
 

@@ -21,13 +21,12 @@ from rlreason.grading.verifiers import by_format
 LONGEST = 500  # characters of an answer; six numbers need about 50
 WRITTEN = re.compile(r"[0-9+\-*/() ]+")
 SPELLINGS = {"\\times": "*", "\\cdot": "*", "×": "*", "·": "*", "\\div": "/", "÷": "/", "−": "-"}  # noqa: RUF001
-OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+OPERATIONS: dict[type[ast.operator], Callable[..., Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-SIGNS: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def solves(answer: str, ground_truth: str) -> bool:
@@ -90,6 +89,8 @@ def _value(node: ast.expr) -> Fraction:
             return Fraction(number)
         case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
             return OPERATIONS[type(operation)](_value(left), _value(right))
-        case ast.UnaryOp(sign, operand) if type(sign) in SIGNS:
-            return SIGNS[type(sign)](_value(operand))
+        case ast.UnaryOp(ast.UAdd(), operand):
+            return _value(operand)
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_value(operand)
     raise ValueError(f"{type(node).__name__} is no arithmetic")
