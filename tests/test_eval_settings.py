@@ -10,7 +10,7 @@ from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError
-from rlreason.evaluation.cases import by_facts, share_table
+from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
 from rlreason.grading import Grader
@@ -99,10 +99,8 @@ def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():
     problems = [Problem(str(i), "?", "1", facts={"level": f"Level {i % 2}", "source": str(i)}) for i in range(60)]
     grades = Grade(1, 1, 1, "correct"), Grade(1, 0, 0, "wrong")
     samples = [Sample(Response(p.id, [1], [1], [0.0], "", "stop"), grades[i % 2]) for i, p in enumerate(problems)]
-    found = by_facts(samples, problems)["accuracy_by"]
-    assert list(found) == ["level"]  # 60 sources of one problem each are no table
-    assert [(row["problems"], row["accuracy"]) for row in found["level"].values()] == [(30, 1), (30, 0)]
-    assert len(share_table("level", found["level"]).splitlines()) == 3
+    (found,) = by_facts(samples, problems)["accuracy_by"].values()  # 60 sources of one problem each are no table
+    assert [(row["problems"], row["accuracy"]) for row in found.values()] == [(30, 1), (30, 0)]
     assert by_facts(samples, [Problem(p.id, "?", "1") for p in problems]) == {}
 
 
@@ -162,13 +160,10 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
     assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
-    assert summary["rewards"] == {"accuracy": "own_reward:halves", "accuracy_prompt_reward": "question_only"}
     names = ("evals/step_00002", "rollouts/step_00001")
     evals, rollouts = (list(map(json.loads, opened(tmp_path / f"run/{name}.jsonl.gz"))) for name in names)
     assert len(evals) == 24
     assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in evals) / 24
-    verdicts = [(row["outcome"] == "correct", row["prompt_reward"]["outcome"] == "correct") for row in evals]
-    assert summary["disagreements"] == sum(one != other for one, other in verdicts)
     assert all(row["prompt"] == row["question"] for row in evals)
     assert "prompt_reward" not in rollouts[0]
     assert rollouts[0]["prompt_ids"] != evals[0]["prompt_ids"]

@@ -174,10 +174,6 @@ CASES = [  # response, ground truth, reward as saved
 ]
 
 
-def table_of(printed: str) -> dict[str, list[str]]:
-    return {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
-
-
 def saved(run: Path) -> list[dict]:
     paths = sorted((run / "rollouts").iterdir())
     lines = [line for path in paths for line in path.read_text(encoding="utf-8").split("\n")]
@@ -191,7 +187,7 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_wh
     torn.write_bytes(b'{"broken\n\0\0\n' + torn.read_bytes() + b'{"half')
     before = saved(run)
     printed = shown(capsys, run, "--regrade", "--other", "own_reward:all_right")
-    table = table_of(printed)
+    table = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
     assert table["saved"] == ["60.0%", "60.0%", "1", "1"]
     assert table["now"] == ["60.0%", "100.0%", "0", "0"]
     assert table["math-verify"][2:] == ["1", "0"]  # it takes 9 am for 9 pm
