@@ -179,7 +179,6 @@ def test_the_fingerprint_sees_every_text():
 
 
 GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
-R1_ZERO = template_of("r1_zero.prompt")
 TRACE = " {solution} </think> <answer>{answer}</answer>"
 ANSWERED = " so </think> <answer>{}</answer>"
 
@@ -205,7 +204,7 @@ def load(tmp_path, grader):
 
 
 def fill(question: str) -> str:
-    return render(R1_ZERO, question)
+    return render(template_of("r1_zero.prompt"), question)
 
 
 def problems_of(n: int) -> list[Problem]:
@@ -343,9 +342,6 @@ def test_ground_truths_that_cannot_be_earned_are_counted_or_dropped(grader):
     with pytest.raises(ConfigError, match="nothing can be earned"):
         prepare.check_ground_truths(bad, grader, DataConfig(), print)
     assert prepare.check_ground_truths(bad[1:], grader, DataConfig(), notes.append, needed=False) == bad[1:]
-
-
-# Ground truths, by question
 
 
 def known(n: int, start: int = 0) -> list[dict[str, str]]:

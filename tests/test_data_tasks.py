@@ -1,12 +1,10 @@
-"""Stories, Countdown, reasoning-gym: problems that are what they say, and verifiers that take right answers only.
-
-Of stories also: halves apart, habits in their shares, prompts and worked traces that fit.
-"""
+"""Stories, Countdown, reasoning-gym: problems that are what they say, and verifiers that take right answers only."""
 
 import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,9 +24,6 @@ from rlreason.types import Problem
 from tests.run_settings import settings
 from tests.some import some
 from tests.waiting import patient
-
-COUNTDOWN = "rlreason.grading.verifiers.countdown"
-GYM = "rlreason.grading.verifiers.gym"
 
 
 def test_a_prompt_that_cannot_be_filled_is_one_line(tmp_path):
@@ -104,7 +99,7 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
     golds = [p.answer for p in problems]
     answers = [*golds, *(numbers_and_target(p)[1] for p in problems), *HOSTILE]
     responses = [*map(wrap.format, answers), *golds]
-    with Grader(patient(), f"{COUNTDOWN}:{form}") as grader:
+    with Grader(patient(), f"{verifier.__name__}:{form}") as grader:
         grades = grader.grade_batch(responses, golds * 2 + golds[:1] * len(HOSTILE) + golds)
     marks = [(g.format, g.answer, g.reward, g.outcome) for g in grades]
     assert marks[:40] == [(1, 1, 1, "correct")] * 20 + [(1, 0, 0, "wrong")] * 20
@@ -182,7 +177,7 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     golds = [p.answer for p in problems]
     answers = [json.loads(gold)["answer"] for gold in golds]
     shifted = [*answers[5:], *answers[:5]]  # the answer to another problem of, mostly, the same task
-    with Grader(patient(), f"{GYM}:r1_zero") as grader:
+    with Grader(patient(), f"{gym_verifier.__name__}:r1_zero") as grader:
         responses = [f"</think> <answer> {answer} </answer>" for answer in [*answers, *shifted, *"@" * 23]]
         grades = grader.grade_batch(responses, golds * 3)
     assert {(g.reward, g.outcome) for g in grades[:23]} == {(1.0, "correct")}
@@ -262,12 +257,9 @@ def test_habits_have_their_shares():
 
 def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
     """Bug: a setting of the model that the data's overrides, or a lesson beyond taught_max_events."""
-    run = settings("data=stories_rambling")
-    train = read_splits(run.data, print)[0]
-    assert lessons_of(run, run.model, train).habits == run.data.habits
     own = settings("data=stories_rambling", "model.warm_start.hasty_share=0.9", "model.warm_start.slip_share=0")
-    habits = lessons_of(own, own.model, train).habits
-    assert (habits.hasty_share, habits.slip_share, habits.ramble_share) == (0.9, 0.0, run.data.habits.ramble_share)
+    habits = lessons_of(own, own.model, read_splits(own.data, print)[0]).habits
+    assert habits == replace(own.data.habits, hasty_share=0.9, slip_share=0.0)
     run = settings("data=stories_long", *FEW)
     train = read_splits(run.data, print)[0]
     lengths = {len(p.solution.split(" ")) for p in lessons_of(run, run.model, train).problems}

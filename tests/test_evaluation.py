@@ -7,9 +7,7 @@ import signal
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations, product
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from rlreason.evaluation.cases import categories, figure_lines, share_table, ung
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol
 from rlreason.grading import Grader
 from rlreason.records.console import Console
-from rlreason.records.files import UNFINISHED
+from rlreason.records.files import UNFINISHED, opened
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.statistics import wilson_interval
@@ -162,10 +160,6 @@ def test_nothing_to_grade_is_one_line_with_the_cure():
             check_askable(problems, "split=train of data=x")
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 SMALL = [
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=32", "data.n_train=256",
     "data.n_validation=96", "eval_problems=48", "log_generations=0",
@@ -209,7 +203,7 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path, monkeypatch, capsy
         assert len(points) == 3
     passed = [value for value, _, _ in summary["best_of_n"]["pass@N"]]
     assert passed == sorted(passed)
-    rates, rows = (rows_of(folder / name) for name in ("pass_rates.jsonl", "responses.jsonl"))
+    rates, rows = (list(map(json.loads, opened(folder / f"{name}.jsonl"))) for name in ("pass_rates", "responses"))
     assert sum(r["correct"] for r in rates) / (4 * 48) == pytest.approx(summary["accuracy"])
     assert all(r["samples"] == 4 and len(r["question_hash"]) == 16 for r in rates)
     assert len(rows) == 4 * 48

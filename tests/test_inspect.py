@@ -163,8 +163,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
         assert says in refused(capsys, *words)
 
 
-# --regrade
-
 CASES = [  # response, ground truth, reward as saved
     ("</think> <answer>38</answer>", "38", 1.0),
     ("</think> <answer>0.5</answer>", r"\frac12", 0.0),  # the saved reward is wrong
