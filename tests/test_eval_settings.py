@@ -52,8 +52,6 @@ def test_how_many_problems_are_asked():
         asks = settings(*words).evaluation
         assert [asks.problems, asks.final_problems] == asked
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
-    own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]", "eval.sampling.max_tokens=9")
-    assert own.sampling_key("max_tokens") == "eval.sampling.max_tokens"
 
 
 def test_a_mistake_is_one_line_with_the_cure():
