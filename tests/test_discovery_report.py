@@ -125,9 +125,8 @@ def test_the_rank_test_counts_every_split(a, b):
 def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
     for content in (b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999):
         (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
+        with pytest.raises(ConfigError, match=rf"^{tmp_path / NAME}.* is no log of a discover run.*\Z"):
             write_report([tmp_path], tmp_path)
-        assert re.fullmatch(f"{tmp_path / NAME}.*", str(raised.value))
 
 
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
