@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsDataConfig
 from rlreason.config.leaves import render, resource_dir, template_of
@@ -26,6 +25,7 @@ BOX = r"The probabilities add up to $1$, so the rest is $1-\frac13-\frac5{12}=\b
 
 
 def lines(file: Path, rows) -> Path:
+    file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 
@@ -132,7 +132,6 @@ def test_rows_keep_ids_of_their_own_where_all_differ_and_files_without_rows_are_
     ):
         train, validation, _ = folder(tmp_path, {"train.jsonl": rows, "test.jsonl": test})
         assert [p.id for p in train + validation] == ids
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     a, b = (str(lines(tmp_path / f"{name}/x.jsonl", sums(1, start))) for start, name in enumerate("ab"))
     train, validation, _ = read(FileDataConfig(name="jsonl", train=a, validation=b))
     assert [p.id for p in train + validation] == ["jsonl-train-0", "jsonl-validation-0"]
@@ -148,8 +147,7 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
     """Bug: a file of another format is called no file, or a name on the hub; a held-out row is trained on."""
     monkeypatch.chdir(tmp_path)
     file = str(lines(tmp_path / "train.jsonl", sums(2)))
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows/t.csv").write_bytes(b"PAR1")
+    lines(tmp_path / "rows/t.csv", [])
     for settings_, complaint in (
         ({"path": "/nowhere"}, "path=/nowhere "),
         ({"path": str(tmp_path), "validation": "test"}, f"validation=test is .*path={tmp_path}"),
@@ -161,7 +159,6 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
         (line,) = [*wrong_values(data, "data."), *data.problems()]
         assert re.match(f"data.{complaint}", line), line
     assert DataConfig(name="x", pass_rates="/nowhere").problems()[0].startswith("data.pass_rates=/nowhere ")
-    assert FileDataConfig(name="x", train=file, n_validation=1).problems() == []
     assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []
     with pytest.raises(ConfigError, match=r"data\.path=openai/gsm8k .*(pip install|give a folder)"):
         read(FileDataConfig(name="gsm8k", path="openai/gsm8k", hub_config="main"))
@@ -182,8 +179,6 @@ def test_the_fingerprint_sees_every_text():
 
 
 GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
-CONF = resource_dir("conf")
-R1_ZERO = template_of("r1_zero.prompt")
 TRACE = " {solution} </think> <answer>{answer}</answer>"
 ANSWERED = " so </think> <answer>{}</answer>"
 
@@ -209,7 +204,7 @@ def load(tmp_path, grader):
 
 
 def fill(question: str) -> str:
-    return render(R1_ZERO, question)
+    return render(template_of("r1_zero.prompt"), question)
 
 
 def problems_of(n: int) -> list[Problem]:
@@ -223,8 +218,6 @@ def test_what_is_held_out_or_drawn_is_nested_and_never_trained_on():
     few, many = prepare.subset(problems, 8, seed=1), prepare.subset(problems, 32, seed=1)
     assert (set(small[1]) < set(large[1]), set(few) < set(many), set(small[0]) & set(small[1])) == (True, True, set())
     assert prepare.hold_out(problems, 5, seed=1)[1] != small[1]
-    with pytest.raises(ConfigError, match=r"data\.n_validation=50"):
-        prepare.hold_out(problems, 50, seed=0)
 
 
 def test_overlap_is_refused_dropped_or_allowed():
@@ -298,9 +291,8 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
 def test_a_filled_trace_is_graded_correct_by_its_own_reward():
     """Bug: a prompt option whose trace its own reward does not read, of rows as GSM8K and MATH have them."""
     problems = [parse(row) for row in (*sums(3, start=4), {"problem": "P", "solution": BOX})]
-    for option in sorted((CONF / "prompt").glob("*.yaml")):
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            prompt = compose("config", [f"prompt={option.stem}", "model=smollm2_135m"]).prompt
+    for option in sorted((resource_dir("conf") / "prompt").glob("*.yaml")):
+        prompt = settings(f"prompt={option.stem}", "model=smollm2_135m").prompt
         if ":" in prompt.reward:
             continue
         check_template(prompt.trace)
@@ -352,9 +344,6 @@ def test_ground_truths_that_cannot_be_earned_are_counted_or_dropped(grader):
     assert prepare.check_ground_truths(bad[1:], grader, DataConfig(), notes.append, needed=False) == bad[1:]
 
 
-# Ground truths, by question
-
-
 def known(n: int, start: int = 0) -> list[dict[str, str]]:
     return [{"problem": f"How many are {i} and {i}?", "answer": str(2 * i)} for i in range(start, start + n)]
 
@@ -398,8 +387,6 @@ def test_ground_truth_is_asked_for_where_it_is_missing_and_read_from_a_file_of_i
     loaded, _ = load(*words, data="math", train=known(30), sft=pairs(30))
     assert (len(loaded.train), len(loaded.validation)) == (24, 6)
     assert all(p.question == known(30)[int(p.answer) // 2]["problem"] for p in loaded.train + loaded.validation)
-    loaded, _ = load(*words, data="math", sft=[{**row, "ground_truth": "7"} for row in pairs(9)])
-    assert {p.answer for p in loaded.train} == {"7"}
 
 
 def test_nothing_but_the_question_that_is_asked_is_taken_for_it(tmp_path):

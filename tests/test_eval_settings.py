@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError
-from rlreason.evaluation.cases import by_facts, share_table
+from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
 from rlreason.grading import Grader
@@ -24,9 +23,8 @@ from rlreason.training.jobs import start
 from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
-from tests.starts import SMALL, rlreason
+from tests.starts import ROOT, SMALL, rlreason
 
-TESTS = Path(__file__).parent
 FILES = ["algorithm=evaluate", "model=smollm2_135m"]
 
 
@@ -54,8 +52,6 @@ def test_how_many_problems_are_asked():
         asks = settings(*words).evaluation
         assert [asks.problems, asks.final_problems] == asked
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
-    own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]", "eval.sampling.max_tokens=9")
-    assert own.sampling_key("max_tokens") == "eval.sampling.max_tokens"
 
 
 def test_a_mistake_is_one_line_with_the_cure():
@@ -99,10 +95,8 @@ def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():
     problems = [Problem(str(i), "?", "1", facts={"level": f"Level {i % 2}", "source": str(i)}) for i in range(60)]
     grades = Grade(1, 1, 1, "correct"), Grade(1, 0, 0, "wrong")
     samples = [Sample(Response(p.id, [1], [1], [0.0], "", "stop"), grades[i % 2]) for i, p in enumerate(problems)]
-    found = by_facts(samples, problems)["accuracy_by"]
-    assert list(found) == ["level"]  # 60 sources of one problem each are no table
-    assert [(row["problems"], row["accuracy"]) for row in found["level"].values()] == [(30, 1), (30, 0)]
-    assert len(share_table("level", found["level"]).splitlines()) == 3
+    (found,) = by_facts(samples, problems)["accuracy_by"].values()  # 60 sources of one problem each are no table
+    assert [(row["problems"], row["accuracy"]) for row in found.values()] == [(30, 1), (30, 0)]
     assert by_facts(samples, [Problem(p.id, "?", "1") for p in problems]) == {}
 
 
@@ -144,7 +138,6 @@ def test_a_model_is_evaluated_by_level_and_by_two_rewards_on_data_of_its_own(tok
         assert (row["reward"], row["prompt_reward"]["reward"], row["prompt_reward"]["outcome"]) == (1, 0, "unformatted")
         assert sample_of(row).prompt_grade.outcome == "unformatted"
     out = capsys.readouterr().out
-    assert re.search(r"asks +12 .*prompt=r1_zero_short", out)
     assert re.search(r"\nLevel 2 +6 +1\.000", out)
     assert "24 of 24" in out
 
@@ -156,19 +149,16 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
            "eval.reward=own_reward:halves", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
     small = [word for word in SMALL if not word.startswith("eval_problems")]
     done = rlreason(
-        *small, "eval=leaderboard", *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{TESTS.parent}:{TESTS}"
+        *small, "eval=leaderboard", *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
     assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
-    assert summary["rewards"] == {"accuracy": "own_reward:halves", "accuracy_prompt_reward": "question_only"}
     names = ("evals/step_00002", "rollouts/step_00001")
     evals, rollouts = (list(map(json.loads, opened(tmp_path / f"run/{name}.jsonl.gz"))) for name in names)
     assert len(evals) == 24
     assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in evals) / 24
-    verdicts = [(row["outcome"] == "correct", row["prompt_reward"]["outcome"] == "correct") for row in evals]
-    assert summary["disagreements"] == sum(one != other for one, other in verdicts)
     assert all(row["prompt"] == row["question"] for row in evals)
     assert "prompt_reward" not in rollouts[0]
     assert rollouts[0]["prompt_ids"] != evals[0]["prompt_ids"]

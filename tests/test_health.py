@@ -179,8 +179,6 @@ def test_a_final_evaluation_follows(tmp_path):
     assert names == ["step_00000.jsonl.gz", "step_00000_update_00000.jsonl.gz"]
 
 
-# ---- from rows and folders ----
-
 #: What the rehearsal breaks on purpose: too large a learning rate, and many updates without a clip.
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
 

@@ -154,16 +154,13 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
 def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
     empty, other = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("other")
     for words, says in (
-        ([empty / "nowhere"], "nowhere is no folder"), ([empty], "responses"), ([run, "-n", "0"], "-n: 0 must be"),
-        ([run, "--problem", "p99"], "--problem p99"), ([run, "--step", "7"], "with --step one that trains"),
-        ([run, "--write"], "--write"), ([empty, "--regrade"], "no config.yaml"),
-        ([save(other / "bare", CONFIG), "--regrade"], "no rollouts"),
+        ([empty], "responses"), ([run, "-n", "0"], "-n: 0 must be"), ([run, "--problem", "p99"], "--problem p99"),
+        ([run, "--step", "7"], "with --step one that trains"), ([run, "--write"], "--write"),
+        ([empty, "--regrade"], "no config.yaml"), ([save(other / "bare", CONFIG), "--regrade"], "no rollouts"),
         ([save(other / "odd", "model: x\n"), "--regrade"], "prompt.reward"),
     ):  # fmt: skip
         assert says in refused(capsys, *words)
 
-
-# --regrade
 
 CASES = [  # response, ground truth, reward as saved
     ("</think> <answer>38</answer>", "38", 1.0),
@@ -172,10 +169,6 @@ CASES = [  # response, ground truth, reward as saved
     ("no tags", "38", 0.0),
     (r"</think> <answer>\int_0^1 x\,dx</answer>", "0.5", 1.0),
 ]
-
-
-def table_of(printed: str) -> dict[str, list[str]]:
-    return {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
 
 
 def saved(run: Path) -> list[dict]:
@@ -191,7 +184,7 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_wh
     torn.write_bytes(b'{"broken\n\0\0\n' + torn.read_bytes() + b'{"half')
     before = saved(run)
     printed = shown(capsys, run, "--regrade", "--other", "own_reward:all_right")
-    table = table_of(printed)
+    table = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
     assert table["saved"] == ["60.0%", "60.0%", "1", "1"]
     assert table["now"] == ["60.0%", "100.0%", "0", "0"]
     assert table["math-verify"][2:] == ["1", "0"]  # it takes 9 am for 9 pm

@@ -9,7 +9,6 @@ import sys
 import threading
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -38,10 +37,9 @@ from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import mistakes_of
 from rlreason.types import Problem
-from tests.starts import SMALL
+from tests.starts import ROOT, SMALL
 from tests.waiting import patient
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 MINE = '''
 import torch
 
@@ -263,8 +261,8 @@ def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
 
 @pytest.fixture
 def examples(monkeypatch) -> None:
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(ROOT / "examples")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     sys.modules.pop("own_reward", None)  # the tests have one of this name
 
 
