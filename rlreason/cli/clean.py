@@ -14,7 +14,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import checkpoints_in, moments_in, remove, remove_moments
 from rlreason.records.reader import read_status, runs_in
 from rlreason.runtime.files import holder
-from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, run_folder
 from rlreason.runtime.text import size
 
 KEPT = ("finished", "stopped", "budget")  # the statuses of runs whose checkpoints are of use, without their moments
@@ -22,7 +22,8 @@ KEPT = ("finished", "stopped", "budget")  # the statuses of runs whose checkpoin
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason clean`."""
-    parser.add_run("run, sweep, or a folder of them", several=True)
+    help_runs = "run, sweep, or a folder of them"
+    parser.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help_runs)
     parser.add_argument("--yes", action="store_true", help="remove what is listed")
 
 

@@ -57,7 +57,7 @@ def tokens_of(run: RunConfig) -> float:
     longest, evaluated = run.sampling.max_tokens, run.evaluation.sampling.max_tokens
     if not run.trains:
         return run.responses_saved() * evaluated / 2
-    steps, learned, sampled = settings.n_steps or 0, 0.0, settings.responses_evaluated() * evaluated
+    steps, learned, sampled = settings.n_steps or 0, 0.0, float(settings.responses_evaluated() * evaluated)
     if run.samples_to_learn:
         passes = getattr(run, "epochs_per_rollout", None) or settings.sft_epochs
         sampled += steps * settings.responses_per_step * longest
@@ -66,7 +66,7 @@ def tokens_of(run: RunConfig) -> float:
         learned = steps * settings.train_batch_size * longest
     else:
         learned = settings.epochs * (run.data.limit or getattr(run.data, "n_train", None) or 7500) * longest
-    return (sampled + learned) / 2
+    return float(sampled + learned) / 2
 
 
 def hours(run: RunConfig, parameters: int, card: Card) -> tuple[float, float]:
