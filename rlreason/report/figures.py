@@ -20,7 +20,8 @@ MOST_IN_ALT = 8  # settings with their last value in the alternative text
 FOREST = "forest"  # the figure of differences
 
 
-OF_ACCURACY = "mean with its 95% band, thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
+OF_ACCURACY = "thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
+FEWEST_IN_BAND = 4  # seeds: of fewer, the band of Student's t covers most of a picture, and the seeds say more
 #: The curves in the order of the page, which leaves out what no run has measured.
 FIGURES = [Figure(**one) for one in TABLES["figures"]]
 
@@ -92,16 +93,22 @@ def figures_of(study: Study) -> list[Figure]:
         by_setting = defaultdict[str, list[Series]](list)
         for curve in runs:
             by_setting[curve.setting].append(curve)
-        means = [mean_of(of, axis, figure.share, figure.log) for axis, of in product(AXES, by_setting.values())]
+        means, banded = list[Series](), any(len(of) >= FEWEST_IN_BAND for of in by_setting.values())
+        for axis, of in product(AXES, by_setting.values()):
+            if (mean := mean_of(of, axis, figure.share, figure.log)) is not None:
+                no_band = np.full(len(mean.y), np.nan)
+                means.append(mean if len(of) >= FEWEST_IN_BAND else replace(mean, band=(no_band, no_band)))
         number = ".1%" if "%" in figure.format else ".3g"
         last = [f"{label} {np.mean([run.y[-1] for run in of]):{number}}" for label, of in by_setting.items()]
         figures.append(
             replace(
                 figure,
-                subtitle=OF_ACCURACY if figure.large else figure.subtitle,
+                subtitle=f"mean{' with its 95% band' if banded else ''}, {OF_ACCURACY}"
+                if figure.large
+                else figure.subtitle,
                 alt=f"{figure.title} ({figure.subtitle}). Last values: {few(last, MOST_IN_ALT)}.",
                 note=f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-                curves=[*filter(None, means), *runs],
+                curves=[*means, *runs],
                 log=figure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one has no ticks
             )
         )
