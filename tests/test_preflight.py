@@ -15,6 +15,7 @@ from rlreason.grading import Grader
 from rlreason.grading.grader import Graders
 from rlreason.model.memory import shape_of
 from rlreason.model.plan import planned, savings
+from rlreason.records.reader import exit_code
 from rlreason.records.resume import MAY_CHANGE, changed
 from rlreason.runtime.machine import Device
 from rlreason.training import preflight as pre
@@ -117,6 +118,8 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     assert need.peak - without.peak == 4 * 3 * model  # two are kept, the best, and one is being written
     assert without.peak - model > 80 * 256 * 2000  # 80 steps of 256 responses
     assert pre.space_needed(typed(composed("save_rollouts_every=0"))).left < need.left / 2
+    often, never = (typed(composed(f"eval_every={every}")).responses_saved() for every in ("null", 0))
+    assert never < often  # two evaluations all the same
     assert pre.space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).peak == 10 * (2000 + 30 * 24)
     assert pre.room_for([typed(composed())], tmp_path / "not/there/yet") == []
     thousand = [typed(composed("scale=paper", "model=smollm2_135m", "n_steps=1000000000", "data.path=a/b"))]
@@ -170,6 +173,7 @@ def test_whatever_runs_out_of_memory_is_said_with_its_cure_and_no_other_error_is
     for error in (of_a_rank, of_vllm, behind):
         assert "lower micro_batch_tokens=" in str(pre.out_of_memory(typed(composed(*LARGE)), error))
     assert pre.out_of_memory(typed(composed()), ConfigError("out of memory is no word of it")) is None
+    assert exit_code(torch.OutOfMemoryError("Allocation on device")) == ResourceError.exit_code
 
 
 HEAVY = """
