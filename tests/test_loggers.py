@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import SUMMARY
-from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, Loggers, WandbLogger
+from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, Loggers, TrackioLogger, WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
@@ -123,6 +123,9 @@ def test_trackio_keeps_rows_tables_and_settings_in_its_own_place(trackio, place,
     assert (math.isnan(rows[1]["train/loss"]), rows[1]["reward/mean"]) == (True, math.inf)
     assert "ü ``` <think> |" in rows[2]["generations/evals"]["_value"][1]["response"]
     assert "status: finished" in rows[3]["summary"]["_value"]
+    monkeypatch.setattr(trackio, "init", Mock())
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "https://there?write_token=x")
+    assert TrackioLogger(place, LoggerConfig(trackio=True), {}, "id").place == "https://there"
     assert capfd.readouterr() == ("", "")
 
 
