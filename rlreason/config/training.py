@@ -139,7 +139,8 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         """Approximately: those of the saved steps, of the evaluations on the way, and of the last one."""
         evaluation, steps, last = self.evaluation, self.n_steps or 0, super().responses_saved()
         sampled = steps * self.responses_per_step // self.save_rollouts_every if self.save_rollouts_every else 0
-        evaluations = steps // self.eval_every + 2 if self.eval_every else UNKNOWN_EVALUATIONS
+        every = self.eval_every
+        evaluations = 2 if every == 0 else steps // every + 2 if every else UNKNOWN_EVALUATIONS
         on_the_way = evaluation.samples * evaluation.problems if evaluation.problems else last
         return sampled + evaluations * on_the_way + last
 
