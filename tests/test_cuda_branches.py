@@ -7,15 +7,12 @@ Autograd's engine asks for the GPU's streams, which cannot be had, so backward p
 (`context`).
 """
 
-import contextlib
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,10 +39,8 @@ SHAPE = {
 }  # fmt: skip
 FAMILIES = {"Qwen2": {"tie_word_embeddings": True}, "Qwen3": {"head_dim": HEAD_DIM}, "Olmo2": {}}
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9, 9, 9])]
-TOKENS, PARTS, LONGEST = 16, [0, 5, 11, 16], 6  # of these pairs, each behind a prompt of its own
+TOKENS, PARTS, LONGEST = 16, [5, 6, 5], 6  # of these pairs, each behind a prompt of its own
 SCORED = 12
-
-
 GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
@@ -70,16 +65,11 @@ class FakeCuda(FakeTensorMode):
         self._within = False  # an operation that it puts together from others
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._pin_memory.default:
-            result = args[0]
-        elif self._within:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        else:
-            self._within = True
-            try:
-                result = super().__torch_dispatch__(func, types, args, kwargs)
-            finally:
-                self._within = False
+        pins, within = func is torch.ops.aten._pin_memory.default, self._within
+        with mock.patch.object(self, "_within", True):
+            result = args[0] if pins else super().__torch_dispatch__(func, types, args, kwargs)
+        if within:
+            return result
         self.calls.append((str(func), args, kwargs or {}, result))
         return result
 
@@ -107,18 +97,10 @@ class FakePolicy(Policy):
         self.shares_prompts = kernel == "varlen"
         model.set_attn_implementation(NAMES[kernel])
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
-        """What torch.autocast("cuda") does, which does nothing here: it asks for a GPU first."""
-        torch.set_autocast_enabled("cuda", self.compute_dtype != torch.float32)
-        torch.set_autocast_dtype("cuda", torch.bfloat16)
-        torch.autocast_increment_nesting()
-        try:
-            yield
-        finally:
-            if torch.autocast_decrement_nesting() == 0:
-                torch.clear_autocast_cache()
-            torch.set_autocast_enabled("cuda", False)
+    def autocast(self) -> Any:
+        """The policy's own, which asks for a GPU first."""
+        with mock.patch.multiple(torch.cuda, is_available=lambda: True, is_bf16_supported=lambda: True):
+            return super().autocast()
 
 
 def policy_of(family: str = "Qwen2", kernel: str = "varlen", dtype: torch.dtype = HALF, head: torch.dtype = HALF):
@@ -147,8 +129,7 @@ def forward(mode: FakeCuda, family: str, kernel: str, shares: bool = False) -> N
     mode.calls.clear()
     found = policy.log_probs(batch)
     for one in found:
-        assert (tuple(one.shape), one.dtype, one.device.type) == ((SCORED,), FULL, "cuda")
-        assert one.requires_grad
+        assert (tuple(one.shape), one.dtype, one.device.type, one.requires_grad) == ((SCORED,), FULL, "cuda", True)
     halves = [args for name in ("aten.mm.default", "aten.addmm.default") for args, _, _ in mode.of(name)]
     assert len(halves) == 7 * LAYERS, len(halves)  # the linear layers, each computed by autocast in half precision
     assert {x.dtype for args in halves for x in args} == {HALF}
@@ -176,15 +157,13 @@ def check_shared_prompts_backward(mode: FakeCuda) -> None:
     """The backward kernel gets the merged outputs and log-sum-exps; gradients have the shapes of their tensors."""
     layout = pack(PAIRS, "cuda", share_prompts=True).layout
     tokens = sum(layout.parts.queries)
-    q = torch.zeros(tokens, HEADS, HEAD_DIM, dtype=HALF, device="cuda")
-    k, v = torch.zeros(2, tokens, KV_HEADS, HEAD_DIM, dtype=HALF, device="cuda")
+    q, k, v = (torch.zeros(tokens, n, HEAD_DIM, dtype=HALF, device="cuda") for n in (HEADS, KV_HEADS, KV_HEADS))
     ctx = context()
     out = _SharedPromptAttention.forward(ctx, q, k, v, layout, 0.25)
     is_laid_out([out], HALF, (tokens, HEADS, HEAD_DIM))
     # What comes in is a view, as transformers' reshape leaves it.
     grads = _SharedPromptAttention.backward(ctx, torch.zeros_like(out).transpose(0, 1).contiguous().transpose(0, 1))
-    assert [tuple(g.shape) for g in grads[:3]] == [tuple(x.shape) for x in (q, k, v)]
-    assert {g.dtype for g in grads[:3]} == {HALF}
+    assert [(g.shape, g.dtype) for g in grads[:3]] == [(x.shape, HALF) for x in (q, k, v)]
     whole, across = mode.of("aten._flash_attention_backward.default")
     for (args, kwargs, _), queries, keys, causal in ((whole, tokens, tokens, True), (across, 5, 3, False)):
         grad, q_in, k_in, v_in, out_in, lse, of_queries, of_keys, *plain, seed, offset = args
@@ -221,13 +200,11 @@ def check_attention_in_float32(mode: FakeCuda) -> None:
     """A card without bfloat16: one call per sequence, heads repeated, so that a kernel without grouped heads runs."""
     policy = policy_of("Qwen2", "sdpa", FULL, FULL)
     batch = policy.pack(PAIRS)
-    attend = F.scaled_dot_product_attention
-    with mock.patch.object(F, "scaled_dot_product_attention", wraps=attend) as spy:
+    with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as spy:
         found, _ = policy.log_probs(batch)
     assert found.dtype == FULL
-    sizes = [b - a for a, b in pairwise(PARTS)]
     shapes = [tuple(x.shape) for call in spy.call_args_list for x in call.args]
-    assert shapes == [(1, HEADS, size, HEAD_DIM) for _ in range(LAYERS) for size in sizes for _ in range(3)]
+    assert shapes == [(1, HEADS, size, HEAD_DIM) for _ in range(LAYERS) for size in PARTS for _ in range(3)]
 
 
 def check_head(mode: FakeCuda) -> None:
@@ -273,9 +250,8 @@ def check_decoding(mode: FakeCuda) -> None:
             mode.calls.clear()
             batch.step()
     assert (tuple(batch.logits.shape), batch.logits.dtype) == ((4, VOCAB), FULL)
-    keys, values = batch.cache.prompt_keys, batch.cache.prompt_values
-    assert [tuple(x.shape) for x in (*keys, *values)] == [(2, KV_HEADS, 3, HEAD_DIM)] * (2 * LAYERS)
-    assert {x.dtype for x in (*keys, *values)} == {HALF}
+    kept = [(tuple(x.shape), x.dtype) for x in (*batch.cache.prompt_keys, *batch.cache.prompt_values)]
+    assert kept == [((2, KV_HEADS, 3, HEAD_DIM), HALF)] * (2 * LAYERS)
     attended = [args for args, _, _ in mode.of("aten.bmm.default")]
     assert len(attended) == 4 * LAYERS  # queries with the keys, weights with the values: of prompts, and of responses
     assert {x.dtype for args in attended for x in args} == {HALF}

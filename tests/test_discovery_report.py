@@ -5,6 +5,7 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,13 @@ def log(strategy: Any, seed: int, turns: list[Turn], **over: Any) -> Log:
     return Log(**told | over)
 
 
-def simple(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
-    """A run of `simple`: every turn asks the first prompt."""
-    return log("simple", seed, [turn(k, score) for k, score in enumerate(scores, 1)], **over)
+def run(strategy: str, seed: int, scores: Sequence[int | None], **over: Any) -> Log:
+    """A run: every turn of `simple` asks the first prompt, and only the first one of `refine`."""
+    turns = [turn(k, one, "first" if k == 1 or strategy == "simple" else "extend") for k, one in enumerate(scores, 1)]
+    return log(strategy, seed, turns, **over)
 
 
-def refine(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
-    """A run of `refine`: only its first turn asks the first prompt."""
-    turns = [turn(k, score, "first" if k == 1 else "extend") for k, score in enumerate(scores, 1)]
-    return log("refine", seed, turns, **over)
+simple, refine = partial(run, "simple"), partial(run, "refine")
 
 
 def saved(folder: Path, told: Log) -> Path:
@@ -126,9 +125,8 @@ def test_the_rank_test_counts_every_split(a, b):
 def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
     for content in (b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999):
         (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
+        with pytest.raises(ConfigError, match=rf"^{tmp_path / NAME}.* is no log of a discover run.*\Z"):
             write_report([tmp_path], tmp_path)
-        assert re.fullmatch(f"{tmp_path / NAME}.*", str(raised.value))
 
 
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
@@ -222,14 +220,13 @@ def test_a_draw_is_one_call_of_the_bare_first_prompt_and_only_those_of_one_kind_
     many.turns[3].calls.append(Call("x", "interrupted"))
     assert draws_of(many) == [0, 0, 0, 300]
     logs = [simple(0, [44, 0]), simple(1, [22]), refine(0, [100, 438]), simple(0, [300], model="other")]
-    logs.append(simple(2, [200], first_prompt="Another."))
-    logs.append(simple(2, [210], settings={**SETTINGS, "temperature": 1.0}))
-    logs.append(simple(2, [212], settings={**SETTINGS, "replies": 8, "budget": {"calls": 5}}))
+    hotter, more = SETTINGS | {"temperature": 1.0}, SETTINGS | {"replies": 8, "budget": {"calls": 5}}
+    over = {"first_prompt": "Another."}, {"settings": hotter}, {"settings": more}
+    logs += [simple(2, [score], **one) for score, one in zip((200, 210, 212), over, strict=True)]
     found = settings_of(logs)
     assert sorted({tuple(one.draws) for one in found}) == [(44, 22, 22, 100, 212), (200,), (210,), (300,)]
     labels = [one.label for one in found]
-    assert len(set(labels)) == 6
-    assert labels[0] == "refine"
+    assert (len(set(labels)), labels[0]) == (6, "refine")
     assert all("model=" in label and "temperature=" in label for label in labels[1:])
 
 
@@ -237,15 +234,9 @@ def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do():
     plenty = [simple(seed, [0, 44, 22, 100, 0, 44 + seed]) for seed in range(5)]
     high = [refine(seed, [0, 44, 220, 300, 438, 500 + seed]) for seed in range(5)]
     low = [refine(seed, [0, 0, 0, 0, 0, 23 + seed]) for seed in range(5)]
-    for logs, word in (
-        (plenty + high, "better"),
-        (plenty + low, "worse"),
-        (plenty + high[:1], "cannot tell"),
-        (plenty[:1] + high[:2], "cannot tell"),
-        (high, "cannot tell"),
-        ([log("refine", 0, [])], "itself"),
-        ([log("refine", 0, [turn(1, 44, "extend")])], "no draws"),
-    ):
+    undrawn, few = [log("refine", 0, [turn(1, 44, "extend")])], (plenty + high[:1], plenty[:1] + high[:2], high)
+    told = [(plenty + high, "better"), (plenty + low, "worse"), ([refine(0, [])], "itself"), (undrawn, "no draws")]
+    for logs, word in (*told, *((logs, "cannot tell") for logs in few)):
         words = {one.label: one.word for one in settings_of(logs)}
         assert (words["refine"], words.get("simple", "itself")) == (word, "itself")
 
@@ -253,10 +244,9 @@ def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do():
 def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     rng = random.Random(0)
     for seed in range(6):
-        climb = sorted(rng.choice([44, 220, 300, 438, 582]) for _ in range(9))
+        climb = sorted(rng.choices([44, 220, 300, 438, 582], k=9))
         saved(tmp_path / f"refine_{seed}", refine(seed, [0, None, 0, *climb]))
-        draws = [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)]
-        saved(tmp_path / f"simple_{seed}", simple(seed, draws))
+        saved(tmp_path / f"simple_{seed}", simple(seed, rng.choices([0, 0, None, 22, 44, 100, 220], k=12)))
     saved(tmp_path / "simple_0" / "inner", refine(9, [44]))  # within a run: none of these
     saved(tmp_path / ".hidden", refine(2, [44]))
     copied = refine(0, [0, None, 0, *climb])  # of the last one
@@ -268,15 +258,11 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     written = (tmp_path / "out" / "report.md").read_text()
     assert f"{tmp_path}/refine_0: " in told.text
     finals = [read_log(tmp_path / f"refine_{seed}").best["score"] for seed in range(6)]
-    row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
+    (row,) = re.findall(r"^\| refine \| 6 \|.*", written, re.MULTILINE)
     assert f"| {', '.join(map(str, finals))} |" in row
     assert f"| {min(finals)}-{max(finals)} |" in row
-    for said in (
-        ": 12 runs with refine, simple\n", "exact rank test against 6 groups of 12 draws",
-        "- **refine:** better than independent draws: after 12 calls 6 seeds have",
-        "- **simple:** independent draws itself", "zcopy (seed 0) repeats refine\\_5 (seed 5)",  # and is no seed
-    ):  # fmt: skip
-        assert said in written
+    assert "exact rank test against 6 groups of 12 draws" in written
+    assert "zcopy (seed 0) repeats refine\\_5 (seed 5)" in written  # and is no seed
     saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
         write_report([tmp_path / "refine_0", tmp_path / "b"], tmp_path)

@@ -1,7 +1,6 @@
 """What makes a model need less memory changes that and nothing else, or says what else it changes."""
 
 import copy
-from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -45,8 +44,8 @@ def made(tokenizer):
 
 def train(policy, rate=1e-2) -> Learner:
     """One update on samples with gradients."""
-    pairs = random_pairs(len(policy.tokenizer), 6)
-    samples = [Sample(Response("p", p, r, [], "", "stop"), RIGHT, advantage=1.0) for p, r in pairs]
+    told = [Response("p", *pair, [], "", "stop") for pair in random_pairs(len(policy.tokenizer), 6)]
+    samples = [Sample(response, RIGHT, advantage=1.0) for response in told]
     learner = Learner(policy, Objective(), OptimizationConfig(rate))
     assert learner.update(samples)["train/grad_norm"] > 0
     return learner
@@ -168,46 +167,27 @@ def test_adapters_start_as_nothing_are_trained_alone_and_are_saved_as_a_plain_mo
 
 
 def test_adapters_of_half_weights_are_exact_seeded_and_described(made):
+    """Bug: adapters of half precision, unseeded ones, or a description that leaves one of the settings out."""
     pytest.importorskip("peft")
-
-    def adapted(seed):
-        policy = made(weights=BFLOAT16)
-        settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=4))
-        assert not settings.problems()
-        set_trained(settings, policy, seed)
-        return policy
-
-    first, again = adapted(0), adapted(0)
+    settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=4))
+    assert not settings.problems()
+    first, again = made(weights=BFLOAT16), made(weights=BFLOAT16)
     for policy in (first, again):
+        set_trained(settings, policy, seed=0)
         assert all(p.dtype == torch.float32 for p in policy.model.parameters() if p.requires_grad)
         train(policy, 1e-4)
     assert scores(first) == scores(again)
     assert all(words in first.describe() for words in ("bfloat16", "LoRA rank 4", "computed again"))
 
 
-def stepped(optimizer_of, steps=40):
-    """A large and a small parameter after some steps towards zero."""
-    torch.manual_seed(0)
-    parameters = [torch.randn(64, 256, requires_grad=True), torch.randn(7, requires_grad=True)]
-    optimizer = optimizer_of(parameters)
-    for step in range(steps):
-        sum(p.square().sum() for p in parameters).backward()
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / steps)
-        optimizer.step()
-        optimizer.zero_grad()
-    return [p.detach() for p in parameters]
-
-
-def test_adamw_is_torchs_and_that_of_8_bits_goes_nearly_the_same_way():
+@pytest.mark.parametrize(("name", "kind"), [("adamw", "AdamW"), ("adamw_8bit", "AdamW8bit")])
+def test_the_optimizer_is_the_one_asked_for_with_its_rate_betas_and_decay(name, kind):
+    """Bug: a setting does not reach the library's optimizer, or takes another one's place."""
     pytest.importorskip("bitsandbytes")
-    theirs = stepped(lambda given: torch.optim.AdamW(given, lr=0.05, betas=(0.9, 0.95), weight_decay=0.01))
-    plain, (large, small) = (
-        stepped(partial(make_optimizer, OptimizationConfig(0.05, optimizer=name, weight_decay=0.01)))
-        for name in ("adamw", "adamw_8bit")
-    )
-    torch.testing.assert_close(plain, theirs)  # fused: the same steps in another order of rounding
-    torch.testing.assert_close(small, theirs[1], atol=1e-5, rtol=1e-4)  # too small to be kept in 8 bits
-    assert 0 < (large - theirs[0]).abs().mean() < 0.02
+    optimizer = make_optimizer(OptimizationConfig(0.05, optimizer=name, weight_decay=0.01), [torch.ones(1)])
+    (group,) = optimizer.param_groups
+    given = type(optimizer).__name__, group["lr"], group["betas"], group["weight_decay"]
+    assert given == (kind, 0.05, (0.9, 0.95), 0.01)
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])

@@ -48,8 +48,6 @@ KL = ("kl_placement=loss", "kl_coef=0.1")
 VLLM = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
 SHAPE = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
 SIDES = {32, 64, 96, 192, 256}  # rows of the small models' matrices, by which autocast's copies are known
-
-
 close = partial(math.isclose, rel_tol=0.15)  # what the plan promises
 
 
@@ -95,9 +93,6 @@ def samples(count: int, group: int, prompt: int, response: int) -> list[Sample]:
     return [Sample(one, RIGHT, advantage=1.0 if i % 2 else -1.0) for i, one in enumerate(told)]
 
 
-# What is computed
-
-
 @pytest.mark.parametrize("word", ["optimizer=adamw_8bit", "model.gradient_checkpointing=true", "model.dtype=bfloat16"])
 def test_training_the_built_in_model_takes_what_the_plan_says(composed, word):
     """Rows are nearly full: groups of 60 + 8 x 48 tokens, four to a row."""
@@ -115,9 +110,8 @@ def test_training_the_built_in_model_takes_what_the_plan_says(composed, word):
     moments = bytes_of(v for name, v in named if name not in ("step", "qmap1", "qmap2"))
     peak = peak_of(lambda: learner.update(batch, 1e-6))  # above weights and moments
     plan = p.plan_of(work, CPU)
-    assert close(plan.training["weights"], weights)
-    assert close(plan.training["moments"], moments)
-    assert close(plan.training["gradients"], weights)
+    for part, measured in (("weights", weights), ("moments", moments), ("gradients", weights)):
+        assert close(plan.training[part], measured), part
     passes = ("gradients", "cast weights", "activations", "logits, head")
     assert close(sum(plan.training.get(part, 0) for part in passes), peak), (plan.training, peak)
     assert Sampled(64, 8, 48) in work.sampled
@@ -172,9 +166,6 @@ def test_the_trainers_memory_is_what_a_card_has_measured_and_shapes_and_constant
     assert (CHUNK, PROMPT_TOKENS, VOCABULARY + len(TAGS)) == (f.CHUNK, f.PROMPT_TOKENS, f.TINY_VOCABULARY)
 
 
-# What is held at the same time
-
-
 @pytest.fixture
 def plan_for(composed):
     """The plan of these words on a device."""
@@ -227,9 +218,6 @@ def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
     assert f.vllm_cache(10, 50_000, 100, 10**6, None) == (20_000, 2280)
 
 
-# What makes a run fit
-
-
 @pytest.mark.parametrize(
     ("words", "kind", "gigabytes", "offered"),
     [
@@ -248,10 +236,8 @@ def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, kind, g
     settings = dict(word.split("=") for word in told.cure.overrides)
     harmless = {key for saved, same in p.savings(run, told.work.longest) if same for key in saved}
     assert told.cure.same_result is (settings.keys() <= harmless)
-    before = told.cure.overrides[
-        : -2 if "kl_coef=0" in told.cure.overrides[-1] else -1
-    ]  # what fits with fewer is not given more
-    assert p.planned(typed(composed(*words, *before)), device).verdict != "fits"
+    last = 2 if "kl_coef=0" in told.cure.overrides[-1] else 1  # what fits with fewer is not given more
+    assert p.planned(typed(composed(*words, *told.cure.overrides[:-last])), device).verdict != "fits"
     again = p.planned(typed(composed(*words, *told.cure.overrides)), device)
     assert again.verdict == "fits"
     assert again.plan.peak == told.cure.peak < told.plan.peak
@@ -274,17 +260,11 @@ def test_where_the_shape_is_unknown_or_nothing_helps_that_is_said(text, tmp_path
 
 
 def test_a_control_groups_limit_bounds_the_memory(monkeypatch):
-    files = {
-        "/proc/self/cgroup": "0::/job",
-        "/sys/fs/cgroup/job/memory.max": "1000000",
-        "/sys/fs/cgroup/job/memory.current": "300000",
-        "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
-    }
-    monkeypatch.setattr("rlreason.runtime.machine.read_text", files.get)
+    """Bug: a container's job plans with the memory of the whole machine, or counts cached files as taken."""
+    numbers = {"max": "1000000", "current": "300000", "stat": "inactive_file 100000\n"}
+    files = {f"/sys/fs/cgroup/job/memory.{name}": text for name, text in numbers.items()}
+    monkeypatch.setattr("rlreason.runtime.machine.read_text", (files | {"/proc/self/cgroup": "0::/job"}).get)
     assert processor() == Device("cpu", "the processor", 800_000, 1_000_000)
-
-
-# Several ranks: whole models or parts of one, and engines on GPUs of their own
 
 
 def test_ranks_divide_what_is_held_or_add_a_bucket_and_never_what_is_computed(plan_for):

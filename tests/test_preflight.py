@@ -46,7 +46,7 @@ def modules(tmp_path, monkeypatch):
     ("name", "says"),
     [
         ("nowhere:f", "nowhere"), ("good:numbre", "good:number?"), ("good:number", "of type int"),
-        ("broken:f", "({here}/broken.py, line 1)"), ("judge:number", ""), ("judge:one", "two texts"),
+        ("broken:f", "(broken.py, line 1)"), ("judge:number", ""), ("judge:one", "two texts"),
         ("judge:raises", "KeyError: '20' ({here}/judge.py"), ("judge:none", "returned None"),
         ("judge:slow", "grading.timeout_s=0.5 s"),
     ],

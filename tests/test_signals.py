@@ -135,7 +135,6 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
     folder = tmp_path / "run"
     argv = [sys.executable, "-c", HOLDER, str(folder)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | ENV)
-    assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
         with pytest.raises(ConfigError, match=f"process {process.pid} "), run_lock(folder, print):
@@ -172,8 +171,6 @@ def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp
     """Bug: a stopped run loses its step, its model or its place."""
     command = [sys.executable, *RUN, "epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1"]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENV, stdout=-1, stderr=-1) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
         process.send_signal(signal.SIGTERM) if by == "SIGTERM" else process.stdout.close()
         error = process.stderr.read().decode()

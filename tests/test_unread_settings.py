@@ -39,7 +39,7 @@ from tests.test_rollouts_and_records import graded
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
 WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
 AROUND = {"waits.run_s", "model.check_memory"}  # read by what surrounds a run: its process, its sweep, its start
-IN_PASSING = {"data.hub_config", "eval.data.hub_config"}  # handed on with each path
+IN_PASSING = {"data.hub_config", "eval.data.hub_config", "prompt.reward"}  # handed on with each path; named in errors
 #: Read only where there is something to compare or to leave out: tests of monitors, answers and data hold them.
 WHERE_NEEDED = re.compile(
     r"monitors\.\w+_(above|after|factor|gain|steps)|grading\.(percent|rel_tol)|(eval\.)?data\.bad_rows"
@@ -142,7 +142,9 @@ def prepare(run: Any, folder: Path) -> None:
     components = build_components(run, folder, console)
     components.close()
     asks = components.evaluator.settings
-    assert asks.data.name and asks.prompt.name and asks.sampling.describe()  # noqa: PT018 - `start_records` prints them
+    header = [asks.data.name, asks.prompt.name, asks.sampling.describe()]  # of a run's first lines
+    header += [run.data.name, run.prompt.name] if isinstance(run, TrainingConfig) else []
+    assert all(header)
     protocol_of(asks, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
         algorithm = make_algorithm(run, components, console)

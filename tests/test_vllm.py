@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from recording import Recording
@@ -37,6 +38,11 @@ from rlreason.model.policy import Policy, load_policy
 psutil = pytest.importorskip("psutil")
 without = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # slow to import
 pytestmark = [without, pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
+PROMPT = [Prompt("p", [5, 6], 0)]
+
+
+def tokens(responses):
+    return [(r.problem_id, r.token_ids) for r in responses]
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -49,8 +55,7 @@ def engine(folder, tmp_path_factory):
     """One engine for the file, on a policy of its own; the tests that move the policy sync it again."""
     policy, said = load_policy(str(folder)), []
     run = settings("rollout=vllm", "rollout.placement=cpu")
-    recording = Recording(run)
-    logs = tmp_path_factory.mktemp("log")
+    recording, logs = Recording(run), tmp_path_factory.mktemp("log")
     made = VLLMEngine(policy, run.rollout, [Place("the processor")], logs, Demand(512, 32), said.append)
     compare(run, recording.read, VLLM_SETTINGS)
     assert [line.split()[0] for line in said] == ["starting"]
@@ -114,14 +119,10 @@ def start(tokenizer, folder: Path, places=None, **options) -> VLLMEngine:
 @pytest.fixture(scope="module")
 def many(tokenizer, tmp_path_factory):
     """Two engines as one."""
-    places, folder = (Place("GPU 1"), Place("GPU 2")), tmp_path_factory.mktemp("logs")
-    made = start(tokenizer, folder, places, placement="second_gpu", gpus=2, timeout_s=300)
+    places = Place("GPU 1"), Place("GPU 2")
+    made = start(tokenizer, tmp_path_factory.mktemp("logs"), places, placement="second_gpu", gpus=2, timeout_s=300)
     yield made
     made.close()
-
-
-def tokens(responses):
-    return [(r.problem_id, r.token_ids) for r in responses]
 
 
 @pytest.mark.parametrize("count", [5, 1])
@@ -157,11 +158,7 @@ def test_new_weights_reach_both_and_the_one_that_lost_them_is_named(many, proble
 def test_a_call_that_is_broken_off_ends_the_engines(many, problems):
     """Bug: what they still sample comes with the next call, or a process or a file stays."""
     family = [psutil.Process(process.process.pid) for process in many.processes]
-    prompts = prompts_for(many.policy, problems, 4)
-
-    def interrupt(place: int, response: object) -> None:
-        raise KeyboardInterrupt
-
+    prompts, interrupt = prompts_for(many.policy, problems, 4), Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(ConfigError, match=r"max_tokens=24 .*250 tokens"):  # a user's mistake is none of it
         many.generate([*prompts, Prompt("long", [5] * 250, 0)], Sampling(1.0, 0, 24), 2)
     with pytest.raises(KeyboardInterrupt):
@@ -171,9 +168,6 @@ def test_a_call_that_is_broken_off_ends_the_engines(many, problems):
     many.close()
     assert psutil.wait_procs(family, timeout=600)[1] == []
     assert not any(Path(process.files).exists() for process in many.processes)
-
-
-PROMPT = [Prompt("p", [5, 6], 0)]
 
 
 def test_an_error_inside_vllm_or_a_hang_is_one_message_and_later_calls_name_it(tokenizer, tmp_path):

@@ -182,7 +182,7 @@ def _accuracy(seen: Observation) -> Found:
     if len(finite) < 3 or finite[-1] is not seen.evaluations[-1]:
         return None
     accuracies = [e["eval/accuracy"] for e in finite]
-    asked = [int(e.get("eval/questions", e["eval/problems"])) for e in finite]  # repeated rows are no evidence
+    asked = [int(e.get("eval/questions", e.get("eval/problems", 0))) for e in finite]  # repeated rows: no evidence
     right = [round(accuracy * n, 6) for accuracy, n in zip(accuracies, asked, strict=True)]  # several samples: no whole
     earlier, newest = slice(-2 - POOLED, -2), slice(-2, None)
     k_before, n_before = sum(map(math.floor, right[earlier])), sum(asked[earlier])
@@ -191,7 +191,7 @@ def _accuracy(seen: Observation) -> Found:
         return None
     if fewer_p(k, n, k_before, n_before) > COLLAPSE_LEVEL:
         return None
-    return {"best": max(accuracies), "accuracy": accuracies[-1], "problems": finite[-1]["eval/problems"]}
+    return {"best": max(accuracies), "accuracy": accuracies[-1], "problems": asked[-1]}
 
 
 @monitor
