@@ -82,7 +82,6 @@ RIGHT = [
     (LOOP, "        questions = [", f"        {_EVALUATED.replace('0.0', 'sampling_temperature')}        questions = [", "train_grpo", ""),
     (LOOP, _CHOSEN, _DRAWN, "train_grpo", ""),
     (LOOP, _LOGITS, "with torch.autocast('cpu', dtype=torch.bfloat16):\n        out = policy(ids).logits[:, :-1]\n    logits = out.float() / temperature", "train_grpo", "mixed precision"),
-    (LOOP, "(per_row.sum() / len(batch)).backward()", "half = per_row.sum() / len(batch) / 2\n                    half.backward(retain_graph=True)\n                    half.backward()", "train_grpo", ""),
     (LOOP, _ROWS, f"                    micro = [i for i in micro if advantages[i] != 0]\n                    if not micro:\n                        continue\n{_ROWS}", "train_grpo", ""),
     (LOOP, "torch.randperm(len(rollouts), generator=rng).tolist()", "sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].token_ids))", "train_grpo", ""),
 ]  # fmt: skip
