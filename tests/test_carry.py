@@ -135,6 +135,8 @@ def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_anoth
     assert sweep_folder("grpo_learning_rate", *big).name == "mine"
     assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate"
     assert sweep_folder("typed").name == "typed"
+    (place / "grpo_learning_rate/learning_rate=1e-4,seed=0/summary.json").unlink()  # not finished, if newer
+    assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate,experiment=x"
     with pytest.raises(ConfigError, match="carry=grpo_learning_rat "):
         sweep_folder("grpo_learning_rat")
 

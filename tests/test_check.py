@@ -67,6 +67,14 @@ def test_what_nobody_has_written_yet_is_no_bug(body):
         assert found_in(module, name)[0] == "not written"
 
 
+def test_a_case_that_nobody_has_written_and_other_parameters_are_bugs():
+    """Bug: a function with one case to write counts as not written, and wrong parameters as an error in its body."""
+    at = "    if dim is None:\n        raise NotImplementedError\n    return mask.sum()\n"
+    for text, kind in ((f"(tensor, mask, dim=None):\n{at}", "an error"), ("(tensor):\n    return 1\n", "do not fit")):
+        state, (bug,), _ = found_in(module_of(f"def masked_mean{text}"), "masked_mean")
+        assert (state, kind in bug["kind"]) == ("bug", True)
+
+
 PLANTED = [*(bug for bug in BUGS if bug[3] == LOOP), *some([(bug,) for bug in BUGS if bug[3] != LOOP], 8)]
 
 

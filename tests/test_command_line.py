@@ -33,13 +33,16 @@ LINES = [
     (["hydra.run.dri=x"], "hydra.run.dir?"), (["schema=grpo"], "schema is no setting"),
     (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
     # values
-    (["n_steps=1.5"], "n_steps=1.5"), (["seed=1,2"], "names several values: add -m"),
+    (["n_steps=1.5"], "n_steps=1.5"), (["sampling=0.7"], "write one of sampling.temperature"),
+    (["seed=1,2"], "names several values: add -m"),
     (["seed=${nope}"], "seed=${nope}"), (["hydra.run.dir="], "hydra.run.dir="),
     (["G=4", "group_size=8"], "G and group_size"), (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
     (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
     # what is no override
     (["logger=[wandb"], "'logger=[a,b]'"), (["-m", "seed=0,", "1"], "-m seed=a,b"),
-    (["seed=1", "inspect"], "inspect is no override"),
+    (["seed=1", "inspect"], "inspect is no override"), (["learning_rate"], "(--help): write key=value"),
+    (["seed=1", "gspo"], ": write loss=gspo or objective=gspo"), (["seed: 3"], "seed: 3 cannot be read: write seed=3"),
+    (["resume="], "resume= names no run"),
     # rules between settings
     (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"), (["model.heads=6"], "model.width=128"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null"), (["model=tiny", "data=gsm8k"], "model=tiny"),

@@ -271,7 +271,7 @@ def test_a_run_says_what_its_data_repeats(load):
 
 
 def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
-    """Bug: the samples of two files are not added up, or a problem without a rate is kept."""
+    """Bug: samples of two files are not added up, a problem without a rate is kept, or more are right than sampled."""
     problems = problems_of(5)
     rows = [{"question_hash": question_hash(p.question + "\n"), "samples": 8, "correct": correct}
             for p, correct in zip(problems, (0, 1, 4, 8), strict=False)]  # fmt: skip
@@ -281,8 +281,10 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
     assert re.findall(r"\d \w+", notes[0].partition("dropped")[2]) == ["1 below", "1 above", "1 without"]
     with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
         prepare.by_pass_rate(problems, DataConfig(min_pass_rate=0.95, max_pass_rate=0.96), rates, print)
-    with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
-        prepare.by_pass_rate(problems, middle, lines(tmp_path / "broken.jsonl", [rows[0], {"samples": 1}]), print)
+    wrong = ({"samples": 0, "correct": 0}, {"correct": 9}, {"correct": -3}, {"correct": 0.5}, {"question_hash": 5})
+    for row in ({"samples": 1}, *({**rows[0], **change} for change in wrong)):
+        with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
+            prepare.by_pass_rate(problems, middle, lines(tmp_path / "broken.jsonl", [rows[0], row]), print)
     rows = [{"question_hash": question_hash(r["question"]), "samples": 4, "correct": i} for i, r in enumerate(sums(4))]
     words = (f"data.pass_rates={lines(tmp_path / 'rates.jsonl', rows)}", "data.min_pass_rate=0.3")
     assert [p.question for p in load(*words, train=sums(4))[0].train] == ["2+2?", "3+3?"]

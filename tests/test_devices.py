@@ -2,7 +2,11 @@
 
 import contextlib
 import math
+import multiprocessing
 import os
+import tempfile
+from multiprocessing import util
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -88,6 +92,16 @@ def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how(m
         monkeypatch.setattr(machine, "driver_gpus", lambda gpus=gpus: gpus)
         machine.divide_memory_finely()
     assert (here, without, len(told)) == ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}, 1)
+
+
+def test_sockets_have_a_place_where_the_path_of_the_temporary_folder_is_too_long(tmp_path, monkeypatch):
+    """Bug: with a long TMPDIR every sweep and check fails: AF_UNIX path too long."""
+    (long := tmp_path / ("x" * 90)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {})
+    machine.place_sockets()
+    assert tempfile.gettempdir() == str(long)
+    assert Path(util.get_temp_dir()).parent == Path("/tmp")
 
 
 def test_threads_are_as_many_as_asked_or_as_affinity_and_the_smallest_quota_of_a_group_and_all_above_it(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from examples.scripted_server import program, serving
 from rlreason.config.algorithms import ClientConfig
-from rlreason.discovery.client import LINE_CHARS, WORTH_RETRYING, Client, pause_s, program_in, read_answer
+from rlreason.discovery.client import LINE_CHARS, PATH, WORTH_RETRYING, Client, pause_s, program_in, read_answer
 from rlreason.discovery.log import Answer
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES
@@ -83,6 +83,12 @@ def test_what_goes_wrong_has_a_name_and_a_line_and_a_limit_holds_over_the_whole_
         assert len(server.requests) == 1  # asking again is the caller's business
     assert (given.outcome, given.content) == (outcome, "")
     assert words in given.detail
+
+
+def test_the_query_of_an_address_stays_behind_its_path():
+    """Bug: the path of a request was put into the query."""
+    request = client_of("http://h/v1?api-version=2")._http.build_request("POST", PATH)
+    assert str(request.url) == "http://h/v1/chat/completions?api-version=2"
 
 
 def test_thinking_is_told_from_the_reply_and_tokens_that_the_server_does_not_count_are_none():

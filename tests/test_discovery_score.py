@@ -171,6 +171,10 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_one_that_is_not_sound_i
         own.write_text(text)
         with pytest.raises(ConfigError, match=says):
             problem_named(str(tmp_path))
+    own.write_text("title: x\nprompt: ask.txt")
+    (tmp_path / "verify.py").unlink()
+    with pytest.raises(ConfigError, match=r"verify\.py"):
+        problem_named(str(tmp_path))
 
 
 NEARLY = r"""

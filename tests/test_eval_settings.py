@@ -88,6 +88,13 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
             load_data(run, grader=grader)
     run = settings(*FILES, "data@eval.data=jsonl", f"eval.data.path={tmp_path}", "eval.data.n_validation=8")
     assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
+    (tmp_path / "test.jsonl").write_text(
+        "".join(json.dumps({"question": q, "answer": "2"}) + "\n" for q in ("q", "q" * 9))
+    )
+    words, notes = [f"path={tmp_path}", "validation=test", "bad_rows=skip", "max_chars=8"], list[str]()
+    run = settings(*FILES, "data@eval.data=jsonl", *(f"eval.data.{word}" for word in words))
+    load_data(run, say=notes.append)
+    assert any(" eval.data.max_chars=8 " in note for note in notes)
 
 
 def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():

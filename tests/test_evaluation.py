@@ -155,9 +155,9 @@ def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
 def test_nothing_to_grade_is_one_line_with_the_cure():
     """Bug: an empty ground truth is graded, as wrong."""
     empty = [Problem("a", "?", "1"), Problem("b", "?", " ")]
-    for problems, says in (([], "split=train"), (empty, r"\(b\).*data.gold")):
+    for problems, says in (([], "split=train"), (empty, r"\(b\).*\(eval\.data\.gold\)")):
         with pytest.raises(ConfigError, match=says):
-            check_askable(problems, "split=train of data=x")
+            check_askable(problems, "split=train of data=x", "eval.data")
 
 
 SMALL = [

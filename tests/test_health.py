@@ -153,7 +153,9 @@ def test_resume():
         other = watching(**(vars(monitors.settings) | change))
         other.load_state_dict(state)
         assert other.reason_to_stop() == (None if change else monitors.reason_to_stop())
-        assert other.state_dict()["history"] == monitors.state_dict()["history"]
+        assert other.state_dict()["history"] == (kept := monitors.state_dict()["history"])
+    monitors.check(12, {"reward/mean": 0.5})
+    assert kept == state["history"], "a checkpoint's state changes after it was taken"
 
 
 def test_every_rule_has_words():
@@ -213,6 +215,11 @@ def test_notes():
         rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
         (found,) = monitored(rows, {"group_size": 8})
         assert (found.rule, found.problem) == ("no_live_group", is_problem)
+
+
+def test_nothing_is_given():
+    """Bug: a value that is null is a traceback."""
+    assert watch.findings_of([{"rollout_step": None}], {"monitors": None, "group_size": None}) == []
 
 
 def test_lost_grades():

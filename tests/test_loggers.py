@@ -13,13 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import SUMMARY
-from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, Loggers, WandbLogger
+from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, SERVICES, Loggers, TrackioLogger, WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import HIDDEN
 
 ROW = {"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "reward/mean": 0.25}
-ODD = "\u00fc ``` <think> | \x00\n# no heading"
+ODD = "\u00fc ``` <think> | \x00\ud800\n# no heading"
 RESPONSE = dict.fromkeys(COLUMNS, 0.0) | {"response": ODD}
 
 
@@ -84,7 +84,7 @@ def test_wandb_prints_nothing_and_gets_every_row_and_table_at_its_counters(place
 def logged_to(place: Path, *names: str, messages: list[str] | None = None) -> Loggers:
     """Loggers that have got the same from a run: a row, another with numbers that are none, a table, the end."""
     loggers = Loggers(([] if messages is None else messages).append)
-    loggers.start(LoggerConfig(**dict.fromkeys(names, True)), place, {"seed": 0, "prompt": {"file": ODD}})
+    loggers.start(LoggerConfig(**dict.fromkeys(names, True)), place, {"seed": 0, "prompt": {"file": ODD}, "of": place})
     loggers.log(ROW)
     loggers.log(ROW | {"train_step": 6, "train/loss": math.nan, "reward/mean": math.inf})
     loggers.table("evals", 3, [RESPONSE, RESPONSE])
@@ -123,6 +123,9 @@ def test_trackio_keeps_rows_tables_and_settings_in_its_own_place(trackio, place,
     assert (math.isnan(rows[1]["train/loss"]), rows[1]["reward/mean"]) == (True, math.inf)
     assert "ü ``` <think> |" in rows[2]["generations/evals"]["_value"][1]["response"]
     assert "status: finished" in rows[3]["summary"]["_value"]
+    monkeypatch.setattr(trackio, "init", Mock())
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "https://there?write_token=x")
+    assert TrackioLogger(place, LoggerConfig(trackio=True), {}, "id").place == "https://there"
     assert capfd.readouterr() == ("", "")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from rlreason.grading import Grader
 from rlreason.grading.grader import Graders
 from rlreason.model.memory import shape_of
 from rlreason.model.plan import planned, savings
+from rlreason.records.reader import exit_code
 from rlreason.records.resume import MAY_CHANGE, changed
 from rlreason.runtime.machine import Device
 from rlreason.training import preflight as pre
-from rlreason.training.build import try_own_rewards
+from rlreason.training.build import set_trained, try_own_rewards
 from rlreason.types import Problem
 from tests.starts import ROOT, SMALL, rlreason
 
@@ -111,12 +113,26 @@ def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k, monkeypatch
         assert [name in line and "install" in line for line in missing] == [True] * bool(name)
 
 
+def test_weights_of_few_bits_are_said_to_round_changes_away(composed):
+    policy = Mock(remarks=[])
+    set_trained(typed(composed("model.weights=bfloat16")).model, policy, 0)
+    assert policy.remarks == ["weights kept in bfloat16: a change of less than 0.2% of a weight is rounded away"]
+
+
+def test_a_function_of_both_datas_is_named_by_the_first(composed):
+    """Bug: it is recorded as that of evaluations."""
+    run = typed(composed("model=smollm2_135m", "data=platform:system", "data@eval.data=platform:system"))
+    assert "data=platform:system" in pre.own_sources(run)
+
+
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     model = 4 * shape_of(TinyModelConfig("tiny"))[0].numbers
     need, without = (pre.space_needed(typed(composed(*words))) for words in ((), ("checkpoint.every=0",)))
     assert need.peak - without.peak == 4 * 3 * model  # two are kept, the best, and one is being written
     assert without.peak - model > 80 * 256 * 2000  # 80 steps of 256 responses
     assert pre.space_needed(typed(composed("save_rollouts_every=0"))).left < need.left / 2
+    often, never = (typed(composed(f"eval_every={every}")).responses_saved() for every in ("null", 0))
+    assert never < often  # two evaluations all the same
     assert pre.space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).peak == 10 * (2000 + 30 * 24)
     assert pre.room_for([typed(composed())], tmp_path / "not/there/yet") == []
     thousand = [typed(composed("scale=paper", "model=smollm2_135m", "n_steps=1000000000", "data.path=a/b"))]
@@ -170,6 +186,7 @@ def test_whatever_runs_out_of_memory_is_said_with_its_cure_and_no_other_error_is
     for error in (of_a_rank, of_vllm, behind):
         assert "lower micro_batch_tokens=" in str(pre.out_of_memory(typed(composed(*LARGE)), error))
     assert pre.out_of_memory(typed(composed()), ConfigError("out of memory is no word of it")) is None
+    assert exit_code(torch.OutOfMemoryError("Allocation on device")) == ResourceError.exit_code
 
 
 HEAVY = """

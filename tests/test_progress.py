@@ -17,7 +17,7 @@ from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
-from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in
+from rlreason.records.files import MANIFEST, MOMENTS, checkpoint_fault, checkpoints_in, moments_in, write_json
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import random_states, set_random_states
@@ -50,8 +50,13 @@ def test_the_next_update_is_the_same_from_the_files_of_a_checkpoint(tmp_path, to
     learner, other = (Learner(policy, Objective(), settings) for policy in (first, second))
     for _ in range(2):
         learner.update(samples)
-    write_tensors(tmp_path, first, learner, random_states()[1])
+    generators = random_states()[1]
+    write_tensors(tmp_path, first, learner, generators)
+    write_json(tmp_path / MANIFEST, {})
     read_tensors(tmp_path, second, other)
+    assert not any(other.moments())  # the file is there, and no part of the checkpoint
+    write_json(tmp_path / MANIFEST, {MOMENTS: (1, "")})
+    assert read_tensors(tmp_path, second, other).keys() == generators.keys()
     kept, again = ([torch.as_tensor(of[k]) for of in one.moments() for k in sorted(of)] for one in (learner, other))
     assert kept
     # Adapters are too small for 8 bits.

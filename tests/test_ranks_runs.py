@@ -55,6 +55,7 @@ def alone(tmp_path_factory):
 )
 def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(tmp_path, alone, first, then):
     trained(tmp_path, *WORDS, "n_steps=3", *first)
+    assert not (tmp_path / "ranks.log").exists()  # no rank had anything to say
     assert_same(whole_steps(trained(tmp_path, *WORDS, *then)[0]), whole_steps(alone))
 
 

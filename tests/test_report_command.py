@@ -65,6 +65,7 @@ BROKEN = (
     (lambda r: cut(r / "metrics.jsonl"), "metrics.jsonl: left out 2 of its lines"),
     (lambda r: cut(r / "evals/step_00040.jsonl"), "step_00040.jsonl: left out 2 of its lines"),
     (lambda r: shutil.rmtree(r / "evals"), "its final evaluation is lost"),
+    (lambda r: shutil.rmtree(r / "evals"), "has lost the responses of its final evaluation: it is not compared"),
     (lambda r: (r / "config.yaml").write_text("- 1\n"), "no config.yaml"),
     (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),
     (lambda r: (shutil.rmtree(r), r.mkdir()), "does not enter"),

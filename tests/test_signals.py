@@ -153,10 +153,12 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
 
 
 def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_line(tmp_path, monkeypatch):
-    """Bug: every refused start leaves an empty folder."""
-    with pytest.raises(ValueError, match="no"), run_lock(tmp_path / "a/run", print):
-        raise ValueError("no")
-    assert not (tmp_path / "a/run").exists()
+    """Bug: every refused start leaves empty folders, or takes the user's own."""
+    (tmp_path / "own").mkdir()
+    for folder in ("a/run", "own"):
+        with pytest.raises(ValueError, match="no"), run_lock(tmp_path / folder, print):
+            raise ValueError("no")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
     (tmp_path / "file").touch()
     with pytest.raises(UnwritableError, match=r"file/run cannot be written"), run_lock(tmp_path / "file/run", print):
         pass

@@ -95,6 +95,9 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subc
         assert "--json" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^inspct is no subcommand: .*mean rlreason inspect\?"):
         s.refuse_wrong_subcommand(["inspct", "runs/x"])
+    for word in ("train", "run", "Start"):
+        with pytest.raises(ConfigError, match=f"^{word} is no subcommand: a run starts without one"):
+            s.refuse_wrong_subcommand([word])
     with composing(read([])):
         groups, settings = options_by_group(), keys_below(config_of([], "config"))
     for word in {"-m", "~std_norm", *groups, *settings, *(name for names in groups.values() for name in names)}:

@@ -100,6 +100,15 @@ def test_a_sweep_has_a_folder_of_its_own_and_its_options_reach_no_run(tmp_path, 
     assert "the sweep's folder" in mistake("seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
 
 
+def test_a_file_may_name_the_sweeps_folder_and_an_empty_name_is_refused(tmp_path):
+    """Bug: hydra.sweep.dir of a sweep's own file is ignored; an empty one writes the runs beside each other here."""
+    words = own(tmp_path, "cells: [[loss=gspo], [loss=cispo]]\n")
+    with (tmp_path / "sweep/mine.yaml").open("a") as file:
+        file.write("  sweep:\n    dir: elsewhere/mine\n")
+    assert checked(*words)[0].folder == Path("elsewhere/mine")
+    assert mistake("seed=0,1", "hydra.sweep.dir=").startswith("hydra.sweep.dir= names no folder")
+
+
 def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     rates = {run.setting["learning_rate"] for run in designed("sweep=grpo_learning_rate").runs}
     assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "0.01"}

@@ -13,12 +13,13 @@ import psutil
 import pytest
 from conftest import SWEEP_OF_TWO
 
+from hydra_plugins.rlreason_sweeps import Processes
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
-from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
+from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus, places
 from rlreason.sweeps.state import FILE, RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, settings_table
 from tests.starts import ENV, SMALL, rlreason
@@ -144,6 +145,13 @@ def test_runs_side_by_side_and_what_slurm_is_asked_for_follow_from_gpus_and_what
     ):
         mine = set_up(nine, "hydra/launcher=submitit_slurm", *words, **more)
         assert mine.words == [f"hydra.launcher.{word}" for word in expected]
+
+
+def test_no_more_runs_at_a_time_than_the_gpus_have_room_for():
+    """Bug: jobs=3 on two GPUs starts a third run without a GPU of its own, which sees them all."""
+    for jobs, gpus, each, expected in ((3, "ab", 1, ["a", "b"]), (2, "abcd", 3, ["abc"]), (2, "", 1, ["", ""])):
+        launcher = Processes(jobs, list(gpus), each, preload=False)
+        assert ["".join(of_job) for of_job, _ in places(launcher)] == expected
 
 
 def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_sweep, tmp_path):

@@ -128,7 +128,10 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     others += ["-m"] if multirun else []
     if others:
         raise ConfigError(f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out")
-    return Path(resumes[0].partition("=")[2].strip().strip("'\"")).expanduser()
+    folder = resumes[0].partition("=")[2].strip().strip("'\"")
+    if not folder:
+        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as printed at its start")
+    return Path(folder).expanduser()
 
 
 # Whether it could begin

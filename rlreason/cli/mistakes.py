@@ -61,6 +61,9 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         if one.is_sweep_override():
             return f"{word} names several values: add -m to run each of them, or use [a,b] for a list"
     if merging := re.match("Error merging override (.+)", str(error)):
+        group = merging[1].lstrip("+").partition("=")[0]
+        if settings := [key for key in keys if key.startswith(f"{group}.")]:
+            return f"{merging[1]}: {group} is a group of settings: write one of {', '.join(settings[:4])}"
         return f"{merging[1]}: {first_line(error.__cause__ or error)}: give a value of this type"
     return f"{' '.join(overrides)} cannot be composed ({first_line(error)}): fix or leave it out"
 
@@ -115,11 +118,12 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
 def unreadable(word: str, words: Sequence[str]) -> str:
     """Return why a word is no override, and what it may mean."""
     key, equals, value = word.partition("=")
+    if meant := re.fullmatch(r"([A-Za-z_][\w.]*)(?:\s+=\s*|\s*[:\s]\s*)([^\s=]+)", word):
+        return f"{word} cannot be read: write {meant[1]}={meant[2]}"
     if not equals:
-        known = [*options_by_group(), *keys_below(config_of([], "config"))]
-        meant_words = choices_named(re.split(r"[./:]", word)[-1]) or [f"{one}=..." for one in near(word, known)]
+        choices = [f"{group}={word}" for group, options in options_by_group().items() if word in options]
         no_override = f"{word} is no override; a run starts without a subcommand, and others have it first (--help)"
-        return f"{no_override}: write key=value {did_you_mean(meant_words)}".rstrip()
+        return f"{no_override}: write {' or '.join(choices) or 'key=value'}"
     if value.endswith(",") or value.count("[") != value.count("]"):
         return f"{word} is a part of a list: write it without spaces, as in '{key}=[a,b]', or -m {key}=a,b in a sweep"
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"

@@ -61,6 +61,8 @@ def refuse_wrong_subcommand(words: Sequence[str]) -> None:
     Traceback (most recent call last):
     rlreason.errors.ConfigError: inspct is no subcommand: did you mean rlreason inspect? (rlreason --help lists them)
     """
+    if words and words[0].lower() in ("train", "run", "start"):
+        raise ConfigError(f"{words[0]} is no subcommand: a run starts without one, leave it out (rlreason --help)")
     if words and (near := difflib.get_close_matches(words[0].lower(), SUBCOMMANDS, n=1, cutoff=0.75)):
         raise ConfigError(f"{words[0]} is no subcommand: did you mean rlreason {near[0]}? (rlreason --help lists them)")
 

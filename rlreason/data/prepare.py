@@ -18,7 +18,7 @@ from rlreason.config.data import (
 )
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
-from rlreason.config.run import RunConfig, naming_eval_settings
+from rlreason.config.run import RunConfig, as_eval, naming_eval_settings
 from rlreason.data.prompts import check_template, filter_correct, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,
@@ -123,14 +123,15 @@ def by_pass_rate(problems: Problems, data: DataConfig, path: Path, say: Say) -> 
     """
     low, high, samples, correct = data.min_pass_rate, data.max_pass_rate, Counter[str](), Counter[str]()
     for where, row in file_rows(path):
-        try:
-            samples[row["question_hash"]] += row["samples"]
-            correct[row["question_hash"]] += row["correct"]
-        except (KeyError, TypeError):
+        row = row if isinstance(row, dict) else {}
+        key, n, c = (row.get(name) for name in ("question_hash", "samples", "correct"))
+        if not (isinstance(key, str) and isinstance(n, int) and isinstance(c, int) and 0 <= c <= n > 0):
             raise DataError(
                 f"{path}, {where} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
                 "(0 to samples); algorithm=evaluate writes such a file"
-            ) from None
+            )
+        samples[key] += n
+        correct[key] += c
     hashes = [(p, question_hash(p.question)) for p in problems]
     rated = [(p, correct[key] / samples[key]) for p, key in hashes if key in samples]
     kept = [p for p, rate in rated if low <= rate <= high]
@@ -341,9 +342,13 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         train, validation = with_ground_truths(data, train, validation, fill, say)
     if run.eval.data is not None:
         own, fill_own = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
+
+        def note(text: str) -> None:
+            say(as_eval("data", text, own))
+
         with naming_eval_settings(run, "data"):
-            validation = read_splits(own, say, traces=False, validation_only=True)[1]
-            validation = with_ground_truths(own, [], validation, fill_own, say)[1]
+            validation = read_splits(own, note, traces=False, validation_only=True)[1]
+            validation = with_ground_truths(own, [], validation, fill_own, note)[1]
     if bad := too_many_problems(run, len(validation if run.trains or not run.uses_training_data else train)):
         raise ConfigError("\n".join(bad))
     if run.uses_training_data:

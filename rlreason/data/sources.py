@@ -223,22 +223,25 @@ def to_problem(
     solution = solution.strip() if solution else None
     own = _first(row, names["id"])[1]
     named = isinstance(own, str | int) and str(own).strip() and str(own).isprintable()
-    problem = Problem(id, question.strip(), found, solution, prompt, response, facts_of(row))
+    problem = Problem(id, question.strip(), found, solution, prompt, response, facts_of(row, names))
     return problem, str(own) if named else None
 
 
-def facts_of(row: Mapping[str, Any]) -> dict[str, str]:
+def facts_of(row: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Return level, subject and source of a problem, where the row gives them as a word or a number.
 
-    >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}})
+    >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}}, KNOWN)
     {'level': 'Level 5', 'subject': 'Algebra'}
+    >>> facts_of({"level": [5], "difficulty": "hard", "type": "4"}, {"answer": ("type",)})
+    {'level': 'hard'}
     """
+    taken = {name for given in names.values() for name in given}
     found: dict[str, str] = {}
-    for fact, names in FACTS.items():
-        value = _first(row, names)[1]
+    for fact, name in ((fact, name) for fact, given in FACTS.items() for name in given if name not in taken):
+        value = row.get(name)
         text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
         if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
-            found[fact] = text
+            found.setdefault(fact, text)
     return found
 
 

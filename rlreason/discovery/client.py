@@ -43,7 +43,8 @@ class Client:
             if url.scheme not in ("http", "https") or not url.host:
                 raise ValueError("no http:// with a host")
             self._http = httpx.AsyncClient(
-                base_url=url,
+                base_url=url.copy_with(query=None),
+                params=url.params,
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
                 trust_env=not re.fullmatch(LOOPBACK, url.host),
                 timeout=httpx.Timeout(None, connect=CONNECT_S),

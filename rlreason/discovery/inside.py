@@ -189,7 +189,7 @@ def plain(value: Any) -> Any:
 def rows_of(given: Any, most_rows: int, most_digits: int) -> list[list[int]]:
     """Return the rows, at most one row and one number too many; `Refused` if something is no plain integer."""
     given = plain(given)
-    if not hasattr(type(given), "__iter__"):
+    if isinstance(given, dict) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
     rows = list(itertools.islice(given, most_rows + 1))  # whole, before the program can change it
     for number, row in enumerate(map(plain, rows)):

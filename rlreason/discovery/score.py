@@ -87,6 +87,7 @@ def problem_named(name: str) -> DiscoveryProblem:
         raise ConfigError(f"problem={name} is no problem: choose one of {shipped()}, or a folder with {FILE}")
     folder = path.parent.absolute()
     try:
+        (folder / VERIFIER).read_bytes()
         settings = {**yaml.safe_load(path.read_text(encoding="utf-8")), "folder": folder, "name": folder.name}
         return msgspec.convert(settings, DiscoveryProblem)
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:

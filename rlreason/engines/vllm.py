@@ -75,7 +75,11 @@ class VLLMEngine:
             exact = policy.compute_dtype == torch.float32
             for place, log in zip(places, ENGINE_LOGS, strict=False):
                 self.processes.append(EngineProcess(place, folder / log, rollout.timeout_s, exact))
-            version = call_all(self.processes, "version")[0]
+            try:
+                version = call_all(self.processes, "version")[0]
+            except EngineError as error:
+                cure = f"{INSTALL}; or choose rollout=hf"
+                raise ConfigError(f"rollout=vllm: vLLM cannot be imported: {cure}. {error}") from error
             if not SpecifierSet(VERSIONS).contains(version, prereleases=True):
                 raise ConfigError(f"rollout=vllm: vLLM {version} is not among the tested {VERSIONS}: {INSTALL}")
             arguments: dict[str, dict[str, Any]] = {}

@@ -47,7 +47,10 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
             continue
         if member != member:  # not a number
             return None
-        texts.append(str(member))
+        try:
+            texts.append(str(member))
+        except ValueError:  # an integer of more digits than Python prints
+            return None
     return texts or None
 
 

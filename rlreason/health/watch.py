@@ -98,7 +98,7 @@ class Monitors:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, the stop and the history as plain values, for a checkpoint."""
-        return {"counts": dict(self.counts), "stopped": self.stopped, "history": self.history}
+        return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": dict(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
@@ -150,10 +150,10 @@ def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = ""
     last = {_step(row): n for n, row in enumerate(rows) if "eval/accuracy" not in row}
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     eval_limit = "eval.sampling.max_tokens" if own_limit else "" if last else "sampling.max_tokens"
-    own = settings.get("monitors", {})
+    own = settings.get("monitors") or {}
     thresholds = {name: own[name] for name in NAMES if name in own}
     config = MonitorsConfig(**thresholds | dict.fromkeys(MODES, "warn"))
-    monitors = Monitors(settings.get("group_size", 1), lambda line: None, config, eval_limit, steps=bool(last))
+    monitors = Monitors(settings.get("group_size") or 1, lambda line: None, config, eval_limit, steps=bool(last))
     by_rule = defaultdict[str, list[Finding]](list)
     monitors.on_finding = lambda finding: by_rule[finding.rule].append(finding)
     evaluations, updates = list[Metrics](), list[Metrics]()
@@ -253,7 +253,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
         what = f"a monitor ended the run: {reason or rule}"
         ended.append(Finding(f"ended:{rule}", what, cure, causes=causes))
-    elif done < (taken := (folder.summary or {}).get("rollout_step", 0)):
+    elif done < (taken := (folder.summary or {}).get("rollout_step") or 0):
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
         ended.append(found("lost_metrics", what=what))
     if threads := [f"{STACKS}: {line}" for line in folder.tail(STACKS, 1)]:

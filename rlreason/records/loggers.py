@@ -2,6 +2,7 @@
 
 import contextvars
 import io
+import json
 import os
 import shlex
 import sys
@@ -178,7 +179,8 @@ class TrackioLogger:
             self._run: Any = contextvars.Context().run(trackio.init, **names)
         self._run.id = id  # nothing was sent yet; Trackio itself would resume the newest run of this name
         self._step = 0
-        self.place = f"trackio show --project {shlex.quote(names['project'])}"
+        elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
+        self.place = elsewhere or f"trackio show --project {shlex.quote(names['project'])}"
 
     def log(self, row: Row) -> None:
         self._step = int(row["train_step"])
@@ -225,7 +227,7 @@ class Loggers:
         ids = {name: uuid4().hex[:12] for name in settings.chosen}
         ids |= read_json(path) if resumed and path.is_file() else {}
         write_json(path, ids, 1)
-        plain = redacted(dict(config))
+        plain = redacted(encodable(config))
         for name in settings.chosen:
             try:
                 self._running[name] = SERVICES[name](folder, settings, plain, ids[name], resumed)
@@ -241,12 +243,12 @@ class Loggers:
     def table(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log responses of a step; `kind` is `rollouts` or `evals`."""
         if self._running:
-            values = finite([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
+            values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
             self._call("table", kind, values, {name: self._newest[name] for name in COUNTERS})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
-        self._call("finish", summary)
+        self._call("finish", encodable(summary))
         self._running.clear()
 
     def _call(self, method: str, *arguments: Any) -> None:
@@ -262,3 +264,12 @@ class Loggers:
         self._running.pop(name, None)
         self.failed[name] = self.places[name] = redacted(f"{failure} ({reason})")
         self._say(f"! logger={name} {self.failed[name]}: {cure}; the run folder has everything")
+
+
+def encodable(value: Any) -> Any:
+    r"""Return a value as JSON has it, with `?` for what UTF-8 cannot encode, such as a lone surrogate from a data file.
+
+    >>> encodable({"question": "\ud800?", "entropy": float("nan")})
+    {'question': '??', 'entropy': None}
+    """
+    return finite(json.loads(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace")))

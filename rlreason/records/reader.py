@@ -106,8 +106,8 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "exit_code", 130)
-    short = isinstance(error, MemoryError) or any(text in str(error) for text in SHORTAGES)
-    return RESOURCES if short else 1
+    short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    return RESOURCES if short or any(text in str(error) for text in SHORTAGES) else 1
 
 
 def write_status(folder: Path, status: str, reason: str = "") -> None:

@@ -43,15 +43,16 @@ class Carried:
 def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
 
-    Of several, prefer the same model and data, then the newest.
+    Of several, prefer the same model and data, then a finished sweep, then the newest.
     """
     if word and Path(word).is_dir():
         return Path(word)
 
-    def nearness(folder: Path) -> tuple[bool, float]:
+    def nearness(folder: Path) -> tuple[bool, bool, float]:
         begun = [RunFolder(run).setting for run in runs_in(folder)]
         same = bool(begun) and (model_of(begun[0]), begun[0]("data.name")) == (model, data)
-        return same, (folder / FILE).stat().st_mtime
+        whole = all(run.of_its_own for run in read_state(folder, lambda _: None).runs)
+        return same, whole, (folder / FILE).stat().st_mtime
 
     folders = sweeps_named(SWEEPS, word)
     if word and (SWEEPS / word / FILE).is_file():

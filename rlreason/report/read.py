@@ -77,6 +77,8 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
         run.start = answers_of(files[0], reader)
     if files and run.state not in (RUNNING, WAITING) and run.accuracy is None:
         run.final = answers_of(files[-1], reader)
+    elif run.ended and run.accuracy is None:
+        note(f"{folder} has lost the responses of its final evaluation: it is not compared")
     return run
 
 

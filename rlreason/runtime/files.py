@@ -118,11 +118,12 @@ _last_sign = -EVERY_S  # on the monotonic clock
 def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir") -> Iterator[None]:
     """Lock the folder in this block against other processes and other runs of this one.
 
-    The folder is created if needed, and removed at the end if nothing was written into it. `ConfigError` where it is
+    The folder is created if needed, and removed again if nothing was written into it. `ConfigError` where it is
     locked; `UnwritableError` where it cannot be created. On a file system without locks there is a warning. `key`: the
     setting that names the folder.
     """
     path = folder.resolve() / LOCK
+    missing = [place for place in path.parents if not place.exists()]
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     with held(), explained(path.parent):  # no signal between the lock and the block that releases it
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,8 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
             path.unlink()
         lock.release()
         with suppress(OSError):
-            path.parent.rmdir()
+            for empty in missing:
+                empty.rmdir()
 
 
 def holder(folder: Path) -> str | None:

@@ -5,10 +5,12 @@ import math
 import os
 import random
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from multiprocessing import util
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
 #: The variables of torch's GPU memory allocator: the second name is the general one; vLLM reads only the first.
 ALLOCATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 BF16_SINCE = (8, 0)  # compute capability
+LONGEST_FOLDER = 70  # bytes of a temporary folder in which a socket's whole path fits into 104
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,15 @@ def process_state_kept() -> Iterator[None]:
         set_random_states(*generators)
         os.environ.clear()
         os.environ.update(variables)
+
+
+def place_sockets() -> None:
+    """Let multiprocessing keep its sockets in /tmp where the path of the temporary folder is too long for a socket."""
+    before = tempfile.gettempdir()
+    if len(os.fsencode(before)) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+        util.get_temp_dir()  # made once for a process
+        tempfile.tempdir = before
 
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -186,13 +186,17 @@ def folder_of(overrides: Sequence[str], swept: Sequence[str], base: DictConfig, 
 
     That is `sweep_name`, or the sweep's name (without one the swept keys) and the typed overrides among `IN_NAME`.
     """
-    if "hydra.sweep.dir" in map(key_of, overrides):
-        if sweep_name:
-            raise ConfigError(f"sweep_name={sweep_name} and hydra.sweep.dir= both name the sweep's folder: give one")
-        return Path(base.hydra.sweep.dir)
+    given, name = str(base.hydra.sweep.dir or ""), named_sweep(overrides)
+    is_typed = "hydra.sweep.dir" in map(key_of, overrides)
+    if is_typed and sweep_name:
+        raise ConfigError(f"sweep_name={sweep_name} and hydra.sweep.dir= both name the sweep's folder: give one")
+    if not given:
+        raise ConfigError("hydra.sweep.dir= names no folder: give one, or leave it out")
     if sweep_name:
         return SWEEPS / sweep_name
-    name = (named_sweep(overrides) or ",".join(swept) or "seeds")[:100]
+    if is_typed or given != str(SWEEPS / (name or "sweep")):  # or set by the sweep's file
+        return Path(given)
+    name = (name or ",".join(swept) or "seeds")[:100]
     beside = [word for word in fixed(overrides) if key_of(word) in IN_NAME]
     return SWEEPS / (f"{name},{run_name(beside)}" if beside else name)
 

@@ -31,6 +31,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import (
     GPUS_VARIABLE,
     VISIBLE,
+    place_sockets,
     query_driver,
     shares,
     torch_has_gpus,
@@ -163,8 +164,8 @@ def launched(
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
         if jobs.side_by_side > 1:
-            threads = max(1, usable_processors() // jobs.side_by_side)
-            os.environ[THREADS] = str(min(int(os.environ.get(THREADS) or threads), threads))
+            threads, own = max(1, usable_processors() // jobs.side_by_side), os.environ.get(THREADS, "")
+            os.environ[THREADS] = str(min(int(own), threads) if own.isdecimal() and int(own) else threads)
     every = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in left]
     size, results = jobs.side_by_side if jobs.launcher == LOCAL else len(every), list[Any]()  # that starts all at once
     try:
@@ -207,20 +208,14 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
 
     folder, several = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
+    place_sockets()
     context = get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED) if launcher.preload else [])
     resource_tracker.ensure_running()  # which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)  # none ends the server before its processes
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    each, allowed = launcher.gpus_per_run, list[int]()
-    if several and hasattr(os, "sched_getaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-    processors = shares(allowed, launcher.jobs)
-    free: list[tuple[Sequence[str], Sequence[int]]] = [
-        (launcher.gpus[k * each : (k + 1) * each], processors[k]) for k in range(launcher.jobs)
-    ]
-    running, results = dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
+    free, running, results = places(launcher), dict[int, tuple[_Job, Any, Connection]](), dict[int, Any]()
     waiting = list(enumerate(job_overrides, first))
     try:
         while waiting or running:
@@ -262,6 +257,16 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
             process.kill()
         raise
     return [results[number] for number in sorted(results)]
+
+
+def places(launcher: "Processes") -> list[tuple[Sequence[str], Sequence[int]]]:
+    """Return the GPUs and processors of each job that may run at a time."""
+    each, gpus, allowed = launcher.gpus_per_run, launcher.gpus, list[int]()
+    count = min(launcher.jobs, max(1, len(gpus) // each)) if gpus and each else launcher.jobs
+    if count > 1 and hasattr(os, "sched_getaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+    processors = shares(allowed, count)
+    return [(gpus[k * each : (k + 1) * each], processors[k]) for k in range(count)]
 
 
 def outcome_text(folder: Path, name: str, result: Any = None) -> str:

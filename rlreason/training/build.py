@@ -120,7 +120,8 @@ def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
     """
     lora = model.lora
     if model.weights != "float32":
-        policy.remarks.append(f"weights kept in {model.weights}")
+        cost = "" if lora.rank else ": a change of less than 0.2% of a weight is rounded away"
+        policy.remarks.append(f"weights kept in {model.weights}{cost}")
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
     if lora.rank:

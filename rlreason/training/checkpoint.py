@@ -23,6 +23,7 @@ from rlreason.records.files import (
     TENSORS,
     checkpoints_in,
     linked,
+    moments_in,
     name_of,
     pruned,
     read_state,
@@ -182,22 +183,24 @@ def write_tensors(folder: Path, policy: Policy, learner: Learner, generators: Ma
 
 
 def read_tensors(folder: Path, policy: Policy, learner: Learner) -> dict[str, Tensor]:
-    """Load a checkpoint's weights and moments; return all its tensors by name.
+    """Load a checkpoint's weights and moments; return the generators' states by name.
 
     The weights are the adapters if the policy has any, else those of the model folder. The moments are empty if a
     finished run has kept none.
     """
-    tensors: dict[str, Tensor] = {}
-    for file in folder.rglob("*.safetensors"):
-        tensors |= load_file(file)
+    live, tensors = adapters(policy), load_file(folder / TENSORS)
+    weights = tensors
+    if not live:
+        live, weights = dict(policy.named_weights()), {}
+        for file in (folder / MODEL).glob("*.safetensors"):
+            weights |= load_file(file)
     with torch.no_grad():
-        for name, weight in (adapters(policy) or dict(policy.named_weights())).items():
-            weight.copy_(tensors[name])
+        for name, weight in live.items():
+            weight.copy_(weights[name])
     states: list[dict[str, Any]] = [{} for _ in learner.parameters]
-    for name, tensor in tensors.items():
-        if name.startswith(OF_OPTIMIZER):
-            _, number, key = name.split(".", 2)
-            plain = tensor.dim() == 0 and not tensor.is_floating_point()  # a count of steps that is no tensor
-            states[int(number)][key] = tensor.item() if plain else tensor
+    for name, tensor in (load_file(folder / MOMENTS) if moments_in(folder) else {}).items():
+        _, number, key = name.split(".", 2)
+        plain = tensor.dim() == 0 and not tensor.is_floating_point()  # a count of steps that is no tensor
+        states[int(number)][key] = tensor.item() if plain else tensor
     learner.restore(states)
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if name not in live}

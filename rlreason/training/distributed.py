@@ -42,6 +42,7 @@ from rlreason.training.learner import Learner, is_finite, local, sampled_element
 from rlreason.types import Sample
 
 FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
+PATIENCE = timedelta(minutes=5)  # with the store; NCCL's beyond ours, whose message is better
 LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
 BEGIN = "begin"  # a key of the store; rank 0 writes a limit in seconds there,
 NOTHING = b"nothing"  # or that no run begins
@@ -94,10 +95,12 @@ class Ranks:
             time.sleep(LOOK_S)
         if len({self.store.get(key) for key in keys}) > 1:
             raise ConfigError(f"gpus={self.world}: not all of the ranks have a GPU: start as many ranks as GPUs")
-        backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        backend, later = ("gloo", timedelta()) if self.device.type == "cpu" else ("cpu:gloo,cuda:nccl", PATIENCE)
         limit = timedelta(seconds=0.8 * self.limit_s)  # before this process is ended for hanging, without a word
-        dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.world, timeout=limit)
+        own, limit_of_all = self.store, limit + later
+        dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.world, timeout=limit_of_all)
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER if self.rank else limit)
+        self._objects = dist.new_group(backend="gloo", timeout=limit)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -138,13 +141,13 @@ class Ranks:
     def broadcast(self, value: Any, group: Any = None) -> Any:
         """Return rank 0's value on every rank: anything that can be pickled."""
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=group or self._objects, device=torch.device("cpu"))
         return box[0]
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order, on every rank: anything that can be pickled."""
         found = [None] * self.world
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, self._objects)
         return found
 
     def lost(self) -> str:
@@ -185,13 +188,16 @@ class Ranks:
                 child.wait(max(0.0, until - time.monotonic()))
             child.kill()
             child.wait()
+        log = self.folder / RANKS_LOG
+        if log.exists() and not log.stat().st_size:
+            log.unlink()
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def store_of(place: machine.Place) -> Any:
     """Return the store where the processes of torchrun, or those of rank 0, meet."""
-    store, _, _ = next(rendezvous("env://", place.rank, place.world))
+    store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=PATIENCE))
     return store
 
 

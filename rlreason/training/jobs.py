@@ -93,7 +93,8 @@ def answered(
     if run.split == "train":
         problems = components.train_problems[: asks.final_problems]
     say(f"asks       {len(problems)} {run.split} problems")
-    check_askable(problems, f"split={run.split} of {asks.data.name}")
+    key = "eval.data" if run.eval.data else "data"
+    check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)
     protocol = protocol_of(asks, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
@@ -200,14 +201,14 @@ def respond(
     return samples, examples, mismatches, seconds
 
 
-def check_askable(problems: Sequence[Problem], where: str) -> None:
-    """Refuse an empty split, and problems without a ground truth."""
+def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
+    """Refuse an empty split, and problems without a ground truth. `key`: of the data's settings."""
     if not problems:
         raise DataError(f"{where} holds no problems: give data, or choose the other split")
     if without := [p.id for p in problems if not p.answer.strip()]:
         raise DataError(
             f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}): "
-            "complete or remove these rows, or say where it stands (data.gold or eval.data.gold)"
+            f"complete or remove these rows, or say where it stands ({key}.gold)"
         )
 
 

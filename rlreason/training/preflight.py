@@ -130,7 +130,9 @@ def own_functions(run: RunConfig) -> dict[str, str]:
 def own_sources(run: RunConfig) -> dict[str, str]:
     """Return setting -> source of every function recorded with a run: graders, the loss, data generators."""
     named = own_functions(run)
-    named |= {d.function: f"{key}={d.function}" for key, d in run.data_read().items() if hasattr(d, "function")}
+    for key, data in run.data_read().items():
+        if hasattr(data, "function"):
+            named.setdefault(data.function, f"{key}={data.function}")
     if run.own_loss:
         named[run.own_loss] = f"loss={run.own_loss}"
     return {setting: written_source(name) for name, setting in named.items() if not name.startswith("rlreason.")}

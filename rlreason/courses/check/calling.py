@@ -79,13 +79,18 @@ def their_error(error: BaseException) -> str:
 def call(function: Function, inputs: Inputs) -> Any:
     """Return what the user's function returns for the inputs by name, or by position if its parameters differ.
 
-    `Bug` if it raises, `NotWrittenError` if it returns nothing.
+    `Bug` if it raises or takes neither, `NotWrittenError` if it returns nothing.
     """
-    given, named = list[Any](), inputs
+    signature, given, named = inspect.signature(function), list[Any](), inputs
     try:
-        inspect.signature(function).bind(**inputs)
-    except TypeError:
+        signature.bind(**inputs)
+    except TypeError as by_name:
         given, named = list(inputs.values()), {}
+        try:
+            signature.bind(*given)
+        except TypeError:
+            kind = f"its parameters do not fit the handout: {by_name}"
+            raise Bug(kind, "the def line", f"takes {signature}", f"takes ({', '.join(inputs)})") from None
     try:
         answer = function(*given, **named)
     except BaseException as error:  # also SystemExit: whatever a stranger's function does

@@ -118,20 +118,23 @@ class _Trial:
 def examine(subject: Subject, function: Function) -> list[Bug]:
     """Return one bug of the user's function, a known mistake if there is one; [] if it agrees with ours in every case.
 
-    `NotWrittenError` if it is not written yet.
+    `NotWrittenError` if no case is written yet.
     """
-    branches = defaultdict[str, list[_Trial]](list)
+    branches, faults = defaultdict[str, list[_Trial]](list), list[Bug]()
     for case in sorted(subject.cases(), key=lambda case: case.meaning is not None):
         try:
             yours = subject.observe(lambda **inputs: call(function, inputs), case.inputs)
         except Bug as bug:
-            if isinstance(bug, NotWrittenError) and not branches:
-                raise
             bug.inputs = _as_text(case.inputs)
-            return [bug]
+            faults.append(bug)
+            continue
         rights = [subject.observe(subject.ours, inputs) for inputs in (case.as_well, case.inputs) if inputs]
         names = [first_difference(yours, right) for right in rights]
         branches[case.branch].append(_Trial(case, yours, rights[-1], names[-1] if all(names) else ""))
+    if faults and not branches and all(isinstance(fault, NotWrittenError) for fault in faults):
+        raise faults[0]
+    if faults:
+        return faults[:1]
     unknown: list[Bug] = []
     for trials in branches.values():
         differing = [trial for trial in trials if trial.differing]

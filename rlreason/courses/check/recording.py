@@ -244,8 +244,9 @@ class Session:
         forward = self.newest = Forward(ids.clone(), hidden.detach(), coarse)
 
         def on_backward(gradient: Tensor) -> None:
-            forward.learned = bool(gradient.any())
-            self.forwards.append(forward)
+            forward.learned |= bool(gradient.any())
+            if forward not in self.forwards:  # as in a second backward call
+                self.forwards.append(forward)
 
         hidden.register_hook(on_backward)
 

@@ -18,6 +18,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
+from rlreason.runtime.machine import place_sockets
 from rlreason.runtime.streams import Answer, Parser, number_in
 
 LOOP, STEP = "train_grpo", "grpo_train_step"
@@ -77,6 +78,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
     `ConfigError` for a user's mistake. `report` takes what is being done. After a function that ended its process, a
     new process checks the rest.
     """
+    place_sockets()
     began = time.monotonic()
     states, findings, notes = dict[str, str](), list[dict[str, Any]](), list[str]()
     with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("forkserver")) as pool:

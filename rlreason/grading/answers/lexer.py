@@ -286,7 +286,7 @@ _PLAIN_SIGNS = (
     (r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)", r"\\ldots "),
     ("~", " "),
     (r"(?<=\d) ?[xX] ?10\^", r"\\times 10^"),
-    (r", *(?=(?:\\text *\{ *)?(?:and|or)\b)", " "),
+    (r", *(?=(?:\\text *\{ *)?\b(?:and|or)(?![a-zA-Z]))", " "),
 )
 _PLAIN_SPACES = ((r"\s+", " "), (rf"(?<=\d) ?\{{,\}} ?{_GROUP}", "{,}"))
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"

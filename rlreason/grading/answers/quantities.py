@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from rlreason.grading.answers.lexer import Token, UnreadableError, depths, is_enclosed, pairs, rewritten, words
 from rlreason.grading.answers.parser import CONSTANTS, FUNCTIONS, GREEK, Node, number, parse, symbols
@@ -107,8 +108,9 @@ def _name(part: str) -> str:
     """Return the short name of a known unit, and the singular of any other word."""
     stem, caret, power = part.partition("^")
     name = UNIT_NAMES.get(stem, stem)
-    if name == stem and len(stem) > 3 and not stem.endswith("ss"):
-        name = stem.removesuffix("s")
+    if name == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
+        name = stem[:-3] + "y" if stem.endswith("ies") and len(stem) > 4 else stem[:-1]
+        name = name[:-1] if name.endswith(("xe", "she", "che")) else name
     return name + caret + power
 
 
@@ -137,7 +139,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     """
     found = [CURRENCIES.get(token.text.strip().removeprefix("\\").casefold(), "") for token in tokens]
     currency = ""
-    if len(set(found) - {""}) == 1:
+    if len(set(found) - {""}) == 1 and not any(map(all, pairwise(found[1:]))):
         tokens, currency = [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
     levels = depths(tokens)
     starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at))
