@@ -139,7 +139,7 @@ class Server:
         """Import vLLM and return its version."""
         import vllm
 
-        return vllm.__version__
+        return str(vllm.__version__)
 
     def start(self, folder: str, backend: str | None, arguments: dict[str, Any]) -> None:
         """Start vLLM for the model in `folder`; `backend`: vLLM's name of its own weight transfer."""
