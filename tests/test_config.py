@@ -46,7 +46,7 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
         words.append("data.task=leg_counting")
     if (group, option) == ("baseline", "none"):
         words += ["std_norm=none", "loss=no_baseline"]
-    if option == "local":
+    if option in ("local", "hub"):
         words.append(f"model.path={folder}")
     return words
 
