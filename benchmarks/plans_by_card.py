@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 
 from rlreason.config.run import RunConfig  # noqa: E402
 from rlreason.config.store import register, typed  # noqa: E402
+from rlreason.model.hours import Card  # noqa: E402
 from rlreason.model.plan import Planned, planned  # noqa: E402
 from rlreason.runtime.machine import Device  # noqa: E402
 from rlreason.runtime.text import size  # noqa: E402
@@ -26,7 +27,6 @@ from rlreason.training.preflight import assumed_prompt  # noqa: E402
 
 BEGIN, END = "<!-- plans by card: benchmarks/plans_by_card.py -->", "<!-- end of plans by card -->"
 CARDS = (16, 24, 40, 80)  # GB
-FREE = 0.98  # of a card's memory, when nothing runs on it
 EXPERIMENTS = {
     "cs336_2025": "Qwen2.5-Math-1.5B, MATH",
     "cs336_2026": "OLMo-2-1B, GSM8K",
@@ -73,8 +73,7 @@ def _cell(told: Planned) -> str:
 
 def card(gigabytes: int) -> Device:
     """An empty card of so many GB that computes bfloat16."""
-    total = gigabytes << 30
-    return Device("cuda", f"a card of {gigabytes} GB", int(FREE * total), total)
+    return Card(gigabytes, step=(0, 0)).device("a card")
 
 
 def asked(*words: str) -> RunConfig:

@@ -42,6 +42,10 @@ def test_ls_has_a_line_for_each_run_and_sweep(runs, capsys):
     assert one["of_what"] == "tiny, stories"
     summaries = [json.loads(path.read_text())["accuracy"] for path in (runs / "sweeps/two").glob("*/summary.json")]
     assert two["accuracy"] == max(summaries)
+    (runs / "sweeps/two/seed=0/config.yaml").write_text("model: [")
+    (runs / "grpo/torn").mkdir()
+    (runs / "grpo/torn/config.yaml").write_text("model: [")
+    assert {Path(entry["folder"]).name for entry in figures(capsys, "ls")} == {"one", "two", "torn"}
     weights = list((runs / "grpo/one").rglob("*.safetensors"))
     linked = runs / "grpo/one/linked"
     os.link(weights[0], linked)

@@ -61,13 +61,13 @@ def test_bands():
     def mean(*curves, axis: str = "step", **options: bool) -> Series | None:
         return mean_of([Series({axis: x}, y) for x, y in curves], axis, **options)
 
-    band = mean(*((X, np.full(5, value)) for value in (0.3, 0.5, 0.4)))
-    assert np.allclose(np.transpose([band.y, *band.band]), mean_interval([0.3, 0.5, 0.4]))
-    assert np.isnan(mean((X, X / 10)).band).all()
+    band = mean(*((X, np.full(5, value)) for value in (0.3, 0.5, 0.4, 0.6)))
+    assert np.allclose(np.transpose([band.y, *band.band]), mean_interval([0.3, 0.5, 0.4, 0.6]))
+    assert np.isnan(mean(*[(X, X / k) for k in (9, 10, 11)]).band).all()  # too few seeds
     assert mean((np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))).y.tolist() == [5.0, 7.0]  # the last of a step
-    share = mean((X, np.full(5, 0.0)), (X, np.full(5, 1.0)), share=True)
+    share = mean(*[(X, np.full(5, end)) for end in (0.0, 1.0, 0.0, 1.0)], share=True)
     assert (share.band[0].min(), share.band[1].max()) == (0.0, 1.0)
-    log = mean((X, np.full(5, 0.01)), (X, np.full(5, 1.0)), log=True)
+    log = mean(*[(X, np.full(5, end)) for end in (0.01, 1.0, 0.01, 1.0)], log=True)
     assert np.allclose(log.band[0], log.y / 3)  # above zero
     assert mean((X, X), (X[:3], X[:3])).x["step"].tolist() == [0, 1, 2]  # not 4: behind step 2 there would be one seed
     fast, slow = np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])

@@ -12,12 +12,10 @@ from rlreason.cli.ls import bytes_in, folders_below
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import checkpoints_in, moments_in, remove, remove_moments
-from rlreason.records.reader import read_status, runs_in
+from rlreason.records.reader import exit_code_of_status, read_status, runs_in
 from rlreason.runtime.files import holder
 from rlreason.runtime.streams import Answer, Parser, run_folder
 from rlreason.runtime.text import size
-
-KEPT = ("finished", "stopped", "budget")  # the statuses of runs whose checkpoints are of use, without their moments
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,13 +36,15 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             console.say(f"{run} is under way and stays as it is")
             continue
         status = read_status(run) or "failed"
-        finished = status.partition(":")[0] in KEPT
+        finished = exit_code_of_status(status) == 0
         for checkpoint in checkpoints_in(run):
             if amount := moments_in(checkpoint) if finished else bytes_in(checkpoint):
                 what = "moments" if finished else "checkpoint"
                 rows.append({"path": str(checkpoint), "what": what, "status": status, "bytes": amount})
-                if arguments.yes:
-                    (remove_moments if finished else remove)(checkpoint)
+                if arguments.yes and finished:
+                    remove_moments(checkpoint)
+                elif arguments.yes:
+                    remove(checkpoint)
     total = sum(row["bytes"] for row in rows)
     lines = [f"{size(row['bytes']):>9}  {row['what']:<10}  {row['status']:<12}  {row['path']}" for row in rows]
     if not rows:

@@ -6,21 +6,19 @@ subcommand, as in `rlreason report last`.
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG, CONVERSATION
-from rlreason.records.reader import RunFolder, runs_in, written_at
-from rlreason.runtime.files import holder
+from rlreason.records.files import CONFIG
+from rlreason.records.reader import RunFolder, runs_in, settings_in, written_at
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.runtime.text import shorten, size
-from rlreason.sweeps.state import FILE, KILLED, read_state
+from rlreason.sweeps.state import FILE, RunState, read_state, refreshed
 
 RUNS = Path("runs")
 LAST = "last"
-NOT_OPENED = ("checkpoints", "rollouts", "evals", "model")
 COLUMNS = ("started", "status", "steps", "accuracy", "size", "model, data", "folder", "typed")
 TYPED_CHARS = 70
 
@@ -67,54 +65,62 @@ def newest(folder: Path, single: bool) -> Path:
 
 def entry_of(folder: Path) -> dict[str, Any]:
     """Return the facts of a run or sweep for `--json`; None where one is unknown."""
-    if not (folder / CONFIG).exists():
+    if (folder / FILE).exists():
         return sweep_entry(folder)
-    run = RunFolder(folder, say=lambda _: None)
-    origin = (run.provenance.get("earlier_parts") or [run.provenance])[0]
-    status = run.status or "failed"
-    if status == "running" and holder(folder) is None:
-        status = f"interrupted ({KILLED})"
-    summary = run.summary or {}
-    names = [str(run.setting(f"{part}.name")) for part in ("model", "data") if run.setting(f"{part}.name")]
-    if (folder / CONVERSATION).exists():
-        names = [str(run.setting("problem") or ""), str(run.setting("client.model") or "")]
+    settings = settings_of(folder)
+    run, state = RunFolder(folder, lambda _: None), refreshed(RunState(folder.name, [], {}, 0), folder.parent, SILENT)
     done = max((int(row["rollout_step"]) for row in run.metrics if row.get("rollout_step") is not None), default=None)
     return {
         "folder": str(folder),
         "kind": "run",
-        "started": str(origin.get("started") or started_by_file(folder)),
-        "typed": str(origin.get("command") or "").removeprefix("python -m rlreason").strip(),
-        "status": status,
+        "started": state.started or changed_at(folder),
+        "typed": typed_in(str(run.provenance.get("command") or "")),
+        "status": state.status,
         "done": done,
-        "of": run.setting("n_steps") if done is not None else None,
-        "accuracy": summary.get("accuracy", summary.get("score")),
+        "of": settings.get("n_steps"),
+        "accuracy": state.figure,
         "bytes": bytes_in(folder),
-        "of_what": ", ".join(filter(None, names)),
+        "of_what": of_what(settings),
     }
 
 
 def sweep_entry(folder: Path) -> dict[str, Any]:
     """Return the facts of a sweep: its runs that have ended, of all, and the best accuracy."""
-    state = read_state(folder, say=lambda _: None)
-    figures = [run.figure for run in state.runs if run.figure is not None]
-    runs = runs_in(folder)
-    entry = entry_of(runs[0]) if runs else {}
-    started = min((run.started for run in state.runs if run.started), default=started_by_file(folder))
+    state = read_state(folder, lambda _: None)
     return {
         "folder": str(folder),
         "kind": "sweep",
-        "started": started,
-        "typed": state.command.removeprefix("python -m rlreason").strip(),
+        "started": min((run.started for run in state.runs if run.started), default=changed_at(folder)),
+        "typed": typed_in(state.command),
         "status": state.status,
         "done": sum(run.of_its_own for run in state.runs),
         "of": len(state.runs),
-        "accuracy": max(figures, default=None),
+        "accuracy": max((run.figure for run in state.runs if run.figure is not None), default=None),
         "bytes": bytes_in(folder),
-        "of_what": entry.get("of_what", ""),
+        "of_what": of_what(next(map(settings_of, runs_in(folder)), {})),
     }
 
 
-def started_by_file(folder: Path) -> str:
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Return a run's settings by their dotted names; {} where they cannot be read, which must not end the list."""
+    try:
+        return settings_in(folder)
+    except ConfigError:
+        return {}
+
+
+def of_what(settings: Mapping[str, Any]) -> str:
+    """Return the names of a run's model and data; of discovery, its problem and the model at the endpoint."""
+    names = (settings.get(key) for key in ("problem", "client.model", "model.name", "data.name"))
+    return ", ".join(str(name) for name in names if name)
+
+
+def typed_in(command: str) -> str:
+    """Return the overrides of a command."""
+    return command.removeprefix("python -m rlreason").strip()
+
+
+def changed_at(folder: Path) -> str:
     """Return when a folder without provenance was last changed, ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(folder.stat().st_mtime))
 
@@ -127,12 +133,16 @@ def bytes_in(folder: Path) -> int:
 
 def cells_of(entry: dict[str, Any]) -> list[str]:
     """Format an entry as the cells of its line."""
-    accuracy, unit = entry["accuracy"], "runs" if entry["kind"] == "sweep" else "steps"
+    accuracy, unit, best = "", "steps", ""
+    if entry["kind"] == "sweep":
+        unit, best = "runs", "best "
+    if entry["accuracy"] is not None:
+        accuracy = f"{best}{entry['accuracy']:.3f}"
     return [
         entry["started"][:16].replace("T", " "),
-        entry["status"].partition(" ")[0],
+        entry["status"],
         "" if entry["done"] is None else f"{entry['done']}/{entry['of']} {unit}",
-        "" if accuracy is None else f"{'best ' * (unit == 'runs')}{accuracy:.3f}",
+        accuracy,
         size(entry["bytes"]),
         entry["of_what"],
         entry["folder"],

@@ -11,23 +11,24 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CHECKPOINTS, CONFIG, MODEL, TENSORBOARD, WANDB
 from rlreason.records.reader import runs_in
-from rlreason.runtime.files import explained, holder, whole
-from rlreason.runtime.streams import Answer, Parser, refuse_target
+from rlreason.runtime.files import LOCK, explained, holder, whole
+from rlreason.runtime.streams import Answer, Parser, refuse_target, run_folder
 from rlreason.runtime.text import size
 
-LEFT_OUT = {MODEL, CHECKPOINTS, WANDB, TENSORBOARD, ".lock"}
+LEFT_OUT = {MODEL, CHECKPOINTS, WANDB, TENSORBOARD, LOCK}
 SUFFIX = ".tar.gz"
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason pack`."""
-    parser.add_run("run or sweep")
+    parser.add_argument("folder", metavar="RUN|SWEEP", type=run_folder, help="what to pack")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the file (NAME{SUFFIX}, here)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the file."""
-    folder, runs = arguments.run, runs_in(arguments.run) or [arguments.run]
+    folder = arguments.folder
+    runs = runs_in(folder) or [folder]
     if not (runs[0] / CONFIG).exists():
         raise ConfigError(f"RUN={folder} holds no run: give the folder of a run or of a sweep")
     if busy := next((run for run in runs if holder(run)), None):

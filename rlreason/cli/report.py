@@ -8,6 +8,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlreason.cli.ls import RUNS
 from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -19,7 +20,6 @@ from rlreason.runtime.streams import Answer, Parser
 
 HTML, MARKDOWN = "report.html", "report.md"
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
-RUNS = Path("runs")  # gathered by default for a write-up
 
 
 def add_arguments(parser: Parser) -> None:

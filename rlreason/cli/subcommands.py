@@ -44,7 +44,7 @@ SUBCOMMANDS = {
     "ls": ("rlreason.cli.ls", "[DIR]", "the runs and sweeps below a folder: when, what, how far, how good, how large"),
     "diff": ("rlreason.cli.diff", "RUN RUN", "in what two runs differ: settings, code, data, machine, figures"),
     "clean": ("rlreason.cli.clean", "RUN ...", "checkpoints that only take space: list them, or remove them (--yes)"),
-    "pack": ("rlreason.cli.pack", "RUN", "a run or sweep without its weights, as one file to hand in"),
+    "pack": ("rlreason.cli.pack", "RUN|SWEEP", "a run or sweep without its weights, as one file to hand in"),
     "rerun": ("rlreason.cli.rerun", "RUN [WORD ...]", "start it again: what differs here, and in what it comes to"),
 }  # fmt: skip
 
@@ -90,14 +90,14 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     output may leave.
     """
     if LAST in words:
-        single = SUBCOMMANDS[subcommand][1] != "RUN ..."
-        words = [str(newest(RUNS, single)) if word == LAST else word for word in words]
+        reads_sweeps = SUBCOMMANDS[subcommand][1] in ("RUN ...", "RUN|SWEEP")
+        words = [str(newest(RUNS, single=not reads_sweeps)) if word == LAST else word for word in words]
     arguments = parser_of(subcommand).parse_args(words)
     one = [arguments.run] if "run" in arguments else []
     for folder in one or getattr(arguments, "runs", []):
-        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun", "pack"):
+        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
             raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
-    if one and subcommand != "pack" and (inner := runs_in(one[0])):
+    if one and (inner := runs_in(one[0])):
         raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
     target = arguments.json
     to_file = target not in (None, STDOUT)

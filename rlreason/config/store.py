@@ -117,7 +117,7 @@ def register() -> None:
     resolver("run_name", run_name)
     resolver("sweep_name", lambda name: "sweep" if name in (None, "None") else str(name))
     resolver("div", _divided)
-    resolver("last_part", lambda path: str(path).rstrip("/").rpartition("/")[2])
+    resolver("last_part", lambda path: Path(path).name)
     resolver("engine_here", engine_here)
 
 

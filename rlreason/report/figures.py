@@ -30,12 +30,14 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
     """Return mean and band of a setting's runs: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every run's range.
 
     Values between measurements are interpolated, never extrapolated, so a run that broke off ends its setting's band.
-    `share` keeps the band within 0 and 1, `log` above a third of the mean. None if the runs share no range.
+    `share` keeps the band within 0 and 1, `log` above a third of the mean; of fewer than `FEWEST_IN_BAND` runs it is
+    NaN. None if the runs share no range.
 
     >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
-    >>> mean = mean_of([Series({"step": x}, y), Series({"step": x[:2]}, y[:2] + 0.02)], "step", share=True)
+    >>> runs = [Series({"step": x[:n]}, y[:n] + 0.02 * n) for n in (2, 3, 2, 3)]
+    >>> mean = mean_of(runs, "step", share=True)
     >>> mean.x, mean.y.round(2), mean.band[0].round(2), mean.band[1].round(2)
-    ({'step': array([1., 2.])}, array([0.21, 0.41]), array([0.08, 0.28]), array([0.34, 0.54]))
+    ({'step': array([1., 2.])}, array([0.25, 0.45]), array([0.23, 0.43]), array([0.27, 0.47]))
     """
     xs = [run.x[axis] for run in runs if axis in run.x and len(run.y)]
     if not runs or len(xs) < len(runs):
@@ -49,7 +51,7 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
         ascending, last = np.unique(x[::-1], return_index=True)  # the last of several values at one x
         values.append(np.interp(grid, ascending, run.y[::-1][last]))
     mean, half = np.mean(values, axis=0), np.full(len(grid), np.nan)
-    if len(runs) > 1:
+    if len(runs) >= FEWEST_IN_BAND:
         quantile = half_width(LEVEL, 1.0, 0.0, len(runs) - 1)
         half = quantile * np.std(values, axis=0, ddof=1) / math.sqrt(len(runs))
     low, high = mean - half, mean + half
@@ -93,22 +95,20 @@ def figures_of(study: Study) -> list[Figure]:
         by_setting = defaultdict[str, list[Series]](list)
         for curve in runs:
             by_setting[curve.setting].append(curve)
-        means, banded = list[Series](), any(len(of) >= FEWEST_IN_BAND for of in by_setting.values())
-        for axis, of in product(AXES, by_setting.values()):
-            if (mean := mean_of(of, axis, figure.share, figure.log)) is not None:
-                no_band = np.full(len(mean.y), np.nan)
-                means.append(mean if len(of) >= FEWEST_IN_BAND else replace(mean, band=(no_band, no_band)))
+        means = [mean_of(of, axis, figure.share, figure.log) for axis, of in product(AXES, by_setting.values())]
+        subtitle = figure.subtitle
+        if figure.large:
+            banded = max(map(len, by_setting.values())) >= FEWEST_IN_BAND
+            subtitle = f"{'mean with its 95% band' if banded else 'mean'}, {OF_ACCURACY}"
         number = ".1%" if "%" in figure.format else ".3g"
         last = [f"{label} {np.mean([run.y[-1] for run in of]):{number}}" for label, of in by_setting.items()]
         figures.append(
             replace(
                 figure,
-                subtitle=f"mean{' with its 95% band' if banded else ''}, {OF_ACCURACY}"
-                if figure.large
-                else figure.subtitle,
+                subtitle=subtitle,
                 alt=f"{figure.title} ({figure.subtitle}). Last values: {few(last, MOST_IN_ALT)}.",
                 note=f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
-                curves=[*means, *runs],
+                curves=[*filter(None, means), *runs],
                 log=figure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one has no ticks
             )
         )
