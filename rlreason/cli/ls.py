@@ -68,7 +68,10 @@ def entry_of(folder: Path) -> dict[str, Any]:
     if (folder / FILE).exists():
         return sweep_entry(folder)
     settings = settings_of(folder)
-    run, state = RunFolder(folder, lambda _: None), refreshed(RunState(folder.name, [], {}, 0), folder.parent, SILENT)
+    run, state = (
+        RunFolder(folder, lambda _: None),
+        refreshed(RunState(folder.name, [], {}, 0), folder.parent, lambda _: None),
+    )
     done = max((int(row["rollout_step"]) for row in run.metrics if row.get("rollout_step") is not None), default=None)
     return {
         "folder": str(folder),
