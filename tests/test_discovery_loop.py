@@ -301,12 +301,12 @@ def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place,
 def test_a_stopped_run_counts_the_call_under_way_and_may_spend_more_later(tmp_path):
     """An answer that was paid for, and stands nowhere; a budget that cannot be raised."""
     run = tmp_path / "run"
-    with serving([axes(4), {"kind": "slow", "seconds": 6000}, axes(8), axes(10)]) as server:
+    with serving([axes(4), [{"kind": "slow", "seconds": 6000}, axes(8)], axes(10)]) as server:
         place = f"{CLIENT}:Client.ask:return:2"
         discover(server, run, "budget.calls=2", code=130, **{AT: place, SIGNAL: "SIGINT"})
         for budget, code in ((2, 0), (2, 2), (4, 0)):
             discover(server, run, f"budget.calls={budget}", code=code)
-            assert len(server.requests) == budget
+            assert len(calls_in(run)) == budget >= len(server.requests)  # the one under way may not have left
     assert [call["outcome"] for call in calls_in(run)] == ["ok", "interrupted", "ok", "ok"]
     assert log_in(run)["best"]["score"] == 10
 
