@@ -237,6 +237,6 @@ def test_a_run_keeps_no_secret_in_any_file(tmp_path):
     done = rlreason(*words, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", **secret)
     assert done.returncode == 0, done.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {"provenance.json", "own_functions.txt", "overrides.yaml"} <= {path.name for path in files}
+    assert {"provenance.json", "own_functions.txt", "config.yaml"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)
     assert [path for path in files if b"swordfish" in path.read_bytes()] == []
