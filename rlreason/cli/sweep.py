@@ -231,6 +231,8 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
 
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
+    from rlreason.report.study import labels_of  # slow to import
+
     design, folder, runs, jobs = sweep.design, sweep.folder, sweep.runs, sweep.jobs
     say("\n" + plan_text(design, folder, runs, jobs))
     if grid.config.hydra.sweeper.dry:
@@ -253,8 +255,10 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
             for run in left:
                 state.run(run.name).shared_machine = True
         write_state(folder, state)
+        labels = labels_of([run.key for run in left])
+        lines = {folder / run.name: f"{label} seed {run.seed}" for run, label in zip(left, labels, strict=True)}
         try:
-            with run_lines({} if jobs.launcher == JOBLIB else line_labels(left, folder)):  # its jobs print
+            with run_lines({} if jobs.launcher == JOBLIB else lines):  # whose runs print while others go on
                 state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
@@ -265,14 +269,6 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
     code = print_table(folder).code
     say(written_report(folder))
     return code
-
-
-def line_labels(runs: Sequence[RunState], folder: Path) -> dict[Path, str]:
-    """Return folder of a run -> its name in its line: what varies, and the seed."""
-    from rlreason.report.study import labels_of  # slow to import
-
-    labels = labels_of([run.key for run in runs])
-    return {folder / run.name: f"{label} seed {run.seed}" for run, label in zip(runs, labels, strict=True)}
 
 
 def written_report(folder: Path) -> str:

@@ -171,12 +171,14 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
 
 def not_told_apart(settings: Sequence[Setting], study: Study) -> list[list[str]]:
     """Return of each setting the numbers, from 1, of those that it cannot be told from, by Holm over all pairs."""
-    pairs = list(combinations(range(len(settings)), 2))
-    found = [pair(settings[b], replace(study, settings=[settings[a], settings[b]])) for a, b in pairs]
-    p_of = iter(holm([one.difference.p for one in found if isinstance(one, Pairing)]))
+    found = {
+        (a, b): pair(other, replace(study, settings=[one, other]))
+        for (a, one), (b, other) in combinations(enumerate(settings), 2)
+    }
+    p_of = iter(holm([one.difference.p for one in found.values() if isinstance(one, Pairing)]))
     alike: list[list[str]] = [[] for _ in settings]
-    for (a, b), one in zip(pairs, found, strict=True):
-        note = "" if isinstance(one, Pairing) else " (not compared)"
+    for (a, b), pairing in found.items():
+        note = "" if isinstance(pairing, Pairing) else " (not compared)"
         if note or next(p_of) > LEVEL:
             alike[a].append(f"{b + 1}{note}")
             alike[b].append(f"{a + 1}{note}")

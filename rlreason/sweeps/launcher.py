@@ -250,8 +250,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                         write_status(folder / job.name, "failed", why)
                 receiver.close()
                 results[job.number] = result
-                text = outcome_text(folder, job.name, result)
-                text += f"; {len(results)} of {len(job_overrides)} done"
+                text = f"{outcome_text(folder, job.name, result)}; {len(results)} of {len(job_overrides)} done"
                 if job.console and failure(result):
                     text += f"; it printed into {job.console}"
                 print(f"== {job.name}: {visible(text)}", flush=True)
