@@ -41,6 +41,7 @@ class ProcessesConfig:
     gpus: list[str] = field(default_factory=list)  # handed out in turn, as in CUDA_VISIBLE_DEVICES; none: all see all
     gpus_per_run: int = 1  # how many of them each job gets; 0: all see all
     preload: bool = True  # whether jobs are forked from a process that has loaded their libraries
+    quiet: bool = False  # whether a job prints into a file also where it is the only one
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridConfig, provider="rlreason")
@@ -75,8 +76,9 @@ class Grid(WithContext, Sweeper):
 class Processes(WithContext, Launcher):
     """Run the jobs in processes of this machine; one that dies fails its own job alone."""
 
-    def __init__(self, jobs: int, gpus: Sequence[str], gpus_per_run: int, preload: bool) -> None:
+    def __init__(self, jobs: int, gpus: Sequence[str], gpus_per_run: int, preload: bool, quiet: bool = False) -> None:
         self.jobs, self.gpus, self.gpus_per_run, self.preload = jobs, list(gpus), gpus_per_run, preload
+        self.quiet = quiet or jobs > 1
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and return what became of each, in their order."""

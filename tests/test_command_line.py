@@ -31,7 +31,7 @@ LINES = [
     (["algorithm=sft", "group_size=4"], "algorithm=ei"),
     (["eval.data=jsonl", "eval.data.n_train=5"], "other options of data have it"),
     (["hydra.run.dri=x"], "hydra.run.dir?"), (["schema=grpo"], "schema is no setting"),
-    (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
+    (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"), (["model.path=x"], "other options of model have it: choose"),
     # values
     (["n_steps=1.5"], "n_steps=1.5"), (["sampling=0.7"], "write one of sampling.temperature"),
     (["seed=1,2"], "names several values: add -m"),

@@ -19,7 +19,7 @@ import yaml
 
 from rlreason.engines.vllm_process import hide_secrets, last_lines
 from rlreason.errors import ConfigError, DataError, EngineError, UnwritableError
-from rlreason.records.console import Console, closing_table, exit_code_of
+from rlreason.records.console import Console, closing_table, exit_code_of, run_lines
 from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
@@ -155,6 +155,31 @@ def test_everything_fits_the_terminal_and_a_file_and_a_long_wait_is_shown(tmp_pa
         Console(out=out).say(f"{LONG[:100]}\n! {LONG} and {LONG}")
     lines = (tmp_path / "log").read_text().splitlines()
     assert (lines[0], all(len(line) <= 120 for line in lines)) == (LONG[:100], True)
+
+
+def test_a_terminal_has_a_line_for_each_run_of_a_sweep_that_is_under_way(tmp_path, monkeypatch):
+    """Bug: a run that was killed earlier has a line, rich's codes are escaped, or the cursor stays hidden."""
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    names = {name: tmp_path / name for name in ("killed", "new", "asks")}
+    for folder in names.values():
+        folder.mkdir()
+        (folder / "config.yaml").write_text("n_steps: 4\n")
+    rows = [{"rollout_step": k, "time/total": 10.0 * k, "eval/accuracy": (0.25, None)[k > 0]} for k in range(3)]
+    write_status(names["killed"], "running")
+    with open(theirs, "w") as stream:
+        monkeypatch.setattr(sys, "__stdout__", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        with run_lines({folder: f"3e-4 {name}" for name, folder in names.items()}):
+            (names["new"] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (names["asks"] / "responses.unfinished.jsonl").write_text("{}\n" * 8)
+            for name in ("new", "asks"):
+                write_status(names[name], "running")
+            print("== new: started")
+        written = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert re.search(r"== new: started\r\n.*3e-4 new +2/4 +0\.250 +20 s left *\r\n3e-4 asks +7 responses", written)
+    assert ("killed" in written, written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")) == (False, True)
 
 
 NOISE = """

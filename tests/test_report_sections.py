@@ -15,7 +15,7 @@ from rlreason.report.study import GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
 from tests.sweep_folders import CONFIG, answers, ended, sweep
 
-ALL = [0, 1, 2, 3]
+ALL, NONE = [0, 1, 2, 3], sections.NONE
 
 
 def loose(folder: Path, settings: str = "", seed: int = 0) -> Path:
@@ -82,6 +82,21 @@ def test_settings_table():
     low, high = (float(part.strip("%")) for part in first["accuracy"].split("\n")[1].split(" to "))
     assert low < 100 * np.mean(of.reference.accuracies) < high
     assert (first["seeds"], first["time a run"], first["tokens a run"]) == ("4 of 4", "60 s", "0.20 M")
+
+
+def test_who_cannot_be_told_from_whom():
+    """Bug: pairs are corrected as if each were alone, or a pair that was measured differently counts as equal."""
+    right = {f"m{k}": {0: np.arange(200) < n} for k, n in enumerate((100, 160, 102, 105))}
+    of = answered(**right)
+    assert sections.measured_table(of) is None  # trained, as far as is known
+    for run in of.runs:
+        run.settings = {"algorithm": "evaluate"}
+    table = sections.measured_table(of)
+    assert [(row[1], row[4]) for row in table.rows] == [("m1", NONE), ("m3", "3, 4"), ("m2", "2, 4"), ("m0", "2, 3")]
+    assert verdicts_of(of)[2].adjusted_p < 0.05  # m3 beats m0 among three comparisons, and not among six
+    of.runs[1].protocol = {"prompt": "another"}
+    of.runs[0].protocol = of.runs[2].protocol = of.runs[3].protocol = {"prompt": "one"}
+    assert sections.measured_table(of).rows[0][4] == "2 (not compared), 3 (not compared), 4 (not compared)"
 
 
 def test_pass_at_k():

@@ -14,6 +14,7 @@ import pytest
 from conftest import SWEEP_OF_TWO
 
 from hydra_plugins.rlreason_sweeps import Processes
+from rlreason.cli.sweep import written_report
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
@@ -84,7 +85,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     card.write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
     text = closing(state, tmp_path, {})
     for line in ("leaderboard: FAIL (hours); accuracy 0.8", str(card), "! lr=1e-3,seed=1: failed (x)", "left: 2 of 5",
-                 "a setting with one seed", "protocol aa, bb\n", f"rlreason report {tmp_path}"):  # fmt: skip
+                 "a setting with one seed", "protocol aa, bb"):  # fmt: skip
         assert line in text
     assert "wall clock" not in text
     state.runs = [run_of("1", 0, 0.5, shared_machine=True), run_of("2", 0, 0.6)]
@@ -160,6 +161,9 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
     assert all(run.accuracy is not None and run.protocol and run.seconds and run.ended for run in state.runs)
     assert (state.jobs, state.launcher, state.status) == (2, "processes", "finished")
     assert "2 of 2 done" in finished_sweep.printed
+    assert f"report: {finished_sweep.folder.name}/report.html" in finished_sweep.printed
+    assert (finished_sweep.folder / "report.html").exists()
+    assert written_report(tmp_path).startswith("! no report (RUNS=")  # and the sweep has ended well
     assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
     again = rlreason("-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep", cwd=tmp_path)

@@ -14,7 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder, runs_in, settings_in, written_at
 from rlreason.runtime.streams import Answer, Parser
-from rlreason.runtime.text import shorten, size
+from rlreason.runtime.text import aligned, shorten, size
 from rlreason.sweeps.state import FILE, RunState, read_state, refreshed
 
 RUNS = Path("runs")
@@ -35,10 +35,7 @@ def main(arguments: argparse.Namespace, console: object) -> Answer:
     found = sorted((entry_of(path) for path in folders_below(arguments.folder)), key=lambda entry: entry["started"])
     if not found:
         return Answer(f"no runs below {arguments.folder}", [])
-    rows = [list(COLUMNS), *(cells_of(entry) for entry in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return Answer("\n".join(lines), found)
+    return Answer(aligned([COLUMNS, *map(cells_of, found)]), found)
 
 
 def folders_below(folder: Path) -> Iterator[Path]:

@@ -132,11 +132,11 @@ def unreadable(word: str, words: Sequence[str]) -> str:
 def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     """Return what an unknown key may mean: a setting of another run, or one spelled similarly. `keys`: of `cfg`."""
     message, (place, _, last) = f"{key} is no setting of this run", key.rpartition(".")
-    if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
-        return f"{message}: {did_you_mean(meant)}"
     group = PLACED.get(place, place)
     if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
         return f"{message}: other options of {group} have it: choose among {', '.join(group_options(group))}"
+    if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
+        return f"{message}: {did_you_mean(meant)}"
     top, schemas = key.partition(".")[0], SCHEMAS["schema"].items()
     owners = [f"algorithm={name}" for name, kind in schemas if top in kind.__dataclass_fields__]
     if owners and f"algorithm={cfg.get('algorithm')}" not in owners:

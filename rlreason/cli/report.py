@@ -14,9 +14,10 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.compare import entry
 from rlreason.report.read import read_study
-from rlreason.report.sections import build_report
+from rlreason.report.sections import TOLD_APART, build_report
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.text import aligned
 
 HTML, MARKDOWN = "report.html", "report.md"
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
@@ -64,13 +65,16 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         except OSError as error:
             raise ConfigError(f"{error}: give --out FOLDER, or other --figures") from None
     lines = [report.question, report.summary, ""]
-    for verdict in report.verdicts:
+    measured = [table for table in report.tables if table.title == TOLD_APART]
+    lines += [aligned([table.head, *table.rows]) for table in measured]
+    for verdict in [] if measured else report.verdicts:
         word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
         lines.append(f"{word}{verdict.sentence}")
     lines += [f"! {line}" for line in (*report.warnings, *report.problems)]
     lines += ["", f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)"]
     lines += [f"figures: {figures}"] if figures is not None else []
     told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
+    told["models"] = [dict(zip(table.head, row, strict=True)) for table in measured for row in table.rows]
     told |= {"warnings": report.warnings, "problems": report.problems}
     told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}
     return Answer("\n".join(lines), told)

@@ -18,12 +18,14 @@ from rlreason.cli.compose import check_start, composed, composed_run, refuse_unr
 from rlreason.cli.flags import Request, keys_below, options_by_group, sources
 from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import translated
+from rlreason.cli.subcommands import parser_of
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SweepFile, sweep_file
 from rlreason.errors import ConfigError
+from rlreason.records.console import Console, run_lines
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
-from rlreason.runtime.text import redacted
+from rlreason.runtime.text import aligned, first_line, redacted
 from rlreason.sweeps.design import (
     design_of,
     file_at,
@@ -34,7 +36,7 @@ from rlreason.sweeps.design import (
     named_sweep,
     with_meant,
 )
-from rlreason.sweeps.launcher import Jobs, jobs_of, launched
+from rlreason.sweeps.launcher import JOBLIB, Jobs, jobs_of, launched
 from rlreason.sweeps.state import RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, plan_text
 
@@ -229,6 +231,8 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
 
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
+    from rlreason.report.study import labels_of  # slow to import
+
     design, folder, runs, jobs = sweep.design, sweep.folder, sweep.runs, sweep.jobs
     say("\n" + plan_text(design, folder, runs, jobs))
     if grid.config.hydra.sweeper.dry:
@@ -251,23 +255,42 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
             for run in left:
                 state.run(run.name).shared_machine = True
         write_state(folder, state)
+        labels = labels_of([run.key for run in left])
+        lines = {folder / run.name: f"{label} seed {run.seed}" for run, label in zip(left, labels, strict=True)}
         try:
-            state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})
+            with run_lines({} if jobs.launcher == JOBLIB else lines):  # whose runs print while others go on
+                state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
             signals.arrived()
             state.close(folder, {}, "interrupted" if stopped else "failed")
             print_table(folder)
             raise
-    return print_table(folder).code
+    code = print_table(folder).code
+    say(written_report(folder))
+    return code
+
+
+def written_report(folder: Path) -> str:
+    """Write the report of a sweep as `rlreason report` does; return where it is, or why there is none."""
+    from rlreason.cli.report import main as report  # slow to import
+
+    try:
+        return report(parser_of("report").parse_args([str(folder)]), Console()).text.splitlines()[-1]
+    except Exception as error:  # which must not fail a sweep that has ended
+        return f"! no report ({first_line(error)}): rlreason report {folder} writes it"
 
 
 def print_table(folder: Path) -> SweepState:
     """Print a sweep's settings with the intervals and verdicts of the report, and its notes."""
     from rlreason.report.read import read_study  # slow to import
-    from rlreason.report.sections import judged_settings
+    from rlreason.report.sections import judged_settings, measured_table
 
     state = read_state(folder)
-    scored = any(run.score is not None for run in state.runs)  # of discovery, which has a report of its own
-    say("\n" + closing(state, folder, {} if scored else judged_settings(read_study([folder]))))
+    if any(run.score is not None for run in state.runs):  # of discovery, which has a report of its own
+        say("\n" + closing(state, folder, {}))
+        return state
+    study = read_study([folder])
+    table = measured_table(study)
+    say("\n" + closing(state, folder, judged_settings(study), aligned([table.head, *table.rows]) if table else ""))
     return state

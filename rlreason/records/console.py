@@ -1,4 +1,4 @@
-"""The terminal: a run's rows, its live line and closing table; and how a command ends, in one line and an exit code."""
+"""The terminal: a run's rows, its live line and closing table; a line for each run of a sweep; how a command ends."""
 
 import shutil
 import sys
@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from rlreason.errors import ConfigError, ReaderGone
-from rlreason.records.reader import RESOURCES, exit_code
+from rlreason.records.files import METRICS, UNFINISHED
+from rlreason.records.reader import RESOURCES, RunFolder, exit_code, read_status, written_at
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
 from rlreason.runtime.plugins import find_modules_here
@@ -153,6 +156,59 @@ def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         if f"eval/{name}" in after:
             rows.append((name, f"{before[f'eval/{name}']:.3f}", f"{after[f'eval/{name}']:.3f}"))
     return "\n".join(f"{label:22} {start:>18} {end:>18}" for label, start, end in rows)
+
+
+@contextmanager
+def run_lines(labels: Mapping[Path, str]) -> Iterator[None]:
+    """Keep a line for each run that is under way below what the block prints; on a terminal only.
+
+    `labels`: the folder of a run that the block may start -> its name in its line. The lines are read from the runs'
+    own files every 2 s.
+    """
+    if not labels or not sys.stdout.isatty():
+        yield
+        return
+    from rich.console import Console as Screen  # slow to import
+    from rich.live import Live
+    from rich.table import Table
+
+    before = {folder: written_at(folder) for folder in labels}  # of a run that was killed earlier, it says "running"
+
+    def lines() -> Table:
+        table = Table.grid(padding=(0, 3))
+        for folder, label in labels.items():
+            if read_status(folder) == "running" and written_at(folder) != before[folder]:
+                with suppress(OSError, ConfigError):  # a file that is not there yet
+                    table.add_row(visible(label), *progress_cells(folder))
+        return table
+
+    screen = Screen(file=sys.__stdout__, markup=False)  # sys.stdout escapes its control codes
+    live = Live(get_renderable=lines, console=screen, refresh_per_second=0.5, transient=True)
+    with signals.before_leaving(lambda: screen.show_cursor(True)), live:
+        yield
+
+
+def progress_cells(folder: Path) -> Sequence[str]:
+    """Return the progress of a run under way: its step of all steps, last accuracy and time left."""
+    if (answers := folder / UNFINISHED).exists():
+        lines = answers.read_bytes().count(b"\n")
+        return [f"{lines - 1} responses"]  # the first line says whose they are
+    return _progress_of_training(folder, (folder / METRICS).stat().st_mtime_ns)
+
+
+@lru_cache  # a long run has megabytes of metrics
+def _progress_of_training(folder: Path, written: int) -> Sequence[str]:
+    """Return the same from metrics that were last `written` at this time, in nanoseconds."""
+    run = RunFolder(folder, lambda _: None)
+    if not (rows := run.metrics):
+        return ["starting"]
+    planned, left = run.setting("n_steps") or run.setting("n_ei_steps"), ""  # neither in discovery
+    accuracies = ["", *(f"{row['eval/accuracy']:.3f}" for row in rows if row.get("eval/accuracy") is not None)]
+    before, done = rows[0]["rollout_step"], rows[-1]["rollout_step"]
+    if planned and before < done < planned:
+        a_step = (rows[-1]["time/total"] - rows[0]["time/total"]) / (done - before)
+        left = f"{duration(a_step * (planned - done))} left"
+    return [f"{done}/{planned or '?'}", accuracies[-1], left]
 
 
 def print_error(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import RUNNING, Setting, Study, correctness
-from rlreason.report.verdicts import p_text, signed, summary_of, verdicts_of
+from rlreason.report.verdicts import NO_TRAINING, not_told_apart, p_text, signed, summary_of, verdicts_of
 from rlreason.runtime.statistics import paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
@@ -23,6 +23,7 @@ from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 NONE = "\N{EN DASH}"
 LONGEST = 320  # characters of a value in a table
 MEASURED = "How accuracy was measured"
+TOLD_APART = "Who can be told from whom"
 
 
 def build_report(study: Study) -> Report:
@@ -39,6 +40,7 @@ def build_report(study: Study) -> Report:
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
     details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
     details += [("Command", study.command)] if study.command else []
+    tables = [measured_table(study), settings_table(study, verdicts), passes_table(study), health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
@@ -55,7 +57,7 @@ def build_report(study: Study) -> Report:
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *study.carried],
         figures=figures_of(study),
-        tables=[settings_table(study, verdicts), *filter(None, (passes_table(study), health_table(study)))],
+        tables=[table for table in tables if table is not None],
         log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
@@ -182,6 +184,28 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         "problems only."
     )
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
+
+
+def measured_table(study: Study) -> Table | None:
+    """Return the accuracy of each setting, best first, and which others it cannot be told from.
+
+    None where runs train, or fewer than two settings have an accuracy.
+    """
+    found = [(accuracy, one) for one in study.settings if (accuracy := accuracy_of(one))]
+    algorithms = {run.settings.get("algorithm") for _, one in found for run in one.runs if run.final}
+    if len(found) < 2 or not algorithms.issubset(NO_TRAINING):
+        return None
+    found.sort(key=lambda pair: -pair[0][0])
+    alike, rows = not_told_apart([one for _, one in found], study), list[list[str]]()
+    for number, (((mean, low, high), one), others) in enumerate(zip(found, alike, strict=True), 1):
+        ends = f"{percent(low)} to {percent(high)}"
+        rows.append([str(number), one.label, percent(mean), ends, ", ".join(others) or NONE])
+    note = (
+        "Accuracy with its 95% interval over problems, and over seeds where there are several. Each two are compared "
+        "on the problems that both answered, with Holm's correction for all pairs."
+    )
+    head = ["no.", " ".join(study.axes) or "run", "accuracy", "95% interval", "cannot be told from"]
+    return Table(TOLD_APART, head, rows, frozenset({2, 3}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +173,15 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     ['g=4 q=8', 'g=2', 'q=9']
     >>> labels_of([()])
     ['the default']
+    >>> labels_of([(("model.path", "/class/ann/model"),), (("model.path", "/class/bob/model"),)])
+    ['ann/model', 'bob/model']
     """
     settings = [dict(key) for key in keys]
     names = list(dict.fromkeys(name for setting in settings for name in setting))
     differing = [name for name in names if len({setting.get(name) for setting in settings}) > 1] or names
     if len(differing) == 1 and all(differing[0] in setting for setting in settings):
-        return [setting[differing[0]] for setting in settings]
+        values = [setting[differing[0]] for setting in settings]
+        return path_ends(values) if differing[0].endswith("path") else values
     parts = [[pair for pair in key if pair[0] in differing] for key in keys]
     own = [[pair for pair in pairs if pair not in parts[0]] for pairs in parts[1:]]
     if all(len(pairs) == 1 for pairs in own):
@@ -185,6 +189,17 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     last = {name: name.rpartition(".")[2] for name in differing}
     short = last if len({*last.values()}) == len(last) else {name: name for name in differing}
     return [" ".join(f"{short[name]}={value}" for name, value in pairs) or "the default" for pairs in parts]
+
+
+def path_ends(paths: Sequence[str]) -> list[str]:
+    """Return the ends of paths, as typed, of so many parts that different paths have different ends.
+
+    >>> path_ends(["'/a/1/model'", "/a/2/model"])
+    ['1/model', '2/model']
+    """
+    parts = [Path(path.strip("'\"")).parts for path in paths]
+    n = next(n for n in count(1) if len({one[-n:] for one in parts}) == len(set(parts)))
+    return [str(Path(*one[-n:])) for one in parts]
 
 
 def correctness(settings: Sequence[Setting], problems: Sequence[str]) -> list[dict[int, Floats]]:

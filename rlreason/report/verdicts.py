@@ -1,7 +1,8 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,22 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
     adjusted = holm([one.difference.p for one in found if isinstance(one, Pairing)])
     p_of, n = iter(adjusted), len(adjusted)
     return [_verdict(one, next(p_of), n, equal_within) if isinstance(one, Pairing) else one for one in found]
+
+
+def not_told_apart(settings: Sequence[Setting], study: Study) -> list[list[str]]:
+    """Return of each setting the numbers, from 1, of those that it cannot be told from, by Holm over all pairs."""
+    found = {
+        (a, b): pair(other, replace(study, settings=[one, other]))
+        for (a, one), (b, other) in combinations(enumerate(settings), 2)
+    }
+    p_of = iter(holm([one.difference.p for one in found.values() if isinstance(one, Pairing)]))
+    alike: list[list[str]] = [[] for _ in settings]
+    for (a, b), pairing in found.items():
+        note = "" if isinstance(pairing, Pairing) else " (not compared)"
+        if note or next(p_of) > LEVEL:
+            alike[a].append(f"{b + 1}{note}")
+            alike[b].append(f"{a + 1}{note}")
+    return alike
 
 
 def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) -> Verdict:

@@ -51,6 +51,17 @@ def few(names: Sequence[str], show: int = 5) -> str:
     return ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows of cells as columns, each as wide as its longest cell.
+
+    >>> print(aligned([["lr", "accuracy"], ["1e-4", "0.5"]]))
+    lr    accuracy
+    1e-4  0.5
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; its type's name where there is no message.
 

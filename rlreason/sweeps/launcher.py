@@ -27,6 +27,7 @@ from omegaconf import open_dict
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
+from rlreason.records.reader import read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.machine import (
     GPUS_VARIABLE,
@@ -38,7 +39,7 @@ from rlreason.runtime.machine import (
     usable_processors,
 )
 from rlreason.runtime.signals import heed_signals
-from rlreason.runtime.text import few, first_line
+from rlreason.runtime.text import few, first_line, visible
 from rlreason.sweeps.state import RunState, refreshed
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ def launched(
 ) -> dict[str, Exception | None]:
     """Have the launcher run what is left of a sweep; return the error of each job, by the name of its run."""
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
+    if jobs.launcher == PROCESSES and sys.stdout.isatty():  # which shows a line for each run instead
+        of_hydra.append("hydra.launcher.quiet=true")
     of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{folder}'", "hydra.mode=MULTIRUN"]
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
@@ -206,7 +209,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
     """
     import cloudpickle  # slow to import
 
-    folder, several = Path(launcher.config.hydra.sweep.dir), launcher.jobs > 1
+    folder = Path(launcher.config.hydra.sweep.dir)
     shared = cloudpickle.dumps((launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state()))
     place_sockets()
     context = get_context("forkserver")
@@ -223,7 +226,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                 number, overrides = waiting.pop(0)
                 named = [word for word in overrides if word.startswith("hydra.sweep.subdir=")] or [f"={number}"]
                 name = named[-1].partition("=")[2].strip("'")  # its folder: Hydra's is its number
-                console = folder / CONSOLES / f"{name}.log" if several else None
+                console = folder / CONSOLES / f"{name}.log" if launcher.quiet else None
                 job = _Job(name, overrides, number, console, *free.pop(0))
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_run_job, args=(job, sender, shared))
@@ -232,7 +235,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                     running[process.sentinel] = job, process, receiver
                 sender.close()
                 on = f" on GPU {', '.join(job.gpus)}" if job.gpus else ""
-                print(f"{'' if several else chr(10)}== {name}: started{on}", flush=True)
+                print(f"{'' if launcher.quiet else chr(10)}== {name}: started{on}", flush=True)
             for sentinel in connection.wait(list(running)):
                 job, process, receiver = running.pop(sentinel)  # type: ignore[arg-type]
                 free.append((job.gpus, job.processors))
@@ -243,12 +246,18 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                 except EOFError:
                     why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                     result.status, result.return_value = JobStatus.FAILED, RuntimeError(why)
+                    if read_status(folder / job.name) == "running":
+                        write_status(folder / job.name, "failed", why)
                 receiver.close()
                 results[job.number] = result
-                text = outcome_text(folder, job.name, result)
-                print(f"== {job.name}: {text}; {len(results)} of {len(job_overrides)} done", flush=True)
+                text = f"{outcome_text(folder, job.name, result)}; {len(results)} of {len(job_overrides)} done"
+                if job.console and failure(result):
+                    text += f"; it printed into {job.console}"
+                print(f"== {job.name}: {visible(text)}", flush=True)
     except BaseException:
         signals.arrived()
+        if running and launcher.quiet:
+            print("stopping the runs, each at the end of its step (a second signal ends them at once)", flush=True)
         for _, process, _ in running.values():
             process.terminate()  # no second signal to a run of a sweep that Ctrl-C has reached already
         until = monotonic() + PATIENCE_S

@@ -12,7 +12,7 @@ from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.statistics import ASSUMED, LEVEL, mean_interval, points, smallest_difference
-from rlreason.runtime.text import duration, few, size
+from rlreason.runtime.text import aligned, duration, few, size
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import (
     FEWEST_SEEDS,
@@ -168,9 +168,7 @@ def settings_table(state: SweepState, judged: Mapping[Key, Judged]) -> str:
             status.removeprefix(f"{len(runs)} ") + (f" ({REFERENCE})" if setting == state.reference else ""),
         ]
         rows.append((-mean if values else math.inf, row))
-    lines = [head, *(row for _, row in sorted(rows, key=lambda one: one[0]))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in lines)
+    return aligned([head, *(row for _, row in sorted(rows, key=lambda one: one[0]))])
 
 
 def _seed_counts(state: SweepState) -> set[int]:
@@ -178,10 +176,13 @@ def _seed_counts(state: SweepState) -> set[int]:
     return set(Counter(run.key for run in state.runs if run.figure is not None).values())
 
 
-def closing(state: SweepState, folder: Path, judged: Mapping[Key, Judged]) -> str:
-    """Return the table followed by its notes, one a line. `judged`: from the report."""
-    lines = [settings_table(state, judged)]
-    if 1 in _seed_counts(state):
+def closing(state: SweepState, folder: Path, judged: Mapping[Key, Judged], measured: str = "") -> str:
+    """Return the table followed by its notes, one a line.
+
+    From the report: `judged`, and in place of the table `measured`, where models were measured and none was trained.
+    """
+    lines = [measured or settings_table(state, judged)]
+    if not measured and 1 in _seed_counts(state):
         lines.append("of a setting with one seed nothing is to be said: its interval is that of one trained model")
     lines += [f"! {r.name}: {r.status_text}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
     if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
@@ -195,5 +196,4 @@ def closing(state: SweepState, folder: Path, judged: Mapping[Key, Judged]) -> st
     for card in [folder / run.name / COMPLIANCE for run in state.runs]:
         if card.exists() and (text := card.read_text(encoding="utf-8").splitlines()):
             lines.append(f"{card.parent.name}: {text[-1]}; see {card}")
-    lines.append(f"verdicts, curves and tables as a page: rlreason report {folder}")
     return "\n".join(lines)
