@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError
@@ -54,29 +53,12 @@ def test_how_many_problems_are_asked():
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
 
 
-def test_a_mistake_is_one_line_with_the_cure():
-    """Bug: a wrong setting of an evaluation shows itself after training."""
-    for words, says in (
-        (["eval.prompt=r1_hero"], "r1_zero?"), (["eval.reward=:f"], "eval.reward="),
-        (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
-        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
-        (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
-        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
-        (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
-        (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
-        (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=rf"\A.*{re.escape(says)}.*\Z"):
-            check_command_line(words, note=str)
-
-
 def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):
     """Bug: a message blames `data` for what is wrong in `eval.data`."""
-    for name, answer in (("train", "1"), ("validation", "")):
-        row = {"question": f"q{answer}"} | ({"answer": answer} if answer else {"response": "so"})
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
+    rows = {"train": {"question": "q1", "answer": "1"}, "validation": {"question": "q", "response": "so"}}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(8 * (json.dumps(row) + "\n"))
     (tmp_path / "data.jsonl").write_text("{\n")
-
     for words, says in (
         (["n_validation=9"], "eval.data.n_validation=9 "), (["validation=validation"], "eval.data.fields.answer"),
         ([f"validation={tmp_path / 'data.jsonl'}"], "eval.data.bad_rows=skip"),
@@ -88,9 +70,7 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
             load_data(run, grader=grader)
     run = settings(*FILES, "data@eval.data=jsonl", f"eval.data.path={tmp_path}", "eval.data.n_validation=8")
     assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
-    (tmp_path / "test.jsonl").write_text(
-        "".join(json.dumps({"question": q, "answer": "2"}) + "\n" for q in ("q", "q" * 9))
-    )
+    (tmp_path / "test.jsonl").write_text('{"question": "q", "answer": "2"}\n{"question": "qqqqqqqqq", "answer": "2"}\n')
     words, notes = [f"path={tmp_path}", "validation=test", "bad_rows=skip", "max_chars=8"], list[str]()
     run = settings(*FILES, "data@eval.data=jsonl", *(f"eval.data.{word}" for word in words))
     load_data(run, say=notes.append)

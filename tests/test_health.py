@@ -217,11 +217,6 @@ def test_notes():
         assert (found.rule, found.problem) == ("no_live_group", is_problem)
 
 
-def test_nothing_is_given():
-    """Bug: a value that is null is a traceback."""
-    assert watch.findings_of([{"rollout_step": None}], {"monitors": None, "group_size": None}) == []
-
-
 def test_lost_grades():
     """Bug: responses without a grade count as wrong in silence."""
     rows = [{"rollout_step": k, "grading/responses": 100, "grading/timeouts": 2 * (k > 2)} for k in range(1, 5)]

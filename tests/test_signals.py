@@ -215,7 +215,7 @@ PHASES: dict[str, tuple[str, Callable[[Path, str], object]]] = {
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_ends_politely(tmp_path, phase, number):
-    """Bug: a traceback, a process or a file is left. Steps of training: tests/test_kills.py, test_kills_vllm.py."""
+    """Bug: a traceback, a process or a file is left. Steps of training: tests/test_kills.py."""
     more, begun = PHASES[phase]
     if phase.startswith("vLLM"):
         pytest.importorskip("vllm")
