@@ -135,12 +135,10 @@ BUSY = refine(0, [0, None, 44, 0, 438])
 BUSY.turns[3].calls.insert(0, Call("4.0.0", "http_429"))
 HAPPENED = ["from 22 (starter) to 438 in 6 calls, of which 2", "| call | http\\_429 |", "| program | too\\_close |"]
 HAPPENED += [sha(BUSY.turns[4].program or ""), "438 (laminated lattice)", "582 (axes and a code)", "budget.calls=20"]
-LARGE = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
 #: name -> (log, figures and names that its report has)
 SAID: dict[str, tuple[Log, list[str]]] = {
     "what happened": (BUSY, HAPPENED),
     "under way": (refine(0, [], ended=None, record=[]), ["has not ended", "22\\*"]),
-    "a large score": (simple(0, [10**15], best=LARGE, record=[Record(10**14, "x" * 200)]), ["1,000,000,000,000,000"]),
     "an invalid start": (refine(0, [0, 0], **INVALID), ["36 &lt; maximum squared norm 40", "\\[6, 2\\]", "it is 438"]),
     "a score that no verdict gives": (refine(0, [44], best=INVALID["best"] | {"score": 600}), ["do not trust it"]),
     "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "22 (mine.py) to 44", "--problem P"]),
