@@ -151,21 +151,3 @@ def test_adapters_and_relative_files_are_found_and_a_bug_is_shown_with_its_line(
     assert "masked_mean      ok" in printed
     assert "BUG in compute_entropy" in printed
     assert "adapters.py, line 7)" in printed
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["json", "--course", "cs224n"], "--course"), (["json"], "tokenize_prompt"), (["broken.py"], "exit code 3"),
-        (["nosuchmodule"], "No module named 'nosuchmodule'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_of_the_user_is_one_line(words, says, tmp_path, monkeypatch, capsys):
-    """Of the command, or in the text of a module that is imported."""
-    monkeypatch.chdir(tmp_path)
-    Path("broken.py").write_text("import os; os._exit(3)")
-    assert subcommand("check", *words) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    lines = [line for line in error.strip().splitlines() if not line.startswith("checking ")]  # on a slow machine
-    assert len(lines) == 1

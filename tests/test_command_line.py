@@ -13,7 +13,7 @@ from rlreason.cli.names import HABITS, fold, translated
 from rlreason.config.leaves import resource_dir
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from tests.starts import ROOT, rlreason
+from tests.starts import ROOT
 from tests.sweep_folders import checked
 
 #: A wrong command line, and what its one line says.
@@ -151,13 +151,6 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(tmp_path):
     for text, says in ((f"{head}loss: 'gspo,tpo'}}}}}}\n", "loss=tpo"), ("# @package _global_\nG: 3\n", "G")):
         file.write_text(text)
         assert says in answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
-
-
-def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
-    done = rlreason("--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
-    assert (done.returncode, "learning_rate: -1" in done.stdout) == (2, True)
-    assert "note: " not in done.stdout  # what is shown stays a config
-    assert all(said in done.stderr for said in ("learning_rate=-1.0", "group_size=7"))
 
 
 def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeypatch):

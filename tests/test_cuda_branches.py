@@ -21,6 +21,7 @@ import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.decoding import Batch
@@ -193,6 +194,17 @@ def check_flash_attn_forward(mode: FakeCuda) -> None:
     with mock.patch.dict(sys.modules, flash_attn=mock.Mock(flash_attn_varlen_func=flash_attn_varlen_func)):
         forward(mode, "Qwen2", "flash_attention_2")
     assert calls == [(LONGEST, LONGEST, 0.0, HEAD_DIM**-0.5, True)] * LAYERS
+
+
+def check_attention_in_float32(mode: FakeCuda) -> None:
+    """A card without bfloat16: one call per sequence, heads repeated, so that a kernel without grouped heads runs."""
+    policy = policy_of("Qwen2", "sdpa", FULL, FULL)
+    batch = policy.pack(PAIRS)
+    with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as spy:
+        found, _ = policy.log_probs(batch)
+    assert found.dtype == FULL
+    shapes = [tuple(x.shape) for call in spy.call_args_list for x in call.args]
+    assert shapes == [(1, HEADS, size, HEAD_DIM) for _ in range(LAYERS) for size in PARTS for _ in range(3)]
 
 
 def check_head(mode: FakeCuda) -> None:

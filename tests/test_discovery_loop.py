@@ -23,7 +23,7 @@ from rlreason.discovery.score import FRAME, error_text, problem_named, score_pro
 from rlreason.errors import ConfigError
 from rlreason.main import run_job
 from rlreason.records.console import Console
-from tests.killed import AT
+from tests.killed import AT, SIGNAL
 from tests.some import some
 from tests.starts import rlreason
 
@@ -295,6 +295,20 @@ def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place,
     assert {logged[id] for id in set(logged) - set(sent)} <= {"interrupted"}
     assert len(logged) == log["spent"]["calls"] <= int(words[-1].partition("=")[2])
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.long
+def test_a_stopped_run_counts_the_call_under_way_and_may_spend_more_later(tmp_path):
+    """An answer that was paid for, and stands nowhere; a budget that cannot be raised."""
+    run = tmp_path / "run"
+    with serving([axes(4), {"kind": "slow", "seconds": 6000}, axes(8), axes(10)]) as server:
+        place = f"{CLIENT}:Client.ask:return:2"
+        discover(server, run, "budget.calls=2", code=130, **{AT: place, SIGNAL: "SIGINT"})
+        for budget, code in ((2, 0), (2, 2), (4, 0)):
+            discover(server, run, f"budget.calls={budget}", code=code)
+            assert len(server.requests) == budget
+    assert [call["outcome"] for call in calls_in(run)] == ["ok", "interrupted", "ok", "ok"]
+    assert log_in(run)["best"]["score"] == 10
 
 
 def test_a_journal_that_was_tampered_with_is_named_and_half_a_line_is_cut_off(tmp_path):

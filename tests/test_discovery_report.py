@@ -122,13 +122,6 @@ def test_the_rank_test_counts_every_split(a, b):
     assert rank_sum_p(a, b) >= smallest_p(len(a), len(b)) - 1e-12
 
 
-def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
-    for content in (b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999):
-        (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"^{tmp_path / NAME}.* is no log of a discover run.*\Z"):
-            write_report([tmp_path], tmp_path)
-
-
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
 INVALID = {"start": start("mine.py", 0, verdict(0)), "best": {"score": 0, "turn": "start", "program_sha256": ""}}
 BUSY = refine(0, [0, None, 44, 0, 438])

@@ -72,24 +72,6 @@ def test_little_shared_memory_and_a_full_disk_are_said(tmp_path, composed, monke
     assert d.machine_findings(typed(composed()), tmp_path / "file/run")[-1].state == FAIL  # where no folder can be
 
 
-def test_what_a_run_will_use_is_said_with_the_reason(composed):
-    """Bug: the doctor says another engine, place or kernel than the run takes."""
-
-    def told(facts, *words):
-        return {one.name: one for one in d.run_findings(typed(composed(*words)), facts)}
-
-    cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
-    gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
-    assert {one.state for one in told(cpu).values()} == {OK}
-    assert "on the processor" in told(cpu, "rollout=vllm")["engine"].words
-    assert told(gpu, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
-    second = ("rollout=vllm", "rollout.placement=second_gpu")
-    assert told(gpu | {"gpus": [GPU, GPU]}, *second)["engine"].state == OK
-    assert told(gpu, *second)["engine"].state == FAIL
-    refusal = {"kernel": "", "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto"}
-    assert told(cpu | refusal)["attention"].state == FAIL
-
-
 def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
     """Bug: an installation that is well is said to be ill, or looking leaves files."""
     done = rlreason("doctor", "--json", "--patience", "600", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")

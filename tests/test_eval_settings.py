@@ -6,12 +6,9 @@ import re
 import pytest
 
 from rlreason.config.leaves import resource_dir
-from rlreason.data.prepare import load_data
-from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
-from rlreason.grading import Grader
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
@@ -23,8 +20,6 @@ from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
 from tests.starts import ROOT, SMALL, rlreason
-
-FILES = ["algorithm=evaluate", "model=smollm2_135m"]
 
 
 def protocol(*words: str) -> str:
@@ -51,30 +46,6 @@ def test_how_many_problems_are_asked():
         asks = settings(*words).evaluation
         assert [asks.problems, asks.final_problems] == asked
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
-
-
-def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):
-    """Bug: a message blames `data` for what is wrong in `eval.data`."""
-    rows = {"train": {"question": "q1", "answer": "1"}, "validation": {"question": "q", "response": "so"}}
-    for name, row in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text(8 * (json.dumps(row) + "\n"))
-    (tmp_path / "data.jsonl").write_text("{\n")
-    for words, says in (
-        (["n_validation=9"], "eval.data.n_validation=9 "), (["validation=validation"], "eval.data.fields.answer"),
-        ([f"validation={tmp_path / 'data.jsonl'}"], "eval.data.bad_rows=skip"),
-        (["validation=validation", "ground_truth=train"], "eval.data.ground_truth=train"),
-    ):  # fmt: skip
-        own = [f"eval.data.path={tmp_path}", *(f"eval.data.{word}" for word in words)]
-        run = settings(*FILES, "data@eval.data=jsonl", *own)
-        with Grader(symbolic=False) as grader, pytest.raises(ConfigError, match=re.escape(says)):
-            load_data(run, grader=grader)
-    run = settings(*FILES, "data@eval.data=jsonl", f"eval.data.path={tmp_path}", "eval.data.n_validation=8")
-    assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
-    (tmp_path / "test.jsonl").write_text('{"question": "q", "answer": "2"}\n{"question": "qqqqqqqqq", "answer": "2"}\n')
-    words, notes = [f"path={tmp_path}", "validation=test", "bad_rows=skip", "max_chars=8"], list[str]()
-    run = settings(*FILES, "data@eval.data=jsonl", *(f"eval.data.{word}" for word in words))
-    load_data(run, say=notes.append)
-    assert any(" eval.data.max_chars=8 " in note for note in notes)
 
 
 def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():

@@ -151,17 +151,6 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
     assert "4 responses" in shown(capsys, new, "-n", "2")
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, tmp_path_factory):
-    empty, other = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("other")
-    for words, says in (
-        ([empty], "responses"), ([run, "-n", "0"], "-n: 0 must be"), ([run, "--problem", "p99"], "--problem p99"),
-        ([run, "--step", "7"], "with --step one that trains"), ([run, "--write"], "--write"),
-        ([empty, "--regrade"], "no config.yaml"), ([save(other / "bare", CONFIG), "--regrade"], "no rollouts"),
-        ([save(other / "odd", "model: x\n"), "--regrade"], "prompt.reward"),
-    ):  # fmt: skip
-        assert says in refused(capsys, *words)
-
-
 CASES = [  # response, ground truth, reward as saved
     ("</think> <answer>38</answer>", "38", 1.0),
     ("</think> <answer>0.5</answer>", r"\frac12", 0.0),  # the saved reward is wrong

@@ -153,7 +153,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
 
 
 def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_line(tmp_path, monkeypatch):
-    """Bug: every refused start leaves empty folders, or takes the user's own."""
+    """Bug: a refused start takes the user's own folder along."""
     (tmp_path / "own").mkdir()
     for folder in ("a/run", "own"):
         with pytest.raises(ValueError, match="no"), run_lock(tmp_path / folder, print):
