@@ -18,9 +18,8 @@ from rlreason.health.monitors import MONITORS, RULES
 from rlreason.health.watch import Monitors, monitored
 from rlreason.records.reader import exit_code_of_status
 from tests.small_runs import words_of
-from tests.starts import ROOT, rlreason
+from tests.starts import ROOT, rlreason, subcommand
 from tests.sweep_folders import ended
-from tests.test_subcommands import subcommand
 from tests.test_trainer import trained
 
 NAN = float("nan")

@@ -16,9 +16,8 @@ from rlreason.training.algorithms import with_advantages
 from rlreason.training.build import make_learner
 from rlreason.types import Problem
 from tests.run_records import lines_of
-from tests.starts import SMALL, rlreason
+from tests.starts import SMALL, rlreason, subcommand
 from tests.test_learner import DEAD, grouped_samples
-from tests.test_subcommands import subcommand
 from tests.test_trainer import run_of
 
 QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests

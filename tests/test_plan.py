@@ -1,10 +1,8 @@
 """What a sweep says before its first run, `rlreason plan`, and hours for a card that is not here."""
 
 import dataclasses
-import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text
 from tests.starts import rlreason
 from tests.sweep_folders import answers, checked, sweep
-from tests.test_subcommands import subcommand
 
 VALUES = ["1e-4", "1e-3", "1e-2"]
 
@@ -94,22 +91,17 @@ def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_pa
         checked(*words)
 
 
-def test_the_subcommand_plans_memory_and_seeds_before_anything_is_downloaded(capsys):
+def test_the_subcommand_plans_memory_and_seeds_before_anything_is_downloaded(cli):
     """Bug: the plan by hand says other numbers than a sweep's, or needs the model that it is about."""
-
-    def told_of(*words: str) -> dict[str, Any]:
-        assert subcommand("plan", *words, "--json") == 0
-        return json.loads(capsys.readouterr().out)
-
-    assert subcommand("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10") == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = cli.printed("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10")
+    said = " ".join(said.split())
     assert re.search(r"a difference below about 0.036 to 0.076.*10 min: 10 runs of 1 min", said)
-    told = told_of("model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm", "--seeds", "4")
+    told = cli.figures("plan", "model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm", "--seeds", "4")
     assert told["memory"]["parameters"] == pytest.approx(1_543_714_304, rel=0.001)  # norms and biases are left out
     assert told["memory"]["training"]["weights"] == 4 * told["memory"]["parameters"]
     assert told["memory"]["peak"] == max(sum(told["memory"][part].values()) for part in ("training", "sampling"))
     assert (told["seeds"], told["problems"]) == (4, 1000)  # how many GSM8K has is not known before it is read
-    of_run = told_of("data.n_validation=200", "--seeds", "2")
+    of_run = cli.figures("plan", "data.n_validation=200", "--seeds", "2")
     assert (of_run["problems"], of_run["assumed"]) == (200, True)
 
 

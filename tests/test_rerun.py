@@ -14,9 +14,8 @@ from rlreason.cli.flags import OneRun
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder, compared
 from rlreason.runtime.text import HIDDEN
-from tests.starts import rlreason
+from tests.starts import rlreason, subcommand
 from tests.test_api import TINY
-from tests.test_subcommands import subcommand
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append, lines_of
+from tests.starts import subcommand
 from tests.test_api import TINY
-from tests.test_subcommands import subcommand
 
 
 def graded(problem_id, reward, ids=(1, 2)):

@@ -11,21 +11,12 @@ import pytest
 from rlreason.cli import subcommands as s
 from rlreason.cli.flags import composing, config_of, keys_below, options_by_group, read
 from rlreason.errors import ConfigError
-from rlreason.records.console import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.starts import ENV, SMALL
+from tests.starts import ENV, SMALL, subcommand
 from tests.test_output import left_after
 
 CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss: {loss_type: gspo}\nseed: 3\n"
-
-
-def subcommand(*words: object) -> int:
-    """The exit code of `rlreason SUBCOMMAND ...`, in this process."""
-    texts = list(map(str, words))
-    chosen = s.named_subcommand(texts)
-    assert chosen
-    return exit_code_of(lambda: s.run_subcommand(chosen, texts[1:]))
 
 
 @pytest.fixture(scope="module")
