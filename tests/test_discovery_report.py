@@ -133,7 +133,6 @@ SAID: dict[str, tuple[Log, list[str]]] = {
     "what happened": (BUSY, HAPPENED),
     "under way": (refine(0, [], ended=None, record=[]), ["has not ended", "22\\*"]),
     "an invalid start": (refine(0, [0, 0], **INVALID), ["36 &lt; maximum squared norm 40", "\\[6, 2\\]", "it is 438"]),
-    "a score that no verdict gives": (refine(0, [44], best=INVALID["best"] | {"score": 600}), ["do not trust it"]),
     "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "22 (mine.py) to 44", "--problem P"]),
 }
 
