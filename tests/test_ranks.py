@@ -163,7 +163,7 @@ def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer, monkeypatch,
 
 
 ANY = (
-    "n_steps=3", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
+    "n_steps=5", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
     "sampling.max_tokens=24", "waits.run_s=120", "checkpoint.keep_final=true",
 )  # fmt: skip
 OF_RUN = (*ANY, "rollout_batch_size=16", "group_size=4")
@@ -202,7 +202,7 @@ def alone(tmp_path_factory):
     ],
 )
 def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(tmp_path, alone, first, then):
-    trained(tmp_path, *OF_RUN, "n_steps=2", *first)
+    trained(tmp_path, *OF_RUN, "n_steps=3", *first)
     assert not (tmp_path / "ranks.log").exists()  # no rank had anything to say
     assert_same(whole_steps(trained(tmp_path, *OF_RUN, *then)[0]), whole_steps(alone))
 
