@@ -22,7 +22,7 @@ from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
 from rlreason.types import Problem
 from tests.broken_runs import Runs
-from tests.starts import SMALL, rlreason
+from tests.starts import SMALL, Subcommands, rlreason
 
 torch.set_num_threads(1)  # several test processes share the cores
 hypothesis.settings.register_profile("patient", deadline=None)  # else an example that the machine holds up has failed
@@ -64,6 +64,11 @@ def composed():
     """A config from words of the command line."""
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         yield lambda *overrides: compose(Request({}, list(overrides)).config_name, list(overrides))
+
+
+@pytest.fixture
+def cli(capsys) -> Subcommands:
+    return Subcommands(capsys)
 
 
 @pytest.fixture

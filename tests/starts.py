@@ -6,6 +6,7 @@ other commands are the imported modules and the seed of Python's hashes; a test 
 """
 
 import io
+import json
 import multiprocessing
 import os
 import shutil
@@ -14,7 +15,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from rlreason.cli.subcommands import named_subcommand, run_subcommand
+from rlreason.records.console import exit_code_of
 from tests.killed import AT, SIGNAL, follow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +68,39 @@ class Started:
 def rlreason(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """A finished `rlreason WORDS`, run in the folder `cwd`."""
     return Started(*words, cwd=cwd, **env).finished()
+
+
+def subcommand(*words: object) -> int:
+    """The exit code of `rlreason SUBCOMMAND ...`, in this process."""
+    texts = list(map(str, words))
+    chosen = named_subcommand(texts)
+    assert chosen
+    return exit_code_of(lambda: run_subcommand(chosen, texts[1:]))
+
+
+class Subcommands:
+    """Subcommands in this process, and what they say."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.said = capsys.readouterr
+
+    def printed(self, *words: object, code: int = 0) -> str:
+        """All that one prints, which ends with this exit code."""
+        self.said()
+        assert subcommand(*words) == code
+        return self.said().out
+
+    def figures(self, *words: object, code: int = 0) -> Any:
+        """What one prints for a program."""
+        return json.loads(self.printed(*words, "--json", code=code))
+
+    def refused(self, *words: object) -> str:
+        """The one line that one is refused with."""
+        self.said()
+        assert subcommand(*words) in (2, 3)
+        said = self.said()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        return said.err
 
 
 def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], said: Path) -> None:

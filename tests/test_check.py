@@ -15,7 +15,7 @@ from rlreason.courses.check.runner import LOOP, course_of, findings_of, function
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted_bugs import BUGS, RIGHT, module_of, planted_text
 from tests.some import some
-from tests.test_subcommands import subcommand
+from tests.starts import subcommand
 
 ROOT = Path(__file__).resolve().parents[1]
 OF_LOOPS = ("step", "score", "response", "share", "old", "groups")  # planted bugs show these
@@ -75,7 +75,7 @@ def test_a_case_that_nobody_has_written_and_other_parameters_are_bugs():
         assert (state, kind in bug["kind"]) == ("bug", True)
 
 
-PLANTED = [*(bug for bug in BUGS if bug[3] == LOOP), *some([(bug,) for bug in BUGS if bug[3] != LOOP], 8)]
+PLANTED = [*some([(bug,) for bug in BUGS if bug[3] == LOOP]), *some([(bug,) for bug in BUGS if bug[3] != LOOP], 8)]
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}")
@@ -151,21 +151,3 @@ def test_adapters_and_relative_files_are_found_and_a_bug_is_shown_with_its_line(
     assert "masked_mean      ok" in printed
     assert "BUG in compute_entropy" in printed
     assert "adapters.py, line 7)" in printed
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["json", "--course", "cs224n"], "--course"), (["json"], "tokenize_prompt"), (["broken.py"], "exit code 3"),
-        (["nosuchmodule"], "No module named 'nosuchmodule'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_of_the_user_is_one_line(words, says, tmp_path, monkeypatch, capsys):
-    """Of the command, or in the text of a module that is imported."""
-    monkeypatch.chdir(tmp_path)
-    Path("broken.py").write_text("import os; os._exit(3)")
-    assert subcommand("check", *words) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    lines = [line for line in error.strip().splitlines() if not line.startswith("checking ")]  # on a slow machine
-    assert len(lines) == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
-from tests.test_subcommands import subcommand
 
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
 CSV = "setting,seed,problem,correct\n"
@@ -24,62 +23,46 @@ def rates(tmp_path_factory) -> Path:
     return folder
 
 
-def told(capsys, *words, code: int = 0) -> list[dict]:
-    """The JSON of a comparison."""
-    capsys.readouterr()
-    assert subcommand("compare", *words, "--json") == code
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *words) -> str:
-    """The one line that a comparison is refused with."""
-    capsys.readouterr()
-    assert subcommand("compare", *words) in (2, 3)
-    said = capsys.readouterr()
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
-    return said.err
-
-
-def test_a_sweep_alone_two_settings_and_expectations(rates, capsys):
+def test_a_sweep_alone_two_settings_and_expectations(rates, cli):
     """Bug: a sweep without Holm's correction, the best of one on the problems that chose it, or another exit code."""
-    better, worse = told(capsys, rates)
+    better, worse = cli.figures("compare", rates)
     assert (better["setting"], better["reference"]) == ("learning_rate=1e-3", "learning_rate=1e-4")
     assert (better["verdict"], worse["verdict"], better["seeds"], better["problems"]) == ("better", "worse", 4, 200)
     assert 0 < better["low"] < better["difference"] < better["high"] <= 1
     assert better["p"] <= better["adjusted_p"] <= 0.05
     a, b, same = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3", rates.with_name("same")
-    (one,) = told(capsys, a, b)
+    (one,) = cli.figures("compare", a, b)
     assert (one["verdict"], "was the best of 3" in one["notes"][0]) == ("better", True)
-    (one,) = told(capsys, a, rates / "learning_rate=1e-2")
+    (one,) = cli.figures("compare", a, rates / "learning_rate=1e-2")
     assert (one["verdict"], one["notes"]) == ("worse", [])
-    (one,) = told(capsys, f"{a},seed=0", f"{b},seed=0")  # models, which never settle what settings do
+    (one,) = cli.figures("compare", f"{a},seed=0", f"{b},seed=0")  # models, which never settle what settings do
     assert (one["verdict"], one["seeds"]) == ("cannot tell", 1)
-    (one,) = told(capsys, same, rates)  # the best settings, on the problems of 200 that did not choose
+    (one,) = cli.figures("compare", same, rates)  # the best settings, on the problems of 200 that did not choose
     assert (one["setting"], one["verdict"], 50 < one["problems"] < 150) == ("rates: 1e-3", "better", True)
     assert "best of 3 settings on one half" in " ".join(one["notes"])
     expected = ((a, b, "better"), 0), ((a, b, "same"), 1), ((rates, "better"), 1), ((same, "same"), 0)
     for (*sides, word), code in (*expected, ((same, "--equal-within", "0.01", "same"), 1)):
-        assert subcommand("compare", *sides, "--expect", word) == code
+        cli.printed("compare", *sides, "--expect", word, code=code)
 
 
-def test_settings_measured_otherwise(tmp_path, capsys):
+def test_settings_measured_otherwise(tmp_path, cli):
     """Bug: accuracies under two prompts, temperatures or problem sets are compared, or what differs has no name."""
     for name, steps in (("one", "40"), ("two", "20")):
         ended(tmp_path / name, answers(0, 0.5), config=CONFIG.replace("40", steps))
-    assert "n_steps (40 and 20)" in told(capsys, tmp_path / "one", tmp_path / "two")[0]["notes"][0]
+    assert "n_steps (40 and 20)" in cli.figures("compare", tmp_path / "one", tmp_path / "two")[0]["notes"][0]
     for name, change in (("s", {"sampling.temperature": 0.0}), ("p", {"prompt": "{question}!"})):
         other = {"b": PROTOCOL | change | {"hash": "b"}}
         key = "prompt" if name == "p" else "x"  # what a sweep is about may differ
         sweep(tmp_path / name, key, ["a", "b"], lambda v, s: answers(s, 0.5), reference={key: "a"}, protocols=other)
-    assert "sampling.temperature is 0.0 in b and 1.0 in a" in refused(capsys, tmp_path / "s")
-    (one,) = told(capsys, tmp_path / "s", code=2)
+    assert "sampling.temperature is 0.0 in b and 1.0 in a" in cli.refused("compare", tmp_path / "s")
+    (one,) = cli.figures("compare", tmp_path / "s", code=2)
     assert (one["verdict"], one["difference"]) == ("not compared", None)
-    assert told(capsys, tmp_path / "p")[0]["difference"] is not None
+    assert cli.figures("compare", tmp_path / "p")[0]["difference"] is not None
     for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):  # a hash says nothing: its setting does
         protocol = PROTOCOL | {"data": digest, "problems": asked, "hash": digest}
         config = CONFIG.replace("stories_long}", f"stories_long, n_validation: {asked}}}")
         ended(tmp_path / name, answers(0, 0.6, asked), protocol, config)
-    error = refused(capsys, tmp_path / "all", tmp_path / "few")
+    error = cli.refused("compare", tmp_path / "all", tmp_path / "few")
     assert ("data.n_validation is 64 in few and 200 in all" in error, "d1" in error) == (True, False)
 
 
@@ -90,26 +73,26 @@ def rows(name: str, seeds: int, right: float, problems: int = 80) -> str:
     return "".join(f"{name},{s},p{p},{int(p < right * problems + s)}\n" for s in range(seeds) for p in range(problems))
 
 
-def test_csv_files(rates, tmp_path, capsys):
+def test_csv_files(rates, tmp_path, cli):
     """Bug: the order of columns, several samples or the ids of problems change a verdict on somebody's CSV file."""
     file = tmp_path / "results.csv"
     file.write_text(CSV + rows("old", 3, 0.5) + rows("new", 3, 0.7))
-    (one,) = told(capsys, file)
+    (one,) = cli.figures("compare", file)
     assert (one["setting"], one["reference"], one["verdict"]) == ("setting=new", "setting=old", "better")
     assert one["difference"] == pytest.approx(0.2)
     parts = [line.split(",") for line in file.read_text().splitlines()]
     file.write_text("".join(f"{p},note,{c},{s},{n}\n" for n, s, p, c in parts))
-    assert told(capsys, file) == [one]  # columns in another order, and one too many
+    assert cli.figures("compare", file) == [one]  # columns in another order, and one too many
     for hits in (("10", "11"), (["0.5"], ["True"])):  # several samples, or their share
         lines = [f"{n},0,p{p},{v}\n" for n, of in zip("ab", hits, strict=True) for p in range(70) for v in of]
         file.write_text(CSV + "".join(lines))
-        assert told(capsys, file)[0]["difference"] == 0.5
+        assert cli.figures("compare", file)[0]["difference"] == 0.5
     of_b = [row for row in rows("b", 3, 0.9).splitlines() if not row.startswith("b,1,") or row.startswith("b,1,p7,")]
     file.write_text(CSV + rows("a", 3, 0.3) + "\n".join(of_b))
-    assert told(capsys, file)[0]["problems"] == 1  # seed 1 of b answered no other
+    assert cli.figures("compare", file)[0]["problems"] == 1  # seed 1 of b answered no other
     for name in ("p{}", "What is {} + 1?"):  # of a run: the id of a problem, or its question
         file.write_text(CSV + "".join(f"theirs,{s},{name.format(p)},1\n" for s in range(4) for p in range(200)))
-        (one,) = told(capsys, rates / "learning_rate=1e-4", file)
+        (one,) = cli.figures("compare", rates / "learning_rate=1e-4", file)
         assert (one["setting"], one["verdict"], one["seeds"], one["problems"]) == ("results.csv", "better", 4, 200)
         assert "results.csv does not say" in one["notes"][0]
 
@@ -147,20 +130,20 @@ def inspect_log(folder: Path, right: float) -> None:
 
 
 @pytest.mark.parametrize(("write", "problems"), [(completions, 80), (lm_eval_samples, 80), (inspect_log, 40)])
-def test_logs_of_other_programs(write, problems, tmp_path, capsys):
+def test_logs_of_other_programs(write, problems, tmp_path, cli):
     """Bug: another step, filter, scorer or file of TRL, lm-eval or Inspect counts, or repeated questions do."""
     for name, right in (("one", 0.5), ("two", 0.8)):
         for seed in (0, 1, 2):
             write(tmp_path / name / f"seed_{seed}", right + 0.025 * seed)
-    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
+    (found,) = cli.figures("compare", tmp_path / "one", tmp_path / "two")
     assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, problems)
     assert found["difference"] == pytest.approx(0.3)
     file = max((path for path in (tmp_path / "two/seed_0").rglob("*") if path.is_file()), key=str)
-    assert told(capsys, tmp_path / "one/seed_0", file)[0]["difference"] == pytest.approx(0.3)
+    assert cli.figures("compare", tmp_path / "one/seed_0", file)[0]["difference"] == pytest.approx(0.3)
     write(tmp_path / "one/again", 0.5)
-    assert "the number of its seed" in refused(capsys, tmp_path / "one", tmp_path / "two")
+    assert "the number of its seed" in cli.refused("compare", tmp_path / "one", tmp_path / "two")
     file.write_bytes(b"{}")
-    assert "cannot be read as" in refused(capsys, tmp_path / "one/seed_0", file)
+    assert "cannot be read as" in cli.refused("compare", tmp_path / "one/seed_0", file)
 
 
 WRONG = [
@@ -170,11 +153,11 @@ WRONG = [
 ]  # fmt: skip
 
 
-def test_wrong_sides(rates, tmp_path, capsys):
+def test_wrong_sides(rates, tmp_path, cli):
     """Bug: sides that cannot be compared, or a wrong row, end in a traceback or a verdict."""
     for text, says in WRONG:
         (tmp_path / "wrong.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert says in refused(capsys, tmp_path / "wrong.csv")
+        assert says in cli.refused("compare", tmp_path / "wrong.csv")
     a, b, other = (tmp_path / f"{name}.csv" for name in ("a", "b", "other"))
     for file in (a, b):
         file.write_text(CSV + f"{file.stem},0,p4,1\n{file.stem}x,0,p4,0\n")
@@ -184,4 +167,4 @@ def test_wrong_sides(rates, tmp_path, capsys):
         (rates, "--equal-within", "0", "--equal-within"), (a, b, "too few problems"),
         (other, rates / "learning_rate=1e-4", "no problem in common"),
     ):  # fmt: skip
-        assert says in refused(capsys, *words)
+        assert says in cli.refused("compare", *words)

@@ -150,16 +150,12 @@ def test_sources_that_are_not_there_or_of_another_format_are_named_before_anythi
     lines(tmp_path / "rows/t.csv", [])
     for settings_, complaint in (
         ({"path": "/nowhere"}, "path=/nowhere "),
-        ({"path": str(tmp_path), "validation": "test"}, f"validation=test is .*path={tmp_path}"),
         ({"train": file, "validation": file, "n_validation": 1}, f"validation={file} and data.n_validation=1"),
         ({"train": file, "validation": "rows/t.csv"}, "validation=rows/t.csv.* no .jsonl or .json file"),
-        ({"train": file, "n_validation": 1, "ground_truth": "/nowhere.jsonl"}, "ground_truth=/nowhere.jsonl"),
     ):
         data = FileDataConfig(name="x", **settings_)
         (line,) = [*wrong_values(data, "data."), *data.problems()]
         assert re.match(f"data.{complaint}", line), line
-    assert DataConfig(name="x", pass_rates="/nowhere").problems()[0].startswith("data.pass_rates=/nowhere ")
-    assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []
     with pytest.raises(ConfigError, match=r"data\.path=openai/gsm8k .*(pip install|give a folder)"):
         read(FileDataConfig(name="gsm8k", path="openai/gsm8k", hub_config="main"))
     with pytest.raises(ConfigError, match=r"data\.n_validation=200"):
@@ -308,7 +304,7 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
 def test_a_given_response_is_imitated_word_for_word_and_problems_without_a_trace_are_refused_or_counted():
     """Bug: a response that is changed before it is imitated; a template that fails in the middle of a run."""
     for template in ("{solution} {question}", "done", "{solution", "{}"):
-        with pytest.raises(ConfigError, match=r"^prompt\.trace=.*\Z"):
+        with pytest.raises(ConfigError, match=r"^prompt\.trace="):
             check_template(template)
     assert trace_text(Problem("a", "q", "1", "s", response=" <<1>> "), TRACE) == " <<1>> "
     problems, notes = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")], list[str]()

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.data import CountdownConfig, HabitsConfig
-from rlreason.config.leaves import template_of
 from rlreason.data import tasks as made
 from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError
@@ -24,15 +23,6 @@ from rlreason.types import Problem
 from tests.run_settings import settings
 from tests.some import some
 from tests.waiting import patient
-
-
-def test_a_prompt_that_cannot_be_filled_is_one_line(tmp_path):
-    """Bug: a traceback of `str.format` in the middle of a run, for a prompt with braces or none."""
-    file = tmp_path / "x.prompt"
-    file.write_text(r"{question} \boxed{}")
-    for name, complaint in ((str(file), "double literal braces"), ("nowhere.prompt", r"prompt\.file=nowhere\.prompt")):
-        with pytest.raises(ConfigError, match=complaint):
-            template_of(name)
 
 
 def countdown(n: int, seed: int = 0, validation: bool = False, **sizes: int) -> list[Problem]:

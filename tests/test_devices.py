@@ -54,17 +54,6 @@ def test_a_driver_that_is_missing_or_fails_and_memory_that_is_shared_with_the_pr
         assert (machine.query_driver().gpus, bool(machine.query_driver().failure)) == ((), fails)
 
 
-def test_a_machine_whose_gpus_are_not_reached_is_told_why(monkeypatch):
-    why = {"2,0": "unset CUDA_VISIBLE_DEVICES", None: "pip install", "GPU-5e1c": "update the driver"}
-    for visible, cure in why.items():
-        unseen = machine.why_unseen(["A10", "A10"], visible, "2.13.0", visible and "13.0")
-        assert cure in unseen[1]
-    assert machine.why_unseen([], "2,0", "2.13.0", "13.0") is None
-    monkeypatch.setattr("rlreason.model.parameters.why_unseen", lambda *_: unseen)
-    assert machine_remarks(model(), CPU) == [f"! {unseen[0]}: {unseen[1]}"]
-    assert machine_remarks(model(), A100) == []
-
-
 def test_types_follow_settings_engine_and_card_and_one_that_the_card_lacks_is_said_or_refused():
     assert "Tesla T4" in machine_remarks(model(), T4)[0]
     assert machine_remarks(model(dtype="float32"), T4) == []  # as asked

@@ -8,7 +8,6 @@ import pytest
 from examples.scripted_server import program, serving
 from rlreason.config.algorithms import ClientConfig
 from rlreason.discovery.client import LINE_CHARS, PATH, WORTH_RETRYING, Client, pause_s, program_in, read_answer
-from rlreason.discovery.log import Answer
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES
 
@@ -114,14 +113,6 @@ def test_what_may_pass_is_asked_again_after_pauses_that_grow_within_their_bounds
     again = "http_408 http_409 http_429 http_500 http_502 http_599 timeout connection empty broken no_code truncated"
     assert all(map(WORTH_RETRYING.fullmatch, again.split()))
     assert not any(map(WORTH_RETRYING.fullmatch, ["http_400", "http_401", "http_403", "http_404", "http_302"]))
-
-
-def test_a_refusal_names_the_setting_and_the_cure():
-    client = client_of("http://host/v1", model="m", temperature=0.7, thinking=True, max_tokens=8192)
-    for detail in ("Incorrect API key", "'max_tokens' is not supported: use 'max_completion_tokens'"):
-        line = client.refusal(Answer("http_400", detail=detail))
-        assert line.startswith("client.base_url=http://host/v1 ")
-        assert all(names in line for names in (detail, "client.env_variable", "client.model=m"))
 
 
 def test_a_server_on_this_computer_is_asked_without_a_proxy_and_named_where_it_is_not_there(monkeypatch):

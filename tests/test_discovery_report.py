@@ -122,27 +122,17 @@ def test_the_rank_test_counts_every_split(a, b):
     assert rank_sum_p(a, b) >= smallest_p(len(a), len(b)) - 1e-12
 
 
-def test_a_file_that_is_no_log_is_named_in_one_line(tmp_path):
-    for content in (b'{"problem": "kissing', b"\xff\xfe\x00", b'{"model": {"\\u202e": 1}}', b"[" * 9999):
-        (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"^{tmp_path / NAME}.* is no log of a discover run.*\Z"):
-            write_report([tmp_path], tmp_path)
-
-
 ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": start("/home/me/mine.py", 22)}
 INVALID = {"start": start("mine.py", 0, verdict(0)), "best": {"score": 0, "turn": "start", "program_sha256": ""}}
 BUSY = refine(0, [0, None, 44, 0, 438])
 BUSY.turns[3].calls.insert(0, Call("4.0.0", "http_429"))
 HAPPENED = ["from 22 (starter) to 438 in 6 calls, of which 2", "| call | http\\_429 |", "| program | too\\_close |"]
 HAPPENED += [sha(BUSY.turns[4].program or ""), "438 (laminated lattice)", "582 (axes and a code)", "budget.calls=20"]
-LARGE = {"score": 10**15, "turn": "1.0", "program_sha256": ""}
 #: name -> (log, figures and names that its report has)
 SAID: dict[str, tuple[Log, list[str]]] = {
     "what happened": (BUSY, HAPPENED),
     "under way": (refine(0, [], ended=None, record=[]), ["has not ended", "22\\*"]),
-    "a large score": (simple(0, [10**15], best=LARGE, record=[Record(10**14, "x" * 200)]), ["1,000,000,000,000,000"]),
     "an invalid start": (refine(0, [0, 0], **INVALID), ["36 &lt; maximum squared norm 40", "\\[6, 2\\]", "it is 438"]),
-    "a score that no verdict gives": (refine(0, [44], best=INVALID["best"] | {"score": 600}), ["do not trust it"]),
     "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "22 (mine.py) to 44", "--problem P"]),
 }
 

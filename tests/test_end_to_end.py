@@ -1,4 +1,7 @@
-"""The real command line, in its own process, on the smallest run there is."""
+"""The real command line on the smallest run there is, and steps of a whole run computed again in plain torch.
+
+That catches what no test of a part can: a wrong row, mask, divisor, group, rate or order between the parts.
+"""
 
 import json
 import math
@@ -7,7 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlreason import load_run
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlreason import load_run, train
 from rlreason.records.loggers import AXES, COUNTERS
 from rlreason.records.reader import without_clock
 from tests.run_records import lines_of
@@ -59,3 +66,69 @@ def test_the_same_command_gives_the_same_numbers(finished_run, tmp_path):
         [without_clock(row) for row in rows_of(place)] for place in (finished_run.folder, tmp_path / "again")
     )
     assert first == again
+
+
+CLIP, PEAK, WARMUP, STEPS = 0.2, 3e-3, 2, 3
+
+
+def step_by_hand(model, optimizer, rows, rates: list[float]) -> None:
+    """Take the updates of one step: group-standardised advantages, clipped ratio, mean of means, clipped gradient."""
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        rewards.setdefault(row["problem_id"], []).append(row["reward"])
+
+    def advantage(row) -> float:
+        group = torch.tensor(rewards[row["problem_id"]])
+        return float((row["reward"] - group.mean()) / (group.std() + 1e-6))
+
+    def log_probs(row) -> torch.Tensor:  # of the response tokens, one sequence at a time, no padding
+        ids = torch.tensor([[*row["prompt_ids"], *row["token_ids"]]])
+        logits = model(ids).logits[0, len(row["prompt_ids"]) - 1 : -1].float()
+        return logits.log_softmax(-1).gather(1, ids[0, len(row["prompt_ids"]) :, None])[:, 0]
+
+    with torch.no_grad():
+        old = [log_probs(row) for row in rows]
+    for rate in rates:
+        optimizer.zero_grad()
+        for row, before in zip(rows, old, strict=True):
+            ratio = (log_probs(row) - before).exp()
+            credit = advantage(row)
+            surrogate = torch.minimum(ratio * credit, ratio.clamp(1 - CLIP, 1 + CLIP) * credit)
+            (-surrogate.mean() / len(rows)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+
+
+def some_of_each(response: str, gold: str) -> float:
+    """Differs between the responses of an untrained model."""
+    return len(response) % 5 / 4
+
+
+@pytest.mark.parametrize(("loss", "epochs"), [("reinforce_with_baseline", 1), ("grpo_clip", 3)])
+def test_a_run_takes_the_steps_that_the_formulas_give(policy, tmp_path, monkeypatch, loss, epochs):
+    monkeypatch.chdir(tmp_path)
+    policy.save(tmp_path / "start")
+    train(
+        "model=local", "model.path=start", "data=stories", "prompt=r1_zero_short", "scale=embedded", f"loss={loss}",
+        f"n_steps={STEPS}", "rollout_batch_size=32", "train_batch_size=32", "group_size=4", "threads=1",
+        f"epochs_per_rollout={epochs}", f"learning_rate={PEAK}", "lr_schedule=linear", f"warmup_steps={WARMUP}",
+        "data.n_train=64", "data.n_validation=8", "eval_problems=8", "eval_every=0", "save_rollouts_every=1",
+        "sampling.min_tokens=0", "sampling.max_tokens=16", "micro_batch_tokens=600", "hydra.run.dir=run",
+        reward=some_of_each, quiet=True,
+    )  # fmt: skip
+    updates = [row for row in load_run(tmp_path / "run").metrics if "train/loss" in row]
+    rates = [row["train/learning_rate"] for row in updates]
+    expected = [PEAK * (k + 1) / (WARMUP * epochs) for k in range(WARMUP * epochs)]
+    expected += [PEAK * (epochs - k) / epochs for k in range(epochs)]  # the last step: linearly to the end of the run
+    assert rates == pytest.approx(expected)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95), eps=1e-8)
+    for step, file in enumerate(sorted((tmp_path / "run/rollouts").iterdir())):
+        rows = [json.loads(line) for line in lines_of(file)]
+        step_by_hand(model, optimizer, rows, rates[step * epochs : (step + 1) * epochs])
+    assert step == STEPS - 1
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").state_dict()
+    before = policy.model.state_dict()
+    for name, weight in model.state_dict().items():
+        assert (trained[name] - weight).abs().max() < 0.005 * (trained[name] - before[name]).abs().max(), name

@@ -5,27 +5,19 @@ import re
 
 import pytest
 
-from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
-from rlreason.data.prepare import load_data
-from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
-from rlreason.grading import Grader
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
-from rlreason.records.files import opened
 from rlreason.records.rows import sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
 from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
-from tests.starts import ROOT, SMALL, rlreason
-
-FILES = ["algorithm=evaluate", "model=smollm2_135m"]
 
 
 def protocol(*words: str) -> str:
@@ -52,49 +44,6 @@ def test_how_many_problems_are_asked():
         asks = settings(*words).evaluation
         assert [asks.problems, asks.final_problems] == asked
     assert (asks.prompt.name, asks.reward, asks.sampling.temperature) == ("r1_zero", "r1_zero", 1.0)
-
-
-def test_a_mistake_is_one_line_with_the_cure():
-    """Bug: a wrong setting of an evaluation shows itself after training."""
-    for words, says in (
-        (["eval.prompt=r1_hero"], "r1_zero?"), (["eval.reward=:f"], "eval.reward="),
-        (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
-        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
-        (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
-        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
-        (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
-        (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
-        (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=rf"\A.*{re.escape(says)}.*\Z"):
-            check_command_line(words, note=str)
-
-
-def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):
-    """Bug: a message blames `data` for what is wrong in `eval.data`."""
-    for name, answer in (("train", "1"), ("validation", "")):
-        row = {"question": f"q{answer}"} | ({"answer": answer} if answer else {"response": "so"})
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
-    (tmp_path / "data.jsonl").write_text("{\n")
-
-    for words, says in (
-        (["n_validation=9"], "eval.data.n_validation=9 "), (["validation=validation"], "eval.data.fields.answer"),
-        ([f"validation={tmp_path / 'data.jsonl'}"], "eval.data.bad_rows=skip"),
-        (["validation=validation", "ground_truth=train"], "eval.data.ground_truth=train"),
-    ):  # fmt: skip
-        own = [f"eval.data.path={tmp_path}", *(f"eval.data.{word}" for word in words)]
-        run = settings(*FILES, "data@eval.data=jsonl", *own)
-        with Grader(symbolic=False) as grader, pytest.raises(ConfigError, match=re.escape(says)):
-            load_data(run, grader=grader)
-    run = settings(*FILES, "data@eval.data=jsonl", f"eval.data.path={tmp_path}", "eval.data.n_validation=8")
-    assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
-    (tmp_path / "test.jsonl").write_text(
-        "".join(json.dumps({"question": q, "answer": "2"}) + "\n" for q in ("q", "q" * 9))
-    )
-    words, notes = [f"path={tmp_path}", "validation=test", "bad_rows=skip", "max_chars=8"], list[str]()
-    run = settings(*FILES, "data@eval.data=jsonl", *(f"eval.data.{word}" for word in words))
-    load_data(run, say=notes.append)
-    assert any(" eval.data.max_chars=8 " in note for note in notes)
 
 
 def test_accuracy_by_a_fact_is_a_table_of_few_rows_only():
@@ -147,31 +96,6 @@ def test_a_model_is_evaluated_by_level_and_by_two_rewards_on_data_of_its_own(tok
     out = capsys.readouterr().out
     assert re.search(r"\nLevel 2 +6 +1\.000", out)
     assert "24 of 24" in out
-
-
-@pytest.mark.long
-def test_trained_in_one_way_and_validated_in_another(tmp_path):
-    """Bug: an evaluation takes over training's prompt, sampling or reward."""
-    own = ["eval.prompt=question_only", "eval.sampling.temperature=0.7", "eval.sampling.max_tokens=20",
-           "eval.reward=own_reward:halves", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
-    small = [word for word in SMALL if not word.startswith("eval_problems")]
-    done = rlreason(
-        *small, "eval=leaderboard", *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"
-    )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
-    assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
-    names = ("evals/step_00002", "rollouts/step_00001")
-    evals, rollouts = (list(map(json.loads, opened(tmp_path / f"run/{name}.jsonl.gz"))) for name in names)
-    assert len(evals) == 24
-    assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in evals) / 24
-    assert all(row["prompt"] == row["question"] for row in evals)
-    assert "prompt_reward" not in rollouts[0]
-    assert rollouts[0]["prompt_ids"] != evals[0]["prompt_ids"]
-    *_, last = (tmp_path / "run/compliance.md").read_text().splitlines()
-    assert last in " ".join(done.stdout.split())
-    assert "FAIL (model, " in last
 
 
 LEADERBOARD = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}

@@ -27,7 +27,7 @@ from rlreason.records.files import UNFINISHED, opened
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.statistics import wilson_interval
-from rlreason.training.jobs import check_askable, load_scorer, start
+from rlreason.training.jobs import check_askable, start
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.killed import AT
 from tests.run_settings import settings
@@ -263,9 +263,3 @@ def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
     said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
     assert accuracy.answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
     assert accuracy.answer_classes(said, Grader()) == [0, 1, 2]
-
-
-def test_a_scorer_is_tried_before_anything_is_sampled():
-    """Bug: a scorer that fails on a response shows itself after hours of sampling."""
-    with pytest.raises(ConfigError, match="scorer=operator:concat fails on"):
-        load_scorer("operator:concat")

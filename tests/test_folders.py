@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.ls import newest
-from rlreason.cli.subcommands import run_subcommand
 from rlreason.errors import ConfigError
 from rlreason.records.files import MOMENTS, checkpoint_fault, checkpoints_in
 from rlreason.records.reader import write_status
-
-
-def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
-    """Run a subcommand for its figures."""
-    assert run_subcommand(words[0], [*words[1:], "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture
@@ -31,9 +24,9 @@ def runs(finished_run, finished_sweep, tmp_path, monkeypatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_ls_has_a_line_for_each_run_and_sweep(runs, capsys):
+def test_ls_has_a_line_for_each_run_and_sweep(runs, cli):
     """Bug: the runs of a sweep are listed too, a folder of runs passes for a sweep, or links count twice."""
-    entries = {Path(entry["folder"]).name: entry for entry in figures(capsys, "ls")}
+    entries = {Path(entry["folder"]).name: entry for entry in cli.figures("ls")}
     assert entries.keys() == {"one", "two"}
     one, two = entries["one"], entries["two"]
     assert (one["kind"], one["status"], one["done"], one["of"]) == ("run", "finished", 2, 2)
@@ -45,25 +38,25 @@ def test_ls_has_a_line_for_each_run_and_sweep(runs, capsys):
     (runs / "sweeps/two/seed=0/config.yaml").write_text("model: [")
     (runs / "grpo/torn").mkdir()
     (runs / "grpo/torn/config.yaml").write_text("model: [")
-    assert {Path(entry["folder"]).name for entry in figures(capsys, "ls")} == {"one", "two", "torn"}
+    assert {Path(entry["folder"]).name for entry in cli.figures("ls")} == {"one", "two", "torn"}
     weights = list((runs / "grpo/one").rglob("*.safetensors"))
     linked = runs / "grpo/one/linked"
     os.link(weights[0], linked)
-    assert figures(capsys, "ls", "runs/grpo")[0]["bytes"] == one["bytes"]
+    assert cli.figures("ls", "runs/grpo")[0]["bytes"] == one["bytes"]
 
 
-def test_last_is_the_newest(runs, capsys):
+def test_last_is_the_newest(runs, cli):
     """Bug: `last` is a sweep where one run is needed, or the first by name."""
     assert newest(Path("runs"), single=False) == Path("runs/sweeps/two")
     assert newest(Path("runs"), single=True).parent == Path("runs/sweeps/two")
     os.utime("runs/grpo/one/status.json")
-    assert figures(capsys, "inspect", "last", "-n", "1")["verb"] == "inspect"
+    assert cli.figures("inspect", "last", "-n", "1")["verb"] == "inspect"
     assert newest(Path("runs"), single=True) == Path("runs/grpo/one")
     with pytest.raises(ConfigError, match="there is no run"):
         newest(Path("elsewhere"), single=True)
 
 
-def test_clean_removes_what_is_listed_with_yes_alone(runs, capsys):
+def test_clean_removes_what_is_listed_with_yes_alone(runs, cli):
     """Bug: it removes without --yes, removes a finished run's weights, or leaves checkpoints that cannot be read."""
     kept = runs / "grpo/one"
     whole = checkpoints_in(kept)[-1]
@@ -72,38 +65,38 @@ def test_clean_removes_what_is_listed_with_yes_alone(runs, capsys):
     manifest = json.loads((whole / "manifest.json").read_text())
     (whole / MOMENTS).write_bytes(b"moments")
     (whole / "manifest.json").write_text(json.dumps(manifest | {MOMENTS: [7, "of another time"]}))
-    listed = figures(capsys, "clean", "runs")
+    listed = cli.figures("clean", "runs")
     assert not listed["removed"]
     assert checkpoints_in(broken)
     assert (whole / MOMENTS).exists()
     assert {entry["what"] for entry in listed["entries"]} == {"moments", "checkpoint"}
-    removed = figures(capsys, "clean", "runs", "--yes")
+    removed = cli.figures("clean", "runs", "--yes")
     assert removed["bytes"] == listed["bytes"]
     assert not checkpoints_in(broken)
     assert not (whole / MOMENTS).exists()
     assert not checkpoint_fault(whole)
     assert (broken / "model/model.safetensors").exists()
-    assert not figures(capsys, "clean", "runs")["entries"]
+    assert not cli.figures("clean", "runs")["entries"]
 
 
-def test_diff_names_settings_and_figures(runs, capsys):
+def test_diff_names_settings_and_figures(runs, cli):
     """Bug: a setting that differs is not named, or times pass for a difference."""
     first, second = sorted((runs / "sweeps/two").glob("seed=*"))
-    found = figures(capsys, "diff", str(first), str(second))
+    found = cli.figures("diff", str(first), str(second))
     assert any(line.startswith("seed: 0") for line in found["settings"])
     assert found["equal"]["metrics"] is False
-    alike = figures(capsys, "diff", str(first), str(first))
+    alike = cli.figures("diff", str(first), str(first))
     assert not alike["settings"]
     assert not alike["environment"]
     assert False not in alike["equal"].values()
 
 
-def test_a_packed_sweep_is_read_as_the_original(runs, capsys, tmp_path):
+def test_a_packed_sweep_is_read_as_the_original(runs, cli, tmp_path):
     """Bug: weights are in the file, names of the user's machine are, or what the report reads is not."""
-    figures(capsys, "pack", "runs/sweeps/two", "--out", "hand_in.tar.gz")
+    cli.figures("pack", "runs/sweeps/two", "--out", "hand_in.tar.gz")
     with tarfile.open("hand_in.tar.gz") as archive:
         assert not [name for name in archive.getnames() if name.endswith(".safetensors")]
         assert {(member.uname, member.uid) for member in archive.getmembers()} == {("", 0)}
         archive.extractall(tmp_path / "there", filter="data")
-    here, there = (figures(capsys, "ls", str(folder))[0] for folder in (runs / "sweeps/two", tmp_path / "there/two"))
+    here, there = (cli.figures("ls", str(folder))[0] for folder in (runs / "sweeps/two", tmp_path / "there/two"))
     assert (here["accuracy"], here["status"], here["typed"]) == (there["accuracy"], there["status"], there["typed"])

@@ -110,7 +110,7 @@ def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library(grader
 
 def test_wrong_settings_and_rewards_are_named():
     """Bug: a misspelled reward is found when the first response is graded."""
-    for wrong in ({"extract": "loose"}, {"correct_at": 0}):  # ranges: tests/test_ranges.py
+    for wrong in ({"extract": "loose"}, {"correct_at": 0}):
         with pytest.raises(ConfigError, match=rf"^grading\.{next(iter(wrong))}="):
             Grader(GradingConfig(**wrong))
     for reward in ("r1", ":f", "mine:"):

@@ -18,9 +18,8 @@ from rlreason.health.monitors import MONITORS, RULES
 from rlreason.health.watch import Monitors, monitored
 from rlreason.records.reader import exit_code_of_status
 from tests.small_runs import words_of
-from tests.starts import ROOT, rlreason
+from tests.starts import ROOT, rlreason, subcommand
 from tests.sweep_folders import ended
-from tests.test_subcommands import subcommand
 from tests.test_trainer import trained
 
 NAN = float("nan")
@@ -215,11 +214,6 @@ def test_notes():
         rows = [{"rollout_step": k} | (DEAD | {"reward/mean": 1.0} if k in steps else live) for k in range(1, 20)]
         (found,) = monitored(rows, {"group_size": 8})
         assert (found.rule, found.problem) == ("no_live_group", is_problem)
-
-
-def test_nothing_is_given():
-    """Bug: a value that is null is a traceback."""
-    assert watch.findings_of([{"rollout_step": None}], {"monitors": None, "group_size": None}) == []
 
 
 def test_lost_grades():

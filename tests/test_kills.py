@@ -1,11 +1,28 @@
-"""A run that is killed or stopped anywhere and started again equals the one that nobody interrupted, bit for bit."""
+"""A run that is killed, stopped, damaged or hung anywhere, and started again, equals the unbroken one bit for bit.
+
+With vLLM it asks the same problems: which responses share a batch of vLLM's is decided by timing, so numbers differ.
+"""
 
 import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.broken_runs import checkpoints_of, norms_of, parts_of
-from tests.run_records import differences
+from rlreason import load_run
+from rlreason.runtime.files import holder
+from tests.broken_runs import Runs, checkpoints_of, norms_of, parts_of
+from tests.run_records import differences, lines_of, rows_of
+from tests.starts import ROOT, SMALL, Started, rlreason
+from tests.test_checkpoints import DAMAGE
+from tests.waiting import wait_for
 
 OF, TRAINING = "rlreason.records.writer:RunWriter.", "rlreason.training."
 EVALUATE, STEP = "rlreason.evaluation.evaluator:Evaluator.figures:", f"{TRAINING}learner:Learner.take_step:"
@@ -92,18 +109,121 @@ def test_a_finished_run_is_given_more_steps_and_equals_one_that_had_them_from_th
     assert runs.equal("grpo", folder, "n_steps=5")
 
 
+without_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")  # slow to import
+VLLM = ("rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.max_rows=16", "eval_every=0")
+AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip")
+
+
+def asked_in(folder: Path) -> dict[str, list[str]]:
+    """File -> the problems whose responses it holds, in order."""
+    files = [path for kind in ("rollouts", "evals") for path in sorted((folder / kind).glob("*"))]
+    return {
+        str(path.relative_to(folder)): [json.loads(line)["problem_id"] for line in lines_of(path)] for path in files
+    }
+
+
 @pytest.mark.long
-def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
-    folder = runs.new()
-    runs.killed("grpo", folder, PHASES["last evaluation"][0])
-    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size and not p.name.startswith(".lock")]
-    before = {path: path.read_bytes() for path in files}
-    for words, said in {
-        ("seed=1", "learning_rate=1e-4"): "seed=0 there, 1 here", ("n_steps=2",): "n_steps=2",
-        ("loss=grpo_clip",): "loss.loss_type=",
-    }.items():  # fmt: skip
-        done = runs.start("grpo", folder, *words)
-        assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True), done.stderr
-    assert {path: path.read_bytes() for path in files} == before
-    runs.goes_on("grpo", folder, "checkpoint.keep=5", "checkpoint.every=2", "log_generations=1", "logger=tensorboard")
-    assert differences(runs.unbroken("grpo"), folder) == []
+@without_vllm
+@pytest.mark.parametrize(("more", "by", "staleness"), [((), "SIGTERM", [0, 0, 0]), (AHEAD, "SIGKILL", [0, 1, 1])])
+def test_a_run_with_vllm_goes_on_with_the_same_problems(tmp_path_factory, more, by, staleness):
+    """Bug: a resumed run asks other problems, or samples the step after its checkpoint twice."""
+    runs, words = Runs(tmp_path_factory), (*VLLM, *more)
+    whole, folder = runs.unbroken("grpo", *words), runs.new()
+    rows = [row for row in rows_of(whole) if "rollout/mismatch_mean" in row]
+    assert rows[0]["rollout/mismatch_mean"] < 1e-3  # later ones that were sampled ahead are of older weights
+    assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == staleness
+    done = runs.start("grpo", folder, *words, at=f"{STEP}return:2", by=by)
+    assert done.returncode == (-9 if by == "SIGKILL" else 130), done.stdout + done.stderr
+    runs.goes_on("grpo", folder, *words)
+    assert parts_of(folder) == 2
+    assert asked_in(folder) == asked_in(whole)
+    schedule = ("rollout_step", "train_step", "eval_step", "train/learning_rate", "rollout/staleness")
+    one, other = ([[row.get(name) for name in schedule] for row in rows_of(run)] for run in (folder, whole))
+    assert one == other
+    assert min(norms_of(folder)) > 0
+
+
+@pytest.mark.long
+@without_vllm
+def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path):
+    """Bug: the other engine, or its files, outlive the run."""
+    tests = Path(__file__).parent  # where own_reward is
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": f"{tests.parent}:{tests}"}
+    (tmp_path / "t").mkdir()
+    words = [*SMALL, *VLLM, "model.width=128", "prompt.reward=own_reward:halves", "rollout.gpus=2", "n_steps=100000"]
+    argv = [sys.executable, "-m", "rlreason", *words, "hydra.run.dir=run"]
+    with (out := tmp_path / "out").open("w") as file:
+        process = subprocess.Popen(argv, cwd=tmp_path, env=os.environ | own, stdout=file, stderr=file)
+    rows = tmp_path / "run/metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2))
+    assert process.poll() is None, out.read_text()
+    family = psutil.Process(process.pid).children(recursive=True)
+    first, second = [p for p in family if "rlreason.engines.vllm_server" in p.cmdline()]
+    os.kill(first.pid, signal.SIGTERM)  # as a scheduler sends it to all: the trainer ends its engines
+    os.kill(second.pid, signal.SIGKILL)
+    code, said = process.wait(600), out.read_text()
+    assert code == 1, said
+    assert psutil.wait_procs(family, timeout=600)[1] == []
+    reason = json.loads((tmp_path / "run/status.json").read_text())["reason"]
+    assert reason.startswith("vLLM on the processor (2 of 2)")
+    assert "process has ended (exit code" in reason
+    assert "Traceback" not in said.partition("last lines of")[0]
+    assert [path.name for path in (tmp_path / "t").iterdir() if path.name.startswith("rlreason")] == []
+
+
+@pytest.mark.long
+def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs):
+    """Killed behind the last step: of the checkpoints the two newest are there, and the best one."""
+    killed, other = runs.new(), runs.new()
+    runs.killed("grpo", killed, PHASES["last evaluation"][0])
+    newest = checkpoints_of(killed)[-1]
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"rollout_step": 3, "train')
+    DAMAGE["a flipped bit"](killed / "checkpoints" / newest / "state.json")
+    shutil.copytree(killed, other)
+    done = runs.goes_on("grpo", killed)
+    assert f"{newest} cannot be used" in re.sub(r"\s+", " ", done.stderr + done.stdout)
+    assert runs.equal("grpo", killed)
+    for name in checkpoints_of(other):
+        DAMAGE["half a file"](other / "checkpoints" / name / "state.safetensors")
+    done = runs.start("grpo", other)
+    assert done.returncode == 2
+    assert "holds no checkpoint that can be used" in done.stderr.splitlines()[-1]
+    (other / "checkpoints").rename(other / "away")
+    runs.goes_on("grpo", other)
+    assert (other / "broken_off_1/metrics.jsonl").exists()
+    assert runs.equal("grpo", other)
+
+
+LOSS = """
+import time
+from pathlib import Path
+def right(response, gold):
+    return 1.0
+def loss(advantages, policy_log_probs):
+    while Path(__file__).with_name("hang").exists():
+        time.sleep(0.1)
+    return -advantages * policy_log_probs
+"""
+
+
+@pytest.mark.long
+def test_a_run_whose_own_loss_hangs_ends_by_itself_with_all_its_processes_and_resumes(tmp_path):
+    (tmp_path / "slow_loss.py").write_text(LOSS)
+    words = [*SMALL, "loss=slow_loss:loss", "hydra.run.dir=run", "waits.run_s=20", "n_steps=80", "checkpoint.every=1"]
+    words += ["prompt.reward=slow_loss:right"]  # graded in processes of their own
+    env, rows = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, tmp_path / "run/metrics.jsonl"
+    started = Started(*words, cwd=tmp_path, **env)
+    wait_for(lambda: rows.exists() and rows.read_text().count("\n") > 4)
+    (tmp_path / "hang").touch()
+    family = psutil.Process(started.process.pid).children(recursive=True)
+    assert family
+    assert started.finished(600).returncode == 1
+    assert psutil.wait_procs(family, timeout=600)[1] == []
+    assert load_run(tmp_path / "run").status == "running"  # as after kill -9
+    assert holder(tmp_path / "run") is None
+    assert "slow_loss.py" in (tmp_path / "run/stacks.txt").read_text()
+    (tmp_path / "hang").unlink()
+    assert rlreason(*words, cwd=tmp_path, **env).returncode == 0
+    rows = load_run(tmp_path / "run").metrics
+    assert [row["train_step"] for row in rows if "train/loss" in row] == list(range(1, 81))  # in more than 20 s

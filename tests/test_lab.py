@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -17,9 +16,8 @@ from rlreason.training.algorithms import with_advantages
 from rlreason.training.build import make_learner
 from rlreason.types import Problem
 from tests.run_records import lines_of
-from tests.starts import SMALL, rlreason
+from tests.starts import SMALL, rlreason, subcommand
 from tests.test_learner import DEAD, grouped_samples
-from tests.test_subcommands import subcommand
 from tests.test_trainer import run_of
 
 QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
@@ -108,10 +106,3 @@ def test_the_reference_is_made_again_as_the_run_had_it_and_another_one_is_said(t
     (tmp_path / "x/summary.json").write_text('{"start": {"weights": "another"}}')
     lab.read_samples(RunFolder(tmp_path / "x"), run, None, Console())
     assert "another start model" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_mistake_names_its_cure(folder, capsys):
-    for missing, step, says in (("", 2, "--step 2"), ("rollouts", 3, "no such"), ("model", 3, "save_model")):
-        shutil.rmtree(folder / missing if missing else folder / "lab", ignore_errors=True)
-        assert subcommand("inspect", folder, "--gradients", "--step", str(step)) == 2
-        assert says in capsys.readouterr().err

@@ -36,6 +36,7 @@ def files_under(folder: Path) -> set[str]:
     return {path.as_posix() for path in paths if "__pycache__" not in path.parts}
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(dist) -> None:
     """Bug: a pattern of .gitignore takes a file out of the wheel."""
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]

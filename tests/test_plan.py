@@ -1,20 +1,20 @@
-"""What a sweep says before its first run, and `rlreason plan`."""
+"""What a sweep says before its first run, `rlreason plan`, and hours for a card that is not here."""
 
 import dataclasses
-import json
 import re
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
+from rlreason.cli.plan import SweepCost, fitting_sweeps
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
+from rlreason.model.hours import CARDS, PARAMETERS, hours, tokens_of
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text
 from tests.starts import rlreason
 from tests.sweep_folders import answers, checked, sweep
-from tests.test_subcommands import subcommand
 
 VALUES = ["1e-4", "1e-3", "1e-2"]
 
@@ -91,20 +91,62 @@ def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_pa
         checked(*words)
 
 
-def test_the_subcommand_plans_memory_and_seeds_before_anything_is_downloaded(capsys):
+def test_the_subcommand_plans_memory_and_seeds_before_anything_is_downloaded(cli):
     """Bug: the plan by hand says other numbers than a sweep's, or needs the model that it is about."""
-
-    def told_of(*words: str) -> dict[str, Any]:
-        assert subcommand("plan", *words, "--json") == 0
-        return json.loads(capsys.readouterr().out)
-
-    assert subcommand("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10") == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = cli.printed("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10")
+    said = " ".join(said.split())
     assert re.search(r"a difference below about 0.036 to 0.076.*10 min: 10 runs of 1 min", said)
-    told = told_of("model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm", "--seeds", "4")
+    told = cli.figures("plan", "model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm", "--seeds", "4")
     assert told["memory"]["parameters"] == pytest.approx(1_543_714_304, rel=0.001)  # norms and biases are left out
     assert told["memory"]["training"]["weights"] == 4 * told["memory"]["parameters"]
     assert told["memory"]["peak"] == max(sum(told["memory"][part].values()) for part in ("training", "sampling"))
     assert (told["seeds"], told["problems"]) == (4, 1000)  # how many GSM8K has is not known before it is read
-    of_run = told_of("data.n_validation=200", "--seeds", "2")
+    of_run = cli.figures("plan", "data.n_validation=200", "--seeds", "2")
     assert (of_run["problems"], of_run["assumed"]) == (200, True)
+
+
+@pytest.fixture
+def run(composed):
+    return lambda *words: typed(composed("experiment=cs336_2025", "rollout=vllm", "data.path=a/b", *words))
+
+
+def test_the_published_step_gives_the_published_hours(run):
+    """Bug: a unit. 200 steps of 30 to 54 s are 1.7 to 3 h, and evaluations come on top."""
+    bare = run("eval_every=0", "interim_eval_problems=1", "eval.final_problems=1")
+    low, high = hours(bare, int(PARAMETERS), CARDS["h100"])
+    assert low == pytest.approx(200 * 30 / 3600, rel=0.01)
+    assert high == pytest.approx(200 * 54 / 3600, rel=0.01)
+    assert hours(run(), int(PARAMETERS), CARDS["h100"])[0] > low
+
+
+@pytest.mark.parametrize(
+    ("words", "factor"),
+    [
+        (["n_steps=100"], 0.5),
+        (["sampling.max_tokens=512"], 0.5),
+        (["rollout_batch_size=128", "train_batch_size=128"], 0.5),
+        (["loss=grpo_clip", "epochs_per_rollout=3"], 2.0),
+    ],
+)
+def test_tokens_grow_with_what_is_sampled_and_learned(run, words, factor):
+    """Bug: epochs count as sampling, or a limit of tokens is not read."""
+    few = ("eval_every=0", "interim_eval_problems=1", "eval.final_problems=1")
+    assert tokens_of(run(*few, *words)) == pytest.approx(factor * tokens_of(run(*few)), rel=0.01)
+
+
+@pytest.mark.parametrize("words", [["algorithm=sft", "data.train=x", "epochs=2", "n_steps=null"], ["algorithm=ei"]])
+def test_every_algorithm_has_its_tokens(run, words):
+    assert tokens_of(run(*words)) > 0
+
+
+def test_what_fits_has_the_most_seeds_then_the_most_steps(run):
+    """Bug: fewer seeds than fit, or sweeps are said to fit that do not."""
+    rows, settings = [SweepCost("a", 2, 1.0, 2.0), SweepCost("b", 3, 2.0, 3.0)], replace(run(), n_steps=200)
+    last = {limit: fitting_sweeps(rows, limit, settings)[-1 if limit >= 10 else -2] for limit in (1, 3, 5, 10, 20, 99)}
+    assert "seed=0,1,2,3:" in last[20]
+    assert "seed=0,1:" in last[10]
+    assert "seed=0:" in last[5]
+    assert last[99] == last[20].replace("20 hours", "99 hours")
+    assert "n_steps=100" in last[3]
+    assert "the first 1 of 2" in last[1]
+    assert "n_steps=50" in last[1]

@@ -18,6 +18,7 @@ from rlreason.training.build import Components, build_components
 from rlreason.training.train import close_records, trainer_of
 from rlreason.training.trainer import Trainer
 from rlreason.types import Response
+from tests.some import some
 from tests.test_trainer import run_of
 
 #: Responses end at a vowel, as nearly random weights hardly end one by themselves; half of them earn a reward.
@@ -98,7 +99,7 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
 
 @pytest.mark.parametrize(
     ("fault", "words", "rule", "holds"),
-    [
+    some([
         (Stale, ("learning_rate=1e-6", "n_steps=3", "eval_every=0"), "engine_weights",
          lambda f: f["mismatch"] > 20 * f["first"]),
         (OneSeed, ("n_steps=2",), "identical_samples", lambda f: f["copies"] > 0.2),
@@ -108,7 +109,7 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
         (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", lambda f: 0 < f["changed"] < 0.2),
         (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", lambda f: True),
         (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", lambda f: f["share"] < 0.5),
-    ],
+    ], 2),
     ids=["stale", "one seed", "temperature", "other tensors", "bfloat16", "moments", "tokenizer"],
 )  # fmt: skip
 def test_faults(tmp_path, fault, words, rule, holds):

@@ -4,11 +4,15 @@ import functools
 import importlib
 import json
 import math
+import os
 import re
+import shutil
+import subprocess
 import sys
 import threading
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +22,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason import train
-from rlreason.api.start import evaluation_settings, plain
+from rlreason.api.start import plain
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import changed_run
 from rlreason.cli.flags import composing, group_options, read
@@ -226,23 +230,6 @@ def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
         assert [p.facts for p in problems if p.answer == "2"] == [{}]
 
 
-def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
-    """Bug: settings of the data that is gone are those of the data that is given."""
-    rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
-    with as_settings(reward=lambda response, truth: 0.5, data=rows) as own, composing(read([])):
-        ran = plain(compose("config", ["data.limit=7", "eval_problems=1", *own]))
-        ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
-    (tmp_path / "config.json").write_text("{}")
-    anew = ["data=stories", "prompt.reward=r1_zero"]
-    with composing(read([])):
-        with pytest.raises(ConfigError, match="Python object"):
-            changed_run(evaluation_settings(ran, tmp_path, set()), [])
-        found = changed_run(evaluation_settings(ran, tmp_path, {"data", "prompt.reward"}), anew).config
-        assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
-        found = changed_run(ran, [*anew, "loss=gspo"]).config
-        assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
-
-
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
     """Bug: a closure loses what it holds on its way to a worker."""
 
@@ -305,3 +292,56 @@ def test_modules_of_the_current_folder_are_found_unless_python_was_told_not_to_l
     monkeypatch.setattr(sys, "path", [])
     find_modules_here()
     assert sys.path == [str(tmp_path)] * (not safe)
+
+
+def block(language: str) -> str:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Add a loss")[1]
+    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return code
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A copy of the project in which the two places are written."""
+    for part in ("rlreason", "conf", "prompts", "multirun_sweeps"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "rlreason/objectives/losses.py").open("a") as losses:
+        losses.write("\n\n" + block("python"))
+    (tmp_path / "conf/loss/gmpo.yaml").write_text(block("yaml"))
+    return tmp_path
+
+
+#: Commands one after the other in one process, which imports torch once.
+COMMANDS = """
+import json, sys
+from rlreason.__main__ import main
+codes = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rlreason", *words]
+    try:
+        main()
+    except SystemExit as end:
+        codes.append(end.code)
+sys.exit(codes != [0, 2, 0, 0])
+"""
+
+
+@pytest.mark.long
+def test_the_example_is_an_option_like_any_other(project):
+    commands = [
+        ["--help"],
+        ["loss=gmpo", "loss.log_clip_low=-1"],
+        ["loss=gmpo", "loss.log_clip_low=0.3", *SMALL, "epochs_per_rollout=2", "logger=none", "hydra.run.dir=run"],
+        ["inspect", "run", "--gradients"],
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}
+    argv = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert re.search("^loss: .*gmpo", done.stdout, re.MULTILINE)
+    assert re.fullmatch("rlreason: loss.log_clip_low=-1.0 .*\n", done.stderr)
+    assert "GMPO (arXiv 2507.20673) with other numbers" in " ".join(done.stdout.split())
+    rows = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    assert any("train/ratio" in row and "train/clip_fraction" in row for row in rows)
+    assert re.search(r"^this run .* gmpo, masked_mean, mean/group_std$", done.stdout, re.MULTILINE)
+    assert re.search(r"^loss=gmpo .* gmpo, masked_mean, mean/group_std$", done.stdout, re.MULTILINE)

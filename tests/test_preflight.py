@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from rlreason.records.reader import exit_code
 from rlreason.records.resume import MAY_CHANGE, changed
 from rlreason.runtime.machine import Device
 from rlreason.training import preflight as pre
-from rlreason.training.build import set_trained, try_own_rewards
+from rlreason.training.build import try_own_rewards
 from rlreason.types import Problem
 from tests.starts import ROOT, SMALL, rlreason
 
@@ -111,18 +110,6 @@ def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k, monkeypatch
             nothing.setattr("importlib.util.find_spec", lambda package: None)
             missing = pre.missing_packages(run)
         assert [name in line and "install" in line for line in missing] == [True] * bool(name)
-
-
-def test_weights_of_few_bits_are_said_to_round_changes_away(composed):
-    policy = Mock(remarks=[])
-    set_trained(typed(composed("model.weights=bfloat16")).model, policy, 0)
-    assert policy.remarks == ["weights kept in bfloat16: a change of less than 0.2% of a weight is rounded away"]
-
-
-def test_a_function_of_both_datas_is_named_by_the_first(composed):
-    """Bug: it is recorded as that of evaluations."""
-    run = typed(composed("model=smollm2_135m", "data=platform:system", "data@eval.data=platform:system"))
-    assert "data=platform:system" in pre.own_sources(run)
 
 
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):

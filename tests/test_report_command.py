@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.starts import subcommand
 from tests.sweep_folders import answers, sweep
-from tests.test_subcommands import subcommand
 
 pytest.importorskip("vl_convert")
 

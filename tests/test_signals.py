@@ -153,7 +153,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_where_its_chil
 
 
 def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_line(tmp_path, monkeypatch):
-    """Bug: every refused start leaves empty folders, or takes the user's own."""
+    """Bug: a refused start takes the user's own folder along."""
     (tmp_path / "own").mkdir()
     for folder in ("a/run", "own"):
         with pytest.raises(ValueError, match="no"), run_lock(tmp_path / folder, print):
@@ -215,7 +215,7 @@ PHASES: dict[str, tuple[str, Callable[[Path, str], object]]] = {
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_ends_politely(tmp_path, phase, number):
-    """Bug: a traceback, a process or a file is left. Steps of training: tests/test_kills.py, test_kills_vllm.py."""
+    """Bug: a traceback, a process or a file is left. Steps of training: tests/test_kills.py."""
     more, begun = PHASES[phase]
     if phase.startswith("vLLM"):
         pytest.importorskip("vllm")

@@ -33,6 +33,7 @@ from rlreason.training.jobs import start
 from rlreason.training.learner import Learner
 from rlreason.training.train import train
 from tests.run_settings import settings
+from tests.some import some
 from tests.test_rollouts_and_records import graded
 
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
@@ -174,7 +175,7 @@ def test_a_whole_run_reads_its_settings(algorithm, whole):
     compare(run, read)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", some(PARTS, 2))
 def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, places, tmp_path):
     algorithm, data, more = PARTS[part]
     if package := {"adapters": "peft", "tasks of the gym": "reasoning_gym"}.get(part):

@@ -27,7 +27,7 @@ from rlreason.records.files import opened
 from rlreason.records.training_curves import picture
 from rlreason.runtime.streams import LINE_ANEW, LogStream
 from rlreason.runtime.text import visible
-from tests.test_subcommands import subcommand
+from tests.starts import subcommand
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "\x1b]0;title\x07", "\x1b[2J", "a\rb", "\u202e", "\0", "\x9b31m", "\u2028"

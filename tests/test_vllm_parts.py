@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
-from rlreason.engines import vllm
-from rlreason.engines.base import Demand
 from rlreason.engines.build import places_of
 from rlreason.engines.vllm import llm_arguments
 from rlreason.engines.vllm_process import DirectTransfer, Place, environment
 from rlreason.engines.vllm_server import Server, differing_tensors, digest
-from rlreason.errors import ConfigError, EngineError
+from rlreason.errors import ConfigError
 from rlreason.model.plan import engine_gpus, ranks_here
 
 # Where engines run
@@ -80,13 +78,6 @@ def test_stacked_layers_are_compared_part_by_part():
             f"{name}.weight": digest(w) for name, w in (parts | {"embed": table[:5], "elsewhere": table}).items()
         }
         assert differing_tensors(held, weights, {"qkv": ["q", "k", "v"]}) == (4, found)
-
-
-def test_a_vllm_that_cannot_be_imported_is_a_setting_with_its_cure(policy, monkeypatch, tmp_path):
-    """Bug: the one line has vLLM's own error only."""
-    monkeypatch.setattr(vllm, "call_all", mock.Mock(side_effect=EngineError("ImportError: no libcudart")))
-    with pytest.raises(ConfigError, match=r"cannot be imported: .*or choose rollout=hf\. ImportError"):
-        vllm.VLLMEngine(policy, RolloutConfig(), [], tmp_path, Demand(20, 1))
 
 
 def test_memory_is_planned_before_anything_is_loaded(policy):
