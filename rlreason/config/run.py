@@ -92,6 +92,7 @@ class RunConfig(AnyRunConfig):
     own_loss: ClassVar[Any] = None  # the user's loss, `module:function`
     uses_training_data: ClassVar[Any] = True  # whether training problems are learned from or sampled
 
+    device: str = choice("auto | mps", "auto: an NVIDIA GPU if torch finds one, else the processor; mps: Apple's GPU")
     threads: int | None = processors(None, "null: one for the tiny model, else as many as this process may use")
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
@@ -112,6 +113,8 @@ class RunConfig(AnyRunConfig):
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
         prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
+        if self.device == "mps":
+            yield from self.mps_rules()
         if self.eval.reward is not None:
             yield from no_reward("eval.reward", self.eval.reward, "choose one, or null for the prompt's")
         if prompt is not None:
@@ -150,6 +153,21 @@ class RunConfig(AnyRunConfig):
             elif longest is not None and room <= longest:
                 cure = f"raise it (try {2 * longest}), or lower {place}sampling.max_tokens"
                 yield f"micro_batch_tokens={room} must be above {key}, to hold a prompt and its whole response: {cure}"
+
+    def mps_rules(self) -> Iterator[str]:
+        """Refuse what Apple's GPU lacks here: half precision, vLLM, compiled code, several ranks."""
+        model, rollout = self.model, self.rollout
+        refused = {
+            f"model.dtype={model.dtype}": model.dtype not in ("auto", "float32"),
+            f"model.weights={model.weights}": model.weights != "float32",
+            f"model.head={model.head}": model.head == "bfloat16",
+            f"rollout={rollout.engine}": rollout.engine != "hf",
+            "rollout.compile=true": rollout.compile,
+            f"gpus={self.ranks_requested}": getattr(self, "on_several_ranks", False),
+        }
+        for word, given in refused.items():
+            if given:
+                yield f"device=mps with {word}: there one process computes in float32, with rollout=hf: leave it out"
 
     def sampling_key(self, name: str) -> str:
         """Return the setting that a number of evaluations' sampling comes from, as it is typed."""

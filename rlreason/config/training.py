@@ -110,6 +110,8 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             yield "parallel=shard with optimizer=adamw_8bit, whose moments cannot be spread: choose optimizer=adamw"
         if self.parallel == "shard" and self.model.weights == "bfloat16":
             yield "parallel=shard with model.weights=bfloat16: the head stays float32: set model.weights=float32"
+        if self.model.dtype == "float16" and self.on_several_ranks:
+            yield "model.dtype=float16 on several ranks, whose loss scales would part: set gpus=1, or bfloat16"
         if self.rollout.async_level and self.algorithm != "grpo":
             yield f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
         if self.budget.tokens is not None and not self.samples_to_learn:
