@@ -1,7 +1,7 @@
 """Pack sequences end to end within a token budget, sharing prompts, and map per-token numbers back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -156,6 +156,43 @@ class PackedBatch:
         return rows.scatter(0, self.row_at, flat).view(self.response_mask.shape)  # a mask would make backward wait
 
 
+@dataclass(slots=True)
+class _Row:
+    """A row as it is packed, in tokens and positions; `parts` and sizes are those of `Layout`."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    score_at: list[int] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+    prompt_at: list[int] = field(default_factory=list)
+    response_at: list[int] = field(default_factory=list)
+    prompt_sizes: list[int] = field(default_factory=list)
+    response_sizes: list[int] = field(default_factory=list)
+
+    def add(self, group: Sequence[Pair]) -> None:
+        """Append a prompt and its responses."""
+        prompt, ids, first = group[0][0], self.ids, len(self.ids)
+        if not prompt:
+            raise ValueError("a prompt without tokens has no position that predicts the first response token")
+        ids += prompt
+        begin, sizes = len(ids), [len(prompt)]
+        self.positions += range(len(prompt))
+        for _, response in group:
+            at = len(ids)
+            ids += response[:-1]
+            sizes.append(len(ids) - at)
+            self.positions += range(len(prompt), len(prompt) + sizes[-1])
+            self.score_at += [begin - 1, *range(at, len(ids))][: len(response)]
+        if len(group) == 1:  # one sequence
+            sizes = [sum(sizes)]
+        elif len(ids) > begin:
+            self.prompt_sizes.append(len(prompt))
+            self.response_sizes.append(len(ids) - begin)
+            self.prompt_at += range(first, begin)
+            self.response_at += range(begin, len(ids))
+        self.parts += [size for size in sizes if size]
+
+
 def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompts: bool = False) -> PackedBatch:
     """Pack (prompt ids, response ids) pairs. The last token of a sequence predicts nothing and is left out.
 
@@ -169,55 +206,41 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.score_at.tolist()
     ([[1, 2, 3, 6, 7]], [[0, 1, 2, 2, 3]], [1, 2, 1, 3, 4])
     """
-    ids, positions, score_at, parts, prompt_at, response_at, prompt_sizes, response_sizes = (
-        list[int]() for _ in range(8)
-    )
     groups = [[pair] for pair in pairs]
     if share_prompts:
         groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
+    row = _Row()
     for group in groups:
-        prompt, first = group[0][0], len(ids)
-        if not prompt:
-            raise ValueError("a prompt without tokens has no position that predicts the first response token")
-        ids += prompt
-        begin, sizes = len(ids), [len(prompt)]
-        positions += range(len(prompt))
-        for _, response in group:
-            at = len(ids)
-            ids += response[:-1]
-            sizes.append(len(ids) - at)
-            positions += range(len(prompt), len(prompt) + sizes[-1])
-            score_at += [begin - 1, *range(at, len(ids))][: len(response)]
-        if len(group) == 1:  # one sequence
-            sizes = [sum(sizes)]
-        elif len(ids) > begin:
-            prompt_sizes.append(len(prompt))
-            response_sizes.append(len(ids) - begin)
-            prompt_at += range(first, begin)
-            response_at += range(begin, len(ids))
-        parts += [size for size in sizes if size]
-
+        row.add(group)
     lengths = [len(response) for _, response in pairs]
-    labels = [token for _, response in pairs for token in response]
-    bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
     width = max(lengths, default=0)
-    row_at = [i * width + place for i, length in enumerate(lengths) for place in range(length)]
-    lists = response_at, prompt_at, *bounds, ids, positions, score_at, labels, lengths, row_at
-    responses, prompts, *ends, of_ids, of_positions, scored, of_labels, of_lengths, rows = lists_on_device(
-        lists, device
-    )
-    part_ends, response_ends, prompt_ends = (x.to(torch.int32) for x in ends)
-    whole = Cut(parts, parts, part_ends, part_ends, causal=True)
-    shared = Cut(response_sizes, prompt_sizes, response_ends, prompt_ends, causal=False) if prompt_sizes else None
+    lists = {
+        "response_at": row.response_at,
+        "prompt_at": row.prompt_at,
+        "part_ends": [0, *accumulate(row.parts)],
+        "response_ends": [0, *accumulate(row.response_sizes)],
+        "prompt_ends": [0, *accumulate(row.prompt_sizes)],
+        "ids": row.ids,
+        "positions": row.positions,
+        "score_at": row.score_at,
+        "labels": [token for _, response in pairs for token in response],
+        "lengths": lengths,
+        "row_at": [i * width + place for i, length in enumerate(lengths) for place in range(length)],
+    }
+    there = dict(zip(lists, lists_on_device(list(lists.values()), device), strict=True))
+    ends = {name: there[f"{name}_ends"].to(torch.int32) for name in ("part", "response", "prompt")}
+    whole, shared = Cut(row.parts, row.parts, ends["part"], ends["part"], causal=True), None
+    if row.prompt_sizes:
+        shared = Cut(row.response_sizes, row.prompt_sizes, ends["response"], ends["prompt"], causal=False)
     return PackedBatch(
-        input_ids=of_ids[None],
-        position_ids=of_positions[None],
-        layout=Layout(whole, shared, responses, prompts),
-        score_at=scored,
-        labels=of_labels,
-        lengths=of_lengths,
-        response_mask=torch.arange(width, device=device) < of_lengths[:, None],
-        row_at=rows,
+        input_ids=there["ids"][None],
+        position_ids=there["positions"][None],
+        layout=Layout(whole, shared, there["response_at"], there["prompt_at"]),
+        score_at=there["score_at"],
+        labels=there["labels"],
+        lengths=there["lengths"],
+        response_mask=torch.arange(width, device=device) < there["lengths"][:, None],
+        row_at=there["row_at"],
     )
 
 
