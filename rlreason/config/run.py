@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
@@ -23,6 +24,11 @@ from rlreason.runtime.plugins import no_reward
 from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, count, group, number, processors, text
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
+#: What device=mps allows: torch's other ways are untried there, or missing.
+OF_MPS = {
+    "model.dtype": ("auto", "float32"), "model.weights": ("float32",), "model.head": ("auto", "float32"),
+    "rollout.engine": ("hf",), "rollout.compile": (False,),
+}  # fmt: skip
 
 
 @dataclass
@@ -113,8 +119,9 @@ class RunConfig(AnyRunConfig):
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
         prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
-        if self.device == "mps":
-            yield from self.mps_rules()
+        for key, fit in OF_MPS.items() if self.device == "mps" else ():
+            if (value := attrgetter(key)(self)) not in fit:
+                yield f"device=mps computes in float32, by rollout=hf: leave {key}={value} out"
         if self.eval.reward is not None:
             yield from no_reward("eval.reward", self.eval.reward, "choose one, or null for the prompt's")
         if prompt is not None:
@@ -153,21 +160,6 @@ class RunConfig(AnyRunConfig):
             elif longest is not None and room <= longest:
                 cure = f"raise it (try {2 * longest}), or lower {place}sampling.max_tokens"
                 yield f"micro_batch_tokens={room} must be above {key}, to hold a prompt and its whole response: {cure}"
-
-    def mps_rules(self) -> Iterator[str]:
-        """Refuse what Apple's GPU lacks here: half precision, vLLM, compiled code, several ranks."""
-        model, rollout = self.model, self.rollout
-        refused = {
-            f"model.dtype={model.dtype}": model.dtype not in ("auto", "float32"),
-            f"model.weights={model.weights}": model.weights != "float32",
-            f"model.head={model.head}": model.head == "bfloat16",
-            f"rollout={rollout.engine}": rollout.engine != "hf",
-            "rollout.compile=true": rollout.compile,
-            f"gpus={self.ranks_requested}": getattr(self, "on_several_ranks", False),
-        }
-        for word, given in refused.items():
-            if given:
-                yield f"device=mps with {word}: there one process computes in float32, with rollout=hf: leave it out"
 
     def sampling_key(self, name: str) -> str:
         """Return the setting that a number of evaluations' sampling comes from, as it is typed."""

@@ -95,12 +95,14 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
 
     token = min { v : sum_{w <= v} p(w) > u },  p = softmax(logits / T);  T = 0 takes the most likely token.
     logits (rows, vocab) float32, uniforms (rows,) float64 in [0, 1). Returns token ids (rows,) int64 and their
-    natural-log probabilities (rows,) float32 under p (under T = 1 when greedy). No token with p = 0 is drawn.
+    natural-log probabilities (rows,) float32 under p (under T = 1 when greedy). No token with p = 0 is drawn. They are
+    computed where the random numbers are, and returned where the logits are.
 
     >>> ids, lp = draw(torch.tensor([[0.0, float("-inf"), 0.0]]), torch.tensor([0.5], dtype=torch.float64), 1.0)
     >>> ids.tolist(), round(lp.item(), 4)
     ([2], -0.6931)
     """
+    device, logits = logits.device, logits.to(uniforms.device)
     if temperature not in (0.0, 1.0):
         logits = logits / temperature
     probs = logits.softmax(-1)
@@ -118,7 +120,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
         columns = block[:, None] * BLOCK + torch.arange(BLOCK, device=probs.device)
         inside = probs.gather(1, columns.clamp(max=vocab - 1)).masked_fill_(columns >= vocab, 0.0)
         ids = block * BLOCK + _first_beyond(inside, within)[0]
-    return ids, probs.gather(1, ids[:, None])[:, 0].log()
+    return ids.to(device), probs.gather(1, ids[:, None])[:, 0].log().to(device)
 
 
 def _first_beyond(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,8 +267,7 @@ class Batch:
             self.logits[:, banned] = self.logits[:, banned].masked_fill(early, float("-inf"))
         # Ended sequences that wait to be dropped draw too, and overwrite their last token.
         uniforms = self.uniforms.gather(1, self.turn.to(self.exact))[:, 0]
-        drawn = draw(self.logits.to(self.exact), uniforms, sampling.temperature)
-        ids, log_probs = (numbers.to(self.tokens.device) for numbers in drawn)
+        ids, log_probs = draw(self.logits, uniforms, sampling.temperature)
         self.tokens.scatter_(1, self.turn, ids[:, None])
         self.log_probs.scatter_(1, self.turn, log_probs[:, None])
         may_end = self.may_end[ids].cpu().numpy()

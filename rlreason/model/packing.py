@@ -1,7 +1,7 @@
 """Pack sequences end to end within a token budget, sharing prompts, and map per-token numbers back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -156,43 +156,6 @@ class PackedBatch:
         return rows.scatter(0, self.row_at, flat).view(self.response_mask.shape)  # a mask would make backward wait
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row as it is packed, in tokens and positions; `parts` and sizes are those of `Layout`."""
-
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    score_at: list[int] = field(default_factory=list)
-    parts: list[int] = field(default_factory=list)
-    prompt_at: list[int] = field(default_factory=list)
-    response_at: list[int] = field(default_factory=list)
-    prompt_sizes: list[int] = field(default_factory=list)
-    response_sizes: list[int] = field(default_factory=list)
-
-    def add(self, group: Sequence[Pair]) -> None:
-        """Append a prompt and its responses."""
-        prompt, ids, first = group[0][0], self.ids, len(self.ids)
-        if not prompt:
-            raise ValueError("a prompt without tokens has no position that predicts the first response token")
-        ids += prompt
-        begin, sizes = len(ids), [len(prompt)]
-        self.positions += range(len(prompt))
-        for _, response in group:
-            at = len(ids)
-            ids += response[:-1]
-            sizes.append(len(ids) - at)
-            self.positions += range(len(prompt), len(prompt) + sizes[-1])
-            self.score_at += [begin - 1, *range(at, len(ids))][: len(response)]
-        if len(group) == 1:  # one sequence
-            sizes = [sum(sizes)]
-        elif len(ids) > begin:
-            self.prompt_sizes.append(len(prompt))
-            self.response_sizes.append(len(ids) - begin)
-            self.prompt_at += range(first, begin)
-            self.response_at += range(begin, len(ids))
-        self.parts += [size for size in sizes if size]
-
-
 def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompts: bool = False) -> PackedBatch:
     """Pack (prompt ids, response ids) pairs. The last token of a sequence predicts nothing and is left out.
 
@@ -206,32 +169,54 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.score_at.tolist()
     ([[1, 2, 3, 6, 7]], [[0, 1, 2, 2, 3]], [1, 2, 1, 3, 4])
     """
+    ids, positions, score_at, parts = list[int](), list[int](), list[int](), list[int]()
+    prompt_at, prompt_sizes, response_at, response_sizes = list[int](), list[int](), list[int](), list[int]()
     groups = [[pair] for pair in pairs]
     if share_prompts:
         groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
-    row = _Row()
     for group in groups:
-        row.add(group)
+        prompt, first = group[0][0], len(ids)
+        if not prompt:
+            raise ValueError("a prompt without tokens has no position that predicts the first response token")
+        ids += prompt
+        begin, sizes = len(ids), [len(prompt)]
+        positions += range(len(prompt))
+        for _, response in group:
+            at = len(ids)
+            ids += response[:-1]
+            sizes.append(len(ids) - at)
+            positions += range(len(prompt), len(prompt) + sizes[-1])
+            score_at += [begin - 1, *range(at, len(ids))][: len(response)]
+        if len(group) == 1:  # one sequence
+            sizes = [sum(sizes)]
+        elif len(ids) > begin:
+            prompt_sizes.append(len(prompt))
+            response_sizes.append(len(ids) - begin)
+            prompt_at += range(first, begin)
+            response_at += range(begin, len(ids))
+        parts += [size for size in sizes if size]
+
     lengths = [len(response) for _, response in pairs]
     width = max(lengths, default=0)
     lists = {
-        "response_at": row.response_at,
-        "prompt_at": row.prompt_at,
-        "part_ends": [0, *accumulate(row.parts)],
-        "response_ends": [0, *accumulate(row.response_sizes)],
-        "prompt_ends": [0, *accumulate(row.prompt_sizes)],
-        "ids": row.ids,
-        "positions": row.positions,
-        "score_at": row.score_at,
+        "ids": ids,
+        "positions": positions,
+        "score_at": score_at,
         "labels": [token for _, response in pairs for token in response],
         "lengths": lengths,
         "row_at": [i * width + place for i, length in enumerate(lengths) for place in range(length)],
+        "prompt_at": prompt_at,
+        "response_at": response_at,
+        "part_ends": [0, *accumulate(parts)],
+        "prompt_ends": [0, *accumulate(prompt_sizes)],
+        "response_ends": [0, *accumulate(response_sizes)],
     }
     there = dict(zip(lists, lists_on_device(list(lists.values()), device), strict=True))
-    ends = {name: there[f"{name}_ends"].to(torch.int32) for name in ("part", "response", "prompt")}
-    whole, shared = Cut(row.parts, row.parts, ends["part"], ends["part"], causal=True), None
-    if row.prompt_sizes:
-        shared = Cut(row.response_sizes, row.prompt_sizes, ends["response"], ends["prompt"], causal=False)
+    part_ends, prompt_ends, response_ends = (
+        there[f"{of}_ends"].to(torch.int32) for of in ("part", "prompt", "response")
+    )
+    whole = Cut(parts, parts, part_ends, part_ends, causal=True)
+    shared = Cut(response_sizes, prompt_sizes, response_ends, prompt_ends, causal=False) if prompt_sizes else None
     return PackedBatch(
         input_ids=there["ids"][None],
         position_ids=there["positions"][None],

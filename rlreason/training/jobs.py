@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def answered(
     The summary is written last and marks the job as complete.
     """
     evaluator, problems = components.evaluator, components.final_problems
-    asks, grader = evaluator.settings, evaluator.rollouts.grader
+    asks, n, grader = evaluator.settings, evaluator.settings.samples, evaluator.rollouts.grader
     if run.split == "train":
         problems = components.train_problems[: asks.final_problems]
     console.say(f"asks       {len(problems)} {run.split} problems")
@@ -108,7 +109,7 @@ def answered(
     check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)
     protocol = protocol_of(asks, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
-    log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, asks.samples)
+    log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     finished_before = len(log.samples)
     records.clock.begin()
     answers = respond(run, evaluator, problems, log, records, console)
@@ -116,16 +117,16 @@ def answered(
     monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
     metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
     metrics["eval/tokens_per_second"] = records.clock.overall().get("perf/eval_tokens_per_second", 0.0)
-    write_pass_rates(records, problems, samples, asks.samples)
+    write_pass_rates(records.folder / PASS_RATES, problems, samples, n)
     more: dict[str, Any]
     if isinstance(run, BestOfNConfig):
         with console.wait("choosing among the responses"):
             curves = best_of_n(run, problems, samples, scorer, grader)
             sampled = f"prompt={asks.prompt.name}, {asks.sampling.distribution}, protocol {protocol['hash']}"
-            title = f"{run.model.name}, {asks.data.name}, {len(problems)} problems x {asks.samples} samples"
+            title = f"{run.model.name}, {asks.data.name}, {len(problems)} problems x {n} samples"
             write_curves(run.n_list, curves, records, title, f"{sampled}; bands: 95%, over problems")
         # The first response to a problem is drawn with the random numbers of algorithm=evaluate's only one.
-        firsts = samples[:: asks.samples]
+        firsts = samples[::n]
         first, *interval = proportion_with_ci(firsts, list(map(is_correct, firsts)), questions_of(problems))
         more = {"n_list": list(run.n_list), "best_of_n": curves}
         more["first_samples"] = {"accuracy": first, "interval": interval}
@@ -161,14 +162,14 @@ def answered(
     return metrics["eval/accuracy"]
 
 
-def write_pass_rates(records: RunWriter, problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> None:
+def write_pass_rates(path: Path, problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> None:
     """Write how many of the n responses to each problem were correct, for curricula (data.pass_rates)."""
     rates: list[Row] = []
     for i, problem in enumerate(problems):
         correct = sum(map(is_correct, samples[i * n : (i + 1) * n]))
-        row = {"problem_id": problem.id, "question_hash": question_hash(problem.question)}
-        rates.append(row | {"samples": n, "correct": correct})
-    write_rows(records.folder / PASS_RATES, rates)
+        named = {"problem_id": problem.id, "question_hash": question_hash(problem.question)}
+        rates.append(named | {"samples": n, "correct": correct})
+    write_rows(path, rates)
 
 
 def respond(
