@@ -26,7 +26,7 @@ from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, count, gr
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 #: What device=mps allows: torch's other ways are untried there, or missing.
 OF_MPS = {
-    "model.dtype": ("auto", "float32"), "model.weights": ("float32",), "model.head": ("auto", "float32"),
+    "model.dtype": ("auto", "float32"), "model.weights": ("float32",),
     "rollout.engine": ("hf",), "rollout.compile": (False,),
 }  # fmt: skip
 

@@ -198,34 +198,25 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
 
     lengths = [len(response) for _, response in pairs]
     width = max(lengths, default=0)
-    lists = {
-        "ids": ids,
-        "positions": positions,
-        "score_at": score_at,
-        "labels": [token for _, response in pairs for token in response],
-        "lengths": lengths,
-        "row_at": [i * width + place for i, length in enumerate(lengths) for place in range(length)],
-        "prompt_at": prompt_at,
-        "response_at": response_at,
-        "part_ends": [0, *accumulate(parts)],
-        "prompt_ends": [0, *accumulate(prompt_sizes)],
-        "response_ends": [0, *accumulate(response_sizes)],
-    }
-    there = dict(zip(lists, lists_on_device(list(lists.values()), device), strict=True))
-    part_ends, prompt_ends, response_ends = (
-        there[f"{of}_ends"].to(torch.int32) for of in ("part", "prompt", "response")
+    labels = [token for _, response in pairs for token in response]
+    row_at = [i * width + place for i, length in enumerate(lengths) for place in range(length)]
+    of_ids, of_positions, scored, of_labels, of_lengths, of_rows = lists_on_device(
+        [ids, positions, score_at, labels, lengths, row_at], device
     )
+    bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
+    responses, prompts, *ends = lists_on_device([response_at, prompt_at, *bounds], device)
+    part_ends, response_ends, prompt_ends = (x.to(torch.int32) for x in ends)
     whole = Cut(parts, parts, part_ends, part_ends, causal=True)
     shared = Cut(response_sizes, prompt_sizes, response_ends, prompt_ends, causal=False) if prompt_sizes else None
     return PackedBatch(
-        input_ids=there["ids"][None],
-        position_ids=there["positions"][None],
-        layout=Layout(whole, shared, there["response_at"], there["prompt_at"]),
-        score_at=there["score_at"],
-        labels=there["labels"],
-        lengths=there["lengths"],
-        response_mask=torch.arange(width, device=device) < there["lengths"][:, None],
-        row_at=there["row_at"],
+        input_ids=of_ids[None],
+        position_ids=of_positions[None],
+        layout=Layout(whole, shared, responses, prompts),
+        score_at=scored,
+        labels=of_labels,
+        lengths=of_lengths,
+        response_mask=torch.arange(width, device=device) < of_lengths[:, None],
+        row_at=of_rows,
     )
 
 

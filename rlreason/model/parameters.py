@@ -358,8 +358,7 @@ def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
         return ["! " + ": ".join(unseen)] if unseen else []
     if hardware.bf16 or model.dtype != "auto" or model.weights != "float32":
         return []
-    why = "products in float32, which take several times as long as those of model.dtype=float16"
-    return [f"{hardware.card} has no bfloat16: {why}"]
+    return [f"{hardware.card} has no bfloat16: products in float32, several times slower than model.dtype=float16"]
 
 
 def lists_on_device(
