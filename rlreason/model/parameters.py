@@ -313,10 +313,7 @@ def hardware_here() -> Hardware:
 
 
 def pick_device(wanted: str = "auto") -> torch.device:
-    """Return the device that `device` names; auto: torch's GPU if there is one, else the processor.
-
-    `machine_remarks` names GPUs out of torch's reach.
-    """
+    """Return the device of this setting; auto: torch's GPU, else the processor (`machine_remarks` says why)."""
     if wanted == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device=mps: torch {torch.__version__} finds no GPU of Apple's here: set device=auto")
     return torch.device("mps" if wanted == "mps" else "cuda" if torch.cuda.is_available() else "cpu")
