@@ -4,7 +4,8 @@ Every line of the table is a check in a process of its own, so that one that cra
 was measured, whether that passes, and where it does not, the likely cause. `--quick` takes a quarter of the rounds,
 `--only kernels,head` some of the checks, `--json FILE` writes all figures. Exits with 1 where a check fails.
 
-It has not been run on a GPU yet. Without one it does what a processor allows, and says what it left out: sleeping frees
+One H200 has run updates and the in-process engine; nothing else here has run on a GPU, this script
+neither. Without one it does what a processor allows, and says what it left out: sleeping frees
 no memory there, weights reach another process through a memory file, and two ranks share the processor.
 """
 

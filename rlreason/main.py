@@ -49,13 +49,13 @@ def run_job(
             if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
             elif works_on_a_model(run) and isinstance(error, Exception):
-                from rlreason.training.preflight import out_of_memory
+                from rlreason.training.preflight import lacking
 
-                if (shortage := out_of_memory(run, error)) is not None:
+                if (known := lacking(run, error)) is not None:
                     with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
                         log.write(redacted("".join(traceback.format_exception(error))))
-                    shortage.__cause__ = error
-                    error = shortage
+                    known.__cause__ = error
+                    error = known
             if written_at(folder) != before:  # the folder became this run's own
                 with suppress(OSError):  # a full disk must not hide the error
                     mark_ended(folder, error)

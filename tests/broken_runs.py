@@ -34,6 +34,8 @@ KINDS = {
     "sft": ("algorithm=sft", "n_steps=3", "train_batch_size=16", "warmup_steps=1", "lr_schedule=linear"),
     "lora": (*GRPO, "model.lora.rank=4"),
     "adamw_8bit": (*GRPO, "optimizer=adamw_8bit"),
+    # an update overflows, so that the scale changes
+    "float16": (*GRPO, "n_steps=4", "model.dtype=float16", "length_norm=constant", "length_norm.constant=1"),
     "skip_solved": (*GRPO, "skip_solved=1", "data.n_train=12"),
     "reference": (*GRPO, "kl_placement=loss", "kl_coef=0.1"),
     "refilled": (*GRPO, "max_resampling_rounds=2"),

@@ -7,6 +7,7 @@ Autograd's engine asks for the GPU's streams, which cannot be had, so backward p
 (`context`).
 """
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -17,18 +18,23 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.decoding import Batch
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import _ChunkedLogProbs
 from rlreason.model.packing import _SharedPromptAttention, pack
 from rlreason.model.policy import Policy
+from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
+from rlreason.types import Response, Sample
 
 HALF, FULL = torch.bfloat16, torch.float32
 #: Grouped heads; the sizes are those of no other dimension, so that an exchange of two shows.
@@ -44,6 +50,7 @@ SCORED = 12
 GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
+C10_REGISTER_GUARD_IMPL(MPS, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::MPS>)
 """
 
 
@@ -89,9 +96,9 @@ class FakePolicy(Policy):
     """A policy whose model lies on a GPU that is not there: nothing was checked, since that compares numbers."""
 
     def __init__(self, model, compute_dtype: torch.dtype, head_dtype: torch.dtype, kernel: str) -> None:
-        self.device, self.model, self.tokenizer = torch.device("cuda"), model.eval(), None
+        self.device, self.model, self.tokenizer = model.device, model.eval(), None
         self.weights, self.compute_dtype, self.head_dtype = torch.float32, compute_dtype, head_dtype
-        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
         self.in_main_memory = False
         self.attention, self.why_attention, self.remarks = kernel, "", []
         self.shares_prompts = kernel == "varlen"
@@ -103,9 +110,9 @@ class FakePolicy(Policy):
             return super().autocast()
 
 
-def policy_of(family: str = "Qwen2", kernel: str = "varlen", dtype: torch.dtype = HALF, head: torch.dtype = HALF):
+def policy_of(family="Qwen2", kernel="varlen", dtype=HALF, head=HALF, device="cuda"):
     config = getattr(transformers, f"{family}Config")(**SHAPE, **FAMILIES[family])
-    with torch.device("cuda"):
+    with torch.device(device):
         model = getattr(transformers, f"{family}ForCausalLM")(config)
     return FakePolicy(model, dtype, head, kernel)
 
@@ -255,6 +262,30 @@ def check_decoding(mode: FakeCuda) -> None:
     attended = [args for args, _, _ in mode.of("aten.bmm.default")]
     assert len(attended) == 4 * LAYERS  # queries with the keys, weights with the values: of prompts, and of responses
     assert {x.dtype for args in attended for x in args} == {HALF}
+
+
+def check_apples_gpu(mode: FakeCuda) -> None:
+    """device=mps: scoring, an update and decoding hand it no float64, which it lacks, and no kernel of CUDA's."""
+    policy = policy_of("Qwen3", "sdpa", FULL, FULL, "mps")
+    samples = [Sample(Response("p", *pair, [-1.0] * len(pair[1]), "", "stop"), None, advantage=1.0) for pair in PAIRS]
+    with (
+        mock.patch.object(F, "scaled_dot_product_attention", lambda q, k, v, **_: (q @ k.mT).softmax(-1) @ v),
+        mock.patch("rlreason.training.learner.step_divisors", return_value=(3, SCORED)),
+        mock.patch.object(torch.Tensor, "backward"),
+        mock.patch.object(torch.Tensor, "numpy", lambda x: np.ones(x.shape, np.bool_)),
+    ):
+        _, sums = Learner(policy, Objective(), OptimizationConfig(1e-3))._backward(samples, 0)
+        with contextlib.suppress(DataDependentOutputException):  # a fake tensor has no numbers
+            sums.read(samples)
+        with torch.no_grad():
+            may_end = torch.ones(VOCAB, dtype=torch.bool, device="mps")
+            batch = Batch(policy, Sampling(1.0, 0, 8), [Prompt("a", [3, 5, 7], seed=0)], 2, may_end)
+            batch.compact_and_admit([0])
+            batch.step()
+            assert batch.draw(torch.zeros(1, dtype=torch.int64, device="mps"))
+    results = [x for *_, result in mode.calls for x in (result if isinstance(result, tuple) else [result])]
+    there = {x.dtype for x in results if isinstance(x, torch.Tensor) and x.device.type == "mps"}
+    assert there == {torch.float32, torch.int64, torch.int32, torch.bool}
 
 
 @pytest.mark.skipif(

@@ -18,10 +18,11 @@ from rlreason.config.model import PretrainedModelConfig
 from rlreason.config.rules import complaints
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.model.parameters import Hardware, choose_dtype, choose_types, machine_remarks
+from rlreason.model.parameters import Hardware, choose_dtype, choose_types, machine_remarks, pick_device
 from rlreason.runtime import machine
 from rlreason.sweeps.state import RunState, refuse_changed
 from rlreason.training.build import set_threads
+from rlreason.training.preflight import lacking
 from tests.run_settings import settings
 
 CPU, A100, T4 = Hardware(), Hardware("A100"), Hardware("Tesla T4", bf16=False)
@@ -70,8 +71,21 @@ def test_types_follow_settings_engine_and_card_and_one_that_the_card_lacks_is_sa
     assert choose_types(model(dtype="bfloat16"), "vllm", CPU) == (HALF, HALF)
     assert choose_types(model(weights="bfloat16"), "vllm", A100) == (HALF, HALF)
     assert choose_types(model(head="bfloat16"), "hf", CPU) == (FULL, HALF)
+    assert choose_types(model(dtype="float16"), "hf", T4) == (torch.float16, FULL)
     (line,) = [line for line in model(head="bfloat16", dtype="float32").problems() if "head" in line]
     assert line.startswith("model.head=bfloat16 ")
+
+
+def test_apples_gpu_is_taken_where_it_is_and_what_it_lacks_is_one_line(monkeypatch):
+    """Bug: a run asks for a device, or a number type, and computes on another, or ends in a traceback."""
+    with pytest.raises(ConfigError, match=r"^device=mps: .* set device=auto$"):
+        pick_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert (pick_device("mps").type, pick_device().type) == ("mps", "cpu")
+    for words in (("device=mps", "model.dtype=float16"), ("device=mps", "gpus=2"), ("model.dtype=float16", "gpus=2")):
+        with pytest.raises(ConfigError, match=words[0]):
+            settings(*words)
+    assert "PYTORCH_ENABLE_MPS_FALLBACK=1" in str(lacking(settings("device=mps"), NotImplementedError("aten::x")))
 
 
 def test_memory_is_divided_finely_where_there_is_a_gpu_and_no_one_has_said_how(monkeypatch):

@@ -11,6 +11,7 @@ from conftest import random_pairs
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.rollouts import score_samples
+from rlreason.health.watch import Monitors
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import within_budget
 from rlreason.model.parameters import build_model
@@ -101,6 +102,29 @@ def test_a_step_without_any_credit_follows_adams_momentum_and_one_that_is_not_fi
     assert learner.weights_are_finite()
     learner.parameters[1].data.view(-1)[0] = torch.inf
     assert not learner.weights_are_finite()
+
+
+def test_float16_learns_by_a_scaled_loss_and_an_overflow_is_left_out_counted_and_said(policy):
+    """A scale that stays in the gradient, an overflow that moves weights or ends the run, a silent skip."""
+    half, samples, said = policy.copy(), make_samples(policy, old=True), list[str]()
+    half.compute_dtype = torch.float16
+    exact, rounded = (Learner(p, Objective(), OptimizationConfig(1e-3)).gradient(samples) for p in (policy, half))
+    for one, other in ((exact.parameters, rounded.parameters), (exact.tokens, rounded.tokens)):
+        assert (flat(one) - flat(other)).norm() < 0.02 * flat(one).norm()
+    learner = Learner(half, Objective(), OptimizationConfig(1e-3))
+    learner.scaler.load_state_dict(learner.scaler.state_dict() | {"scale": 2.0**40})
+    before, metrics = flat(learner.parameters), learner.update(samples)
+    assert torch.equal(flat(learner.parameters), before)
+    assert [metrics[f"train/{name}"] for name in ("skipped_updates", "overflows", "loss_scale")] == [1, 1, 2.0**40]
+    assert learner.scaler.get_scale() == 2.0**39
+    monitors = Monitors(4, said.append)
+    monitors.check(1, metrics)
+    assert monitors.reason_to_stop() is None
+    assert "float16" in said[0]
+    while metrics["train/overflows"]:
+        metrics = learner.update(samples)
+    assert metrics["train/grad_norm"] == pytest.approx(flat(exact.parameters).norm().item(), rel=0.02)
+    assert not torch.equal(flat(learner.parameters), before)
 
 
 # The terms: KL, entropy, skipping, masks, weights for the gap between engine and trainer

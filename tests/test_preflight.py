@@ -171,8 +171,8 @@ def test_whatever_runs_out_of_memory_is_said_with_its_cure_and_no_other_error_is
     behind = EngineError("rollout=vllm failed")
     behind.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
     for error in (of_a_rank, of_vllm, behind):
-        assert "lower micro_batch_tokens=" in str(pre.out_of_memory(typed(composed(*LARGE)), error))
-    assert pre.out_of_memory(typed(composed()), ConfigError("out of memory is no word of it")) is None
+        assert "lower micro_batch_tokens=" in str(pre.lacking(typed(composed(*LARGE)), error))
+    assert pre.lacking(typed(composed()), ConfigError("out of memory is no word of it")) is None
     assert exit_code(torch.OutOfMemoryError("Allocation on device")) == ResourceError.exit_code
 
 

@@ -75,6 +75,7 @@ def test_what_cannot_resume_or_run_again_is_one_line_and_leaves_no_folder(left, 
 def test_an_option_of_ones_own_is_found_a_secret_given_again_and_another_place_said(left, tmp_path):
     folder = left("loss=grpo_clip", "epochs_per_rollout=2")
     assert OmegaConf.to_yaml(one_run(f"+resume='{folder}'").config) == (folder / "config.yaml").read_text()
+    assert one_run("resume=last").folder == folder
     (tmp_path / "mine/loss").mkdir(parents=True)
     (tmp_path / "mine/loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
     assert one_run(f"resume={folder}", "-cd", str(tmp_path / "mine"), "loss=mine").config.loss.cliprange == 0.1

@@ -139,6 +139,7 @@ def facts_of(module: str, run: RunConfig) -> dict[str, Any]:
             gpus.append(Device("cuda", about.name, free, total, about.major >= 8))
         device, products, kernel = pick_device(), "float32", ""
         try:
+            device = pick_device(run.device)
             dtype, _ = choose_types(run.model, run.rollout.engine, hardware_here())
             products = str(dtype).removeprefix("torch.")
             kernel, why = select_kernel(run.model.attention, device, dtype)
@@ -209,7 +210,7 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
     if "device" not in facts:  # the probe failed, which has a finding of its own
         return []
     on_gpu, gpus, rollout = facts["device"] == "cuda", facts["gpus"], run.rollout
-    where = gpus[0].name if on_gpu else "processor"
+    where = gpus[0].name if on_gpu else "Apple's GPU" if facts["device"] == "mps" else "processor"
     if rollout.engine == "hf":
         slow = on_gpu and not run.model.made_on_the_spot
         faster = f"rollout=vllm, which decodes several times faster on a GPU, after {INSTALL_VLLM}" if slow else ""

@@ -13,6 +13,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
+from rlreason.cli.ls import LAST, RUNS, newest
 from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
 from rlreason.config.store import OWN, SEARCHED, register
@@ -92,14 +93,16 @@ def read(words: Sequence[str]) -> Request:
         if not Path(folder).is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
         flags["config_dir"] = str(Path(folder).absolute())  # a run may work in a folder of its own
-    return Request(flags, list(map(with_lines, overrides)))
+    return Request(flags, list(map(spelt_out, overrides)))
 
 
-def with_lines(word: str) -> str:
-    """Replace `key=@FILE` by the values that the file holds, one a line; other words stay as they are.
+def spelt_out(word: str) -> str:
+    """Replace `key=@FILE` by the values that the file holds, one a line, and `last` by the newest run.
 
-    `ConfigError` if there is no such file, or nothing in it.
+    `ConfigError` if there is no such file, nothing in it, or no run.
     """
+    if word in (f"resume={LAST}", f"model.path={LAST}"):
+        return f"{word.removesuffix(LAST)}{newest(RUNS, single=True)}"
     key, _, file = word.partition("=@")
     if not file:
         return word

@@ -65,7 +65,11 @@ class ModelConfig(Settings):
     context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
     name: str = text(doc="of the option, for records")
-    dtype: str = choice("auto | float32 | bfloat16", "of matrix products; auto: bfloat16 on a GPU, else float32")
+    dtype: str = choice(
+        "auto | float32 | bfloat16 | float16",
+        "of matrix products; auto: bfloat16 on a GPU that has it, else float32; float16: for older GPUs, with a loss "
+        "scale that falls when a gradient overflows",
+    )
     head: str = choice(
         "auto | float32 | bfloat16",
         "number type of the output head's operands, rounded for the product only; all that follows is float32. "
@@ -85,12 +89,12 @@ class ModelConfig(Settings):
 
     def rules(self) -> Iterator[str]:
         """Check number types against each other, and frozen weights against adapters."""
-        if self.weights == "bfloat16" and self.dtype == "float32":
+        if self.weights == "bfloat16" and self.dtype in ("float32", "float16"):
             cure = "set one of them to the other's type"
-            yield f"model.dtype=float32 with model.weights=bfloat16 is no more exact: {cure}"
-        if self.head == "bfloat16" and self.dtype == "float32":
-            why = "the engine's head would be float32"
-            yield f"model.head=bfloat16 with model.dtype=float32: {why}: set model.head=auto"
+            yield f"model.dtype={self.dtype} with model.weights=bfloat16 is no more exact: {cure}"
+        if self.head == "bfloat16" and self.dtype in ("float32", "float16"):
+            why = f"the engine's head would be {self.dtype}"
+            yield f"model.head=bfloat16 with model.dtype={self.dtype}: {why}: set model.head=auto"
         if self.freeze and self.lora.rank:
             yield f"model.freeze={list(self.freeze)} with model.lora, which freezes all weights: set model.freeze=[]"
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
@@ -23,6 +24,11 @@ from rlreason.runtime.plugins import no_reward
 from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, count, group, number, processors, text
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
+#: What device=mps allows: torch's other ways are untried there, or missing.
+OF_MPS = {
+    "model.dtype": ("auto", "float32"), "model.weights": ("float32",),
+    "rollout.engine": ("hf",), "rollout.compile": (False,),
+}  # fmt: skip
 
 
 @dataclass
@@ -92,6 +98,7 @@ class RunConfig(AnyRunConfig):
     own_loss: ClassVar[Any] = None  # the user's loss, `module:function`
     uses_training_data: ClassVar[Any] = True  # whether training problems are learned from or sampled
 
+    device: str = choice("auto | mps", "auto: an NVIDIA GPU if torch finds one, else the processor; mps: Apple's GPU")
     threads: int | None = processors(None, "null: one for the tiny model, else as many as this process may use")
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
@@ -112,6 +119,9 @@ class RunConfig(AnyRunConfig):
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
         prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
+        for key, fit in OF_MPS.items() if self.device == "mps" else ():
+            if (value := attrgetter(key)(self)) not in fit:
+                yield f"device=mps computes in float32, by rollout=hf: leave {key}={value} out"
         if self.eval.reward is not None:
             yield from no_reward("eval.reward", self.eval.reward, "choose one, or null for the prompt's")
         if prompt is not None:

@@ -110,6 +110,9 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             yield "parallel=shard with optimizer=adamw_8bit, whose moments cannot be spread: choose optimizer=adamw"
         if self.parallel == "shard" and self.model.weights == "bfloat16":
             yield "parallel=shard with model.weights=bfloat16: the head stays float32: set model.weights=float32"
+        alone = "device=mps" if self.device == "mps" else f"model.dtype={self.model.dtype}"
+        if self.on_several_ranks and alone in ("device=mps", "model.dtype=float16"):
+            yield f"gpus={self.gpus} with {alone}, which trains in one process: set gpus=1"
         if self.rollout.async_level and self.algorithm != "grpo":
             yield f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
         if self.budget.tokens is not None and not self.samples_to_learn:

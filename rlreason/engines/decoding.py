@@ -95,12 +95,14 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
 
     token = min { v : sum_{w <= v} p(w) > u },  p = softmax(logits / T);  T = 0 takes the most likely token.
     logits (rows, vocab) float32, uniforms (rows,) float64 in [0, 1). Returns token ids (rows,) int64 and their
-    natural-log probabilities (rows,) float32 under p (under T = 1 when greedy). No token with p = 0 is drawn.
+    natural-log probabilities (rows,) float32 under p (under T = 1 when greedy). No token with p = 0 is drawn. They are
+    computed where the random numbers are, and returned where the logits are.
 
     >>> ids, lp = draw(torch.tensor([[0.0, float("-inf"), 0.0]]), torch.tensor([0.5], dtype=torch.float64), 1.0)
     >>> ids.tolist(), round(lp.item(), 4)
     ([2], -0.6931)
     """
+    device, logits = logits.device, logits.to(uniforms.device)
     if temperature not in (0.0, 1.0):
         logits = logits / temperature
     probs = logits.softmax(-1)
@@ -118,7 +120,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
         columns = block[:, None] * BLOCK + torch.arange(BLOCK, device=probs.device)
         inside = probs.gather(1, columns.clamp(max=vocab - 1)).masked_fill_(columns >= vocab, 0.0)
         ids = block * BLOCK + _first_beyond(inside, within)[0]
-    return ids, probs.gather(1, ids[:, None])[:, 0].log()
+    return ids.to(device), probs.gather(1, ids[:, None])[:, 0].log().to(device)
 
 
 def _first_beyond(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,10 +170,12 @@ class Batch:
         # ended and waits to be dropped.
         self.places = self.lengths = self.asked = np.zeros(0, np.int64)
         self.ended = np.zeros(0, np.bool_)
+        # Tokens are drawn in float64, which Apple's GPU does not have.
+        self.exact = torch.device("cpu") if policy.device.type == "mps" else policy.device
         # Of each row (max_tokens): all that were drawn, and the random numbers, from the prompt's seed and the sample's
         # number alone.
         self.tokens = torch.zeros(0, sampling.max_tokens, dtype=torch.int64, device=policy.device)
-        self.log_probs, self.uniforms = self.tokens.float(), self.tokens.double()
+        self.log_probs, self.uniforms = self.tokens.float(), self.tokens.to(self.exact).double()
         self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
     @property
@@ -192,7 +196,8 @@ class Batch:
         self.lengths = np.append(self.lengths[kept], np.zeros(len(new), np.int64))
         self.ended = np.zeros(len(self.lengths), np.bool_)
         rows, blank = self._on_device(kept), self.tokens.new_zeros(len(new), most)
-        self.uniforms = torch.cat([self.uniforms[rows], self._on_device(np.reshape(drawn, (-1, most)))])
+        fresh = on_device(torch.from_numpy(np.reshape(drawn, (-1, most))), self.exact)
+        self.uniforms = torch.cat([self.uniforms[rows.to(self.exact)], fresh])
         self.turn = self._on_device(self.lengths)[:, None]  # (rows, 1) tokens drawn; of ended rows the last one's index
         self.tokens = torch.cat([self.tokens[rows], blank])
         self.log_probs = torch.cat([self.log_probs[rows], blank.float()])
@@ -261,7 +266,8 @@ class Batch:
             early = self.turn < sampling.min_tokens
             self.logits[:, banned] = self.logits[:, banned].masked_fill(early, float("-inf"))
         # Ended sequences that wait to be dropped draw too, and overwrite their last token.
-        ids, log_probs = draw(self.logits, self.uniforms.gather(1, self.turn)[:, 0], sampling.temperature)
+        uniforms = self.uniforms.gather(1, self.turn.to(self.exact))[:, 0]
+        ids, log_probs = draw(self.logits, uniforms, sampling.temperature)
         self.tokens.scatter_(1, self.turn, ids[:, None])
         self.log_probs.scatter_(1, self.turn, log_probs[:, None])
         may_end = self.may_end[ids].cpu().numpy()
@@ -269,10 +275,10 @@ class Batch:
         if not len(rows):
             return []
         sizes, at = self.lengths[rows] + 1, self._on_device(rows)
-        of_rows = [drawn[at, : int(sizes.max())].double() for drawn in (self.tokens, self.log_probs)]
-        tokens, scores = torch.stack(of_rows).cpu().numpy()
-        drawn = zip(rows.tolist(), tokens.astype(np.int64), scores, sizes, strict=True)
-        return [(row, ids[:size].tolist(), of_ids[:size].tolist()) for row, ids, of_ids, size in drawn]
+        of_rows = [numbers[at, : int(sizes.max())] for numbers in (self.tokens, self.log_probs)]
+        tokens, scores = torch.stack([numbers.to(self.exact).double() for numbers in of_rows]).cpu().numpy()
+        ended = zip(rows.tolist(), tokens.astype(np.int64), scores, sizes, strict=True)
+        return [(row, ids[:size].tolist(), of_ids[:size].tolist()) for row, ids, of_ids, size in ended]
 
     def step(self) -> None:
         """Run the model on the token just drawn for each row."""

@@ -9,7 +9,7 @@ from rlreason.engines.base import Finished, Prompt, Sampling, Stops, closing_tok
 from rlreason.engines.decoding import PROMPT_TOKENS, Batch, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
-from rlreason.types import FinishReason, Response
+from rlreason.types import Response
 
 
 class HFEngine:
@@ -79,10 +79,16 @@ class HFEngine:
                         continue
                     batch.ended[row] = True
                     place = int(batch.places[row])
-                    prompt, text = prompts[place // n], stops.text(token_ids, overhang)
-                    drawn = prompt.token_ids, token_ids, log_probs, text
-                    reason: FinishReason = "length" if overhang is None else "stop"
-                    responses[place] = Response(prompt.problem_id, *drawn, reason, self.weight_version)
+                    prompt = prompts[place // n]
+                    responses[place] = Response(
+                        problem_id=prompt.problem_id,
+                        prompt_ids=prompt.token_ids,
+                        token_ids=token_ids,
+                        log_probs=log_probs,
+                        text=stops.text(token_ids, overhang),
+                        finish_reason="length" if overhang is None else "stop",
+                        weight_version=self.weight_version,
+                    )
                     if finished is not None:
                         finished(place, responses[place])
                 if batch.alive:

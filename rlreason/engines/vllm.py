@@ -157,9 +157,16 @@ class VLLMEngine:
                             raise process.failed(f"a sample ended with {reason!r}, {len(token_ids)} tokens")
                         # a token's id where no string ended it
                         overhang = stops.overhang(token_ids) if isinstance(stop, str) else 0
-                        prompt, text = prompts[place // n], stops.text(token_ids, overhang)
-                        drawn = prompt.token_ids, token_ids, log_probs, text, reason
-                        responses[place] = Response(prompt.problem_id, *drawn, self.weight_version)
+                        prompt = prompts[place // n]
+                        responses[place] = Response(
+                            problem_id=prompt.problem_id,
+                            prompt_ids=prompt.token_ids,
+                            token_ids=token_ids,
+                            log_probs=log_probs,
+                            text=stops.text(token_ids, overhang),
+                            finish_reason=reason,
+                            weight_version=self.weight_version,
+                        )
                         if finished is not None:
                             finished(place, responses[place])
         except BaseException:  # the next call must not see what these still sample

@@ -107,7 +107,7 @@ def _nan(seen: Observation) -> Found:
     if not all(math.isfinite(update.get("train/loss", 0.0)) for update in seen.updates):
         return found("loss")
     tried = [update for update in seen.updates if not update.get("train/empty_updates")]
-    if tried and all(update.get("train/skipped_updates") for update in tried):
+    if tried and all(update.get("train/skipped_updates") and not update.get("train/overflows") for update in tried):
         return found("gradient")
     if broken := seen.value("train/moments_not_finite"):
         return found("optimizer", {"tensors": broken})
@@ -120,6 +120,8 @@ def _nan(seen: Observation) -> Found:
 @monitor
 def _skipped_update(seen: Observation) -> Found:
     count = seen.value("train/skipped_updates")
+    if count and count == seen.value("train/overflows"):
+        return found("skipped_update: overflow", {"skipped": count, "loss_scale": seen.value("train/loss_scale")})
     return {"skipped": count} if count else None
 
 

@@ -114,15 +114,15 @@ def packed_attention(
     half = query.dtype in HALF  # a check in float32 tests the numbers, not the kernel
     kernel = module.config._attn_implementation if half else ""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
-    if layout.shared is not None or not query.is_cuda or kernel == NAMES["varlen"]:
+    if layout.shared is not None or query.device.type == "cpu" or kernel == NAMES["varlen"]:
         return attention_by_layout(q, k, v, layout, scale)[None], None
     if kernel == NAMES["flash_attention_2"]:
         from flash_attn import flash_attn_varlen_func
 
         tensors = q.contiguous(), k.contiguous(), v.contiguous()
         return flash_attn_varlen_func(*tensors, *layout.parts.limits(), softmax_scale=scale, causal=True)[None], None
-    # torch's float32 kernel on a GPU takes no grouped heads, and without it all scores would be kept for backward
-    return one_by_one(query, key, value, layout.parts.queries, scale, repeat=not half), None
+    # Without a kernel all scores would be kept for backward, and only those for bfloat16 take grouped heads.
+    return one_by_one(query, key, value, layout.parts.queries, scale, repeat=query.dtype != torch.bfloat16), None
 
 
 def one_by_one(

@@ -203,7 +203,7 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
     settings: Any = run
     model, rollout, trains, evaluation, place = run.model, run.rollout, run.trains, run.evaluation, place_of()
     on_gpu, weights = device.kind == "cuda", 2 if model.weights == "bfloat16" else 4
-    half = model.dtype == "bfloat16" or (model.dtype == "auto" and on_gpu and device.bf16)
+    half = model.dtype in ("bfloat16", "float16") or (model.dtype == "auto" and on_gpu and device.bf16)
     lora, trained, gradients = model.lora, 0, 0
     prompt = prompt or (TINY_PROMPT if model.made_on_the_spot else PROMPT)
     problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS

@@ -169,9 +169,8 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.score_at.tolist()
     ([[1, 2, 3, 6, 7]], [[0, 1, 2, 2, 3]], [1, 2, 1, 3, 4])
     """
-    ids, positions, score_at, parts, prompt_at, response_at, prompt_sizes, response_sizes = (
-        list[int]() for _ in range(8)
-    )
+    ids, positions, score_at, parts = list[int](), list[int](), list[int](), list[int]()
+    prompt_at, prompt_sizes, response_at, response_sizes = list[int](), list[int](), list[int](), list[int]()
     groups = [[pair] for pair in pairs]
     if share_prompts:
         groups = [list(neighbours) for _, neighbours in groupby(pairs, key=lambda pair: list(pair[0]))]
@@ -198,14 +197,14 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
         parts += [size for size in sizes if size]
 
     lengths = [len(response) for _, response in pairs]
-    labels = [token for _, response in pairs for token in response]
-    bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
     width = max(lengths, default=0)
+    labels = [token for _, response in pairs for token in response]
     row_at = [i * width + place for i, length in enumerate(lengths) for place in range(length)]
-    lists = response_at, prompt_at, *bounds, ids, positions, score_at, labels, lengths, row_at
-    responses, prompts, *ends, of_ids, of_positions, scored, of_labels, of_lengths, rows = lists_on_device(
-        lists, device
+    of_ids, of_positions, scored, of_labels, of_lengths, of_rows = lists_on_device(
+        [ids, positions, score_at, labels, lengths, row_at], device
     )
+    bounds = [[0, *accumulate(sizes)] for sizes in (parts, response_sizes, prompt_sizes)]
+    responses, prompts, *ends = lists_on_device([response_at, prompt_at, *bounds], device)
     part_ends, response_ends, prompt_ends = (x.to(torch.int32) for x in ends)
     whole = Cut(parts, parts, part_ends, part_ends, causal=True)
     shared = Cut(response_sizes, prompt_sizes, response_ends, prompt_ends, causal=False) if prompt_sizes else None
@@ -217,7 +216,7 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
         labels=of_labels,
         lengths=of_lengths,
         response_mask=torch.arange(width, device=device) < of_lengths[:, None],
-        row_at=rows,
+        row_at=of_rows,
     )
 
 

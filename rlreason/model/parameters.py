@@ -294,7 +294,7 @@ def checkpoint_layers(model: nn.Module) -> str:
     return f"activations of {len(layers)} layers are computed again for the gradient"
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +312,11 @@ def hardware_here() -> Hardware:
     return Hardware(torch.cuda.get_device_name(), torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def pick_device() -> torch.device:
-    """Return torch's GPU if there is one, else the processor; `machine_remarks` names those out of its reach."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def pick_device(wanted: str = "auto") -> torch.device:
+    """Return the device of this setting; auto: torch's GPU, else the processor (`machine_remarks` says why)."""
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device=mps: torch {torch.__version__} finds no GPU of Apple's here: set device=auto")
+    return torch.device("mps" if wanted == "mps" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") -> torch.dtype:
@@ -329,8 +331,8 @@ def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") ->
         return torch.bfloat16 if hardware.card and hardware.bf16 else torch.float32
     if name == "bfloat16" and hardware.card and not hardware.bf16:
         raise ConfigError(
-            f"{setting}=bfloat16: {hardware.card} has no bfloat16: set {setting}=float32, or choose a GPU of compute "
-            "capability 8.0 or more (Ampere: A100, A10, RTX 30)"
+            f"{setting}=bfloat16: {hardware.card} has no bfloat16: set {setting}=float32 (model.dtype=float16 "
+            "is faster), or choose a GPU of compute capability 8.0 or more (Ampere: A100, A10, RTX 30)"
         )
     return DTYPES[name]
 
@@ -353,7 +355,7 @@ def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
         return ["! " + ": ".join(unseen)] if unseen else []
     if hardware.bf16 or model.dtype != "auto" or model.weights != "float32":
         return []
-    return [f"{hardware.card} has no bfloat16: products in float32, which take several times as long"]
+    return [f"{hardware.card} has no bfloat16: products in float32, several times slower than model.dtype=float16"]
 
 
 def lists_on_device(
@@ -369,7 +371,7 @@ def lists_on_device(
 
 
 def on_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a CPU tensor to the device without waiting; later work on the device finds it there."""
+    """Copy a CPU tensor to the device, to one of CUDA's without waiting: later work there finds it."""
     if torch.device(device).type == "cuda":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)

@@ -327,7 +327,7 @@ def table(outcome: Planned) -> list[str]:
     peaks = plan.training, plan.sampling
     lines = [
         f"{work.shape.numbers / 1e6:.4g} M parameters, by {outcome.source}",
-        f"{'float32' if work.products == 4 else 'bfloat16'} products, rows of {work.tokens} tokens, prompts taken as "
+        f"{'float32' if work.products == 4 else '16-bit'} products, rows of {work.tokens} tokens, prompts taken as "
         f"{work.prompt}, at most {work.max_rows} responses side by side",
         f"{plan.first:>28}{'sampling':>12}",
     ]

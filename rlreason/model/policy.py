@@ -74,7 +74,7 @@ class Policy:
         products = compute_dtype if weights == torch.float32 else weights
         self.attention, self.why_attention = select_kernel(attention, self.device, products)
         #: Whether responses share one copy of their prompt in a row; decided by the kernel, then by a check.
-        self.shares_prompts = self.attention == ("varlen" if self.device.type == "cuda" else "sdpa")
+        self.shares_prompts = self.attention == {"cuda": "varlen", "cpu": "sdpa"}.get(self.device.type)
         if weights == torch.float32:
             self._move()
         check_model(self)
@@ -197,9 +197,11 @@ class Policy:
 
     def describe(self) -> str:
         """Describe size, precision, device, attention kernel and measures to save memory, in one line."""
-        where = f"CPU, threads: {torch.get_num_threads()}"
+        where = "Apple's GPU"
         if self.device.type == "cuda":
             where = torch.cuda.get_device_name()
+        elif self.device.type == "cpu":
+            where = f"CPU, threads: {torch.get_num_threads()}"
         products, head = (str(dtype).removeprefix("torch.") for dtype in (self.compute_dtype, self.head_dtype))
         if (products, head) != ("float32", "float32"):
             products += f" products, output head in {head}"

@@ -91,6 +91,11 @@ def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.element_size() == 8 else logits.float()
 
 
+def _with_float64(x: Tensor) -> Tensor:
+    """Return a tensor where there is float64: on the processor if it is on Apple's GPU."""
+    return x.cpu() if x.device.type == "mps" else x
+
+
 def compute_entropy(logits: Tensor) -> Tensor:
     """H = -sum_v p_v log p_v in nats over the last dimension. (batch, seq, vocab) -> (batch, seq)
 
@@ -134,7 +139,7 @@ class StepSums:
     def _add(self, name: str, values: Tensor) -> None:
         import torch
 
-        total = values.sum(dtype=torch.float64)
+        total = _with_float64(values).sum(dtype=torch.float64)
         self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     def compare(self, samples: Sequence[Sample], engine: Tensor, trainer: Tensor, first: int) -> None:
@@ -148,7 +153,8 @@ class StepSums:
         import torch
 
         parts = [*self.sums.values(), *more, *self.entropies, *self.mismatches]
-        values = iter(torch.cat([part.reshape(-1).double() for part in parts]).tolist() if parts else ())
+        flat = [_with_float64(part).reshape(-1).double() for part in parts]
+        values = iter(torch.cat(flat).tolist() if parts else ())
         sums = {name: next(values) for name in self.sums}
         others = [next(values) for _ in more]
         entropies: list[float | None] = [None] * len(samples)

@@ -217,6 +217,8 @@ def random_states() -> "tuple[dict[str, Any], dict[str, Tensor]]":
     tensors = {f"{PREFIX}cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         tensors |= {f"{PREFIX}cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.backends.mps.is_available():
+        tensors[f"{PREFIX}mps"] = torch.mps.get_rng_state()
     return plain, tensors
 
 
@@ -232,6 +234,8 @@ def set_random_states(plain: dict[str, Any], tensors: "dict[str, Tensor]") -> No
     for i in range(torch.cuda.device_count()):
         if (state := tensors.get(f"{PREFIX}cuda.{i}")) is not None:
             torch.cuda.set_rng_state(state, i)
+    if torch.backends.mps.is_available() and f"{PREFIX}mps" in tensors:
+        torch.mps.set_rng_state(tensors[f"{PREFIX}mps"])
 
 
 @contextmanager

@@ -168,7 +168,8 @@ GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is n
 
 def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, problem_id: str = "given") -> Sample:
     """Wrap a given response as a sample with advantage 1; `response_ids` include the end token."""
-    return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
+    given = Response(problem_id, prompt_ids, response_ids, log_probs=[], text=text, finish_reason="stop")
+    return Sample(given, GIVEN, advantage=1.0)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
             world = world_of(run.gpus, place_of(), torch.cuda.device_count())
             spread = world > 1 and mode_of(run, world)[0] == "shard"
         tokenizer, built = load_tokenizer(str(model.folder)), load_model(str(model.folder))
-    return Policy(built, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head, spread)
+    device, weights = pick_device(run.device), DTYPES[model.weights]
+    return Policy(built, tokenizer, products, device, weights, model.attention, head, spread)
 
 
 def set_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
@@ -163,6 +164,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     """
     clock = clock or Clock()
     check_engine(run)
+    pick_device(run.device)  # it may not be here
     for line in machine_remarks(run.model, hardware_here()):
         console.say(line)
     set_threads(run)

@@ -63,6 +63,8 @@ class Resumable:
             "batches": self.batches,
             "monitors": self.monitors,
         }
+        if self.learner.scaler.is_enabled():
+            self.parts["loss_scale"] = self.learner.scaler
         moments = sum(8 * p.numel() for p in self.learner.parameters)  # bytes
         self.next_one = (sum(p.nbytes for p in self.policy.model.parameters()) + moments) / BYTES_PER_S  # seconds
         self.began = self.newest = time.monotonic()

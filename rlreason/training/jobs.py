@@ -10,6 +10,8 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,16 @@ def start(run: RunConfig, records: RunWriter, console: Console) -> float:
         records.loggers.finish(None)  # still open only if the job failed
 
 
+@dataclass(slots=True)
+class Answers:
+    """The responses to all problems, problem by problem, without their tokens."""
+
+    samples: list[SampleFigures] = field(default_factory=list)
+    examples: list[Sample] = field(default_factory=list)  # the first to each of the first problems, to print
+    mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # between engine and trainer
+    seconds: float = 0.0  # of sampling
+
+
 def answered(
     run: EvalJobConfig, components: Components, scorer: Scorer | None, records: RunWriter, console: Console
 ) -> float:
@@ -88,49 +100,45 @@ def answered(
 
     The summary is written last and marks the job as complete.
     """
-    evaluator, problems, clock = components.evaluator, components.final_problems, records.clock
-    asks, n, grader, say = evaluator.settings, evaluator.settings.samples, evaluator.rollouts.grader, console.say
+    evaluator, problems = components.evaluator, components.final_problems
+    asks, n, grader = evaluator.settings, evaluator.settings.samples, evaluator.rollouts.grader
     if run.split == "train":
         problems = components.train_problems[: asks.final_problems]
-    say(f"asks       {len(problems)} {run.split} problems")
+    console.say(f"asks       {len(problems)} {run.split} problems")
     key = "eval.data" if run.eval.data else "data"
     check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)
     protocol = protocol_of(asks, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     finished_before = len(log.samples)
-    clock.begin()
-    samples, examples, mismatches, seconds = respond(run, evaluator, problems, log, records, console)
-    monitors = Monitors(1, say, run.monitors, run.sampling_key("max_tokens"), steps=False)
-    metrics = evaluator.figures(samples, mismatches, problems, None, monitors)
-    metrics["eval/tokens_per_second"] = clock.overall().get("perf/eval_tokens_per_second", 0.0)
-    rates: list[Row] = [
-        {"problem_id": p.id, "question_hash": question_hash(p.question), "samples": n} for p in problems
-    ]
-    for i, row in enumerate(rates):
-        row["correct"] = sum(map(is_correct, samples[i * n : (i + 1) * n]))
-    write_rows(records.folder / PASS_RATES, rates)  # for curricula (data.pass_rates)
+    records.clock.begin()
+    answers = respond(run, evaluator, problems, log, records, console)
+    samples = answers.samples
+    monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
+    metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
+    metrics["eval/tokens_per_second"] = records.clock.overall().get("perf/eval_tokens_per_second", 0.0)
+    write_pass_rates(records.folder / PASS_RATES, problems, samples, n)
     more: dict[str, Any]
     if isinstance(run, BestOfNConfig):
-        title = f"{run.model.name}, {asks.data.name}, {len(problems)} problems x {n} samples"
-        sampled = f"prompt={asks.prompt.name}, {asks.sampling.distribution}, protocol {protocol['hash']}"
         with console.wait("choosing among the responses"):
             curves = best_of_n(run, problems, samples, scorer, grader)
+            sampled = f"prompt={asks.prompt.name}, {asks.sampling.distribution}, protocol {protocol['hash']}"
+            title = f"{run.model.name}, {asks.data.name}, {len(problems)} problems x {n} samples"
             write_curves(run.n_list, curves, records, title, f"{sampled}; bands: 95%, over problems")
         # The first response to a problem is drawn with the random numbers of algorithm=evaluate's only one.
         firsts = samples[::n]
-        first, low, high = proportion_with_ci(firsts, list(map(is_correct, firsts)), questions_of(problems))
+        first, *interval = proportion_with_ci(firsts, list(map(is_correct, firsts)), questions_of(problems))
         more = {"n_list": list(run.n_list), "best_of_n": curves}
-        more["first_samples"] = {"accuracy": first, "interval": [low, high]}
+        more["first_samples"] = {"accuracy": first, "interval": interval}
         tables = [curves_table(run.n_list, curves), f"curves: {records.folder / BEST_OF_N_PICTURE}"]
     else:
         more = {"categories": categories(samples, problems), "ungraded": ungraded(samples)}
         named = {CATEGORY_TEXTS[name]: row for name, row in more["categories"].items()}
         lengths = figure_lines(metrics, asks.sampling.max_tokens, more["ungraded"])
         tables = [share_table("category", named), lengths]
-    records.metrics(Counters(eval_step=1, clock=clock).row() | metrics)
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
     status, reason = monitors.reason_to_stop() or ("finished", "")
-    summary = common_summary(components, metrics, protocol, monitors, clock) | {
+    summary = common_summary(components, metrics, protocol, monitors, records.clock) | {
         "status": status,
         "reason": reason,
         **by_facts(samples, problems),
@@ -140,17 +148,28 @@ def answered(
         "eval_problems": len(problems),
         "problems_kept_from_before": finished_before,
         "weights": weights,
-        "seconds": round(seconds, 1),  # of sampling
+        "seconds": round(answers.seconds, 1),
     }
     records.summary(summary)
-    print_responses(console, examples, problems, grader)
+    print_responses(console, answers.examples, problems, grader)
     tables += [share_table(fact, parts) for fact, parts in summary.get("accuracy_by", {}).items()]
     for table in tables:
         console.table("\n" + table)
     print_accuracies(console, summary, records.loggers)
-    say(f"{metrics['eval/tokens_per_second']:.0f} tokens/s, {seconds:.0f} s of sampling")
-    say(f"\nall responses: {records.folder / RESPONSES}; to read some: python -m rlreason inspect {records.folder}")
+    console.say(f"{metrics['eval/tokens_per_second']:.0f} tokens/s, {answers.seconds:.0f} s of sampling")
+    folder = records.folder
+    console.say(f"\nall responses: {folder / RESPONSES}; to read some: python -m rlreason inspect {folder}")
     return metrics["eval/accuracy"]
+
+
+def write_pass_rates(path: Path, problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> None:
+    """Write how many of the n responses to each problem were correct, for curricula (data.pass_rates)."""
+    rates: list[Row] = []
+    for i, problem in enumerate(problems):
+        correct = sum(map(is_correct, samples[i * n : (i + 1) * n]))
+        named = {"problem_id": problem.id, "question_hash": question_hash(problem.question)}
+        rates.append(named | {"samples": n, "correct": correct})
+    write_rows(path, rates)
 
 
 def respond(
@@ -160,15 +179,12 @@ def respond(
     log: ResponseLog,
     records: RunWriter,
     console: Console,
-) -> tuple[list[SampleFigures], list[Sample], "array[float]", float]:
+) -> Answers:
     """Sample, score and record the responses to all problems, but for those in the log.
 
-    That is done block by block, each as large as its tokens may be at once in memory; most evaluations are one. Return
-    the responses without their tokens, problem by problem; the first to each of the first problems, to print; their
-    mismatches; and the seconds of sampling.
+    That is done block by block, each as large as its tokens may be at once in memory; most evaluations are one.
     """
-    rollouts, sampling, n, seconds = evaluator.rollouts, evaluator.sampling, evaluator.settings.samples, 0.0
-    samples, examples, mismatches = list[SampleFigures](), list[Sample](), array("d")
+    rollouts, sampling, n, answers = evaluator.rollouts, evaluator.sampling, evaluator.settings.samples, Answers()
     progress = SamplingProgress(console, len(problems) * n, log)
 
     def finished(number: int, sample: Sample) -> None:
@@ -184,7 +200,7 @@ def respond(
             with records.clock.phase("eval"):
                 with console.wait("sampling", more=rollouts.progress_text):
                     fresh = rollouts.sample(left, sampling, n, PURPOSE, finished) if left else []
-                seconds += time.monotonic() - began
+                answers.seconds += time.monotonic() - began
                 log.samples |= {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
                 of_block = [s for p in block for s in log.samples.pop(p.id)]
                 with console.wait(f"measuring entropies of {len(of_block)} responses"):
@@ -195,10 +211,10 @@ def respond(
                 row = numbered_row(sample, block[number], nth) | {"prompt": prompts[number]}
                 rows.append(row | {"log_probs": [round(log_prob, 4) for log_prob in sample.log_probs or []]})
             write(rows)
-            samples += map(figures_of, scored)
-            mismatches += mismatches_of(scored, sampling)
-            examples += scored[::n][: run.log_generations - len(examples)]
-    return samples, examples, mismatches, seconds
+            answers.samples += map(figures_of, scored)
+            answers.mismatches += mismatches_of(scored, sampling)
+            answers.examples += scored[::n][: run.log_generations - len(answers.examples)]
+    return answers
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:

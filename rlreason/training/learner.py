@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from rlreason.config.training import OptimizationConfig
@@ -106,6 +107,9 @@ class Learner:
         self.temperature, self.micro_batch_tokens = temperature, micro_batch_tokens
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(optimization, self.parameters)
+        # In float16 small gradients would vanish: the loss is multiplied by a scale, which halves when one overflows.
+        self.scaler = GradScaler(policy.device.type, enabled=policy.compute_dtype == torch.float16)
+        self.scaler.scale(torch.zeros((), device=policy.device))  # the scale's tensor, also for a step without a loss
         self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
@@ -153,11 +157,13 @@ class Learner:
                 p.grad = torch.zeros_like(p)
         measured = self.read(done, samples, self.clip())
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
-        finite = math.isfinite(norm + loss)
+        finite, scale = math.isfinite(norm + loss), self.scaler.get_scale()
+        overflows = scale > 1 and math.isfinite(loss) and not finite  # a smaller scale may help
         before = sampled_elements(self.parameters)
         gradients = sampled_elements(p.grad for p in self.parameters if p.grad is not None)
         if finite and n_micro:
             self.optimizer.step()
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.weights_moved()
         metrics: dict[str, float] = {
@@ -167,9 +173,13 @@ class Learner:
             "train/empty_updates": 0 if n_micro else 1,
             "train/tokens": n_tokens if n_micro else 0,
         }
+        if self.scaler.is_enabled():
+            metrics |= {"train/loss_scale": scale, "train/overflows": int(overflows)}
         if not n_micro:  # nothing was measured: zeros would be weighed as values
             return Update(metrics, measured.entropies)
-        metrics |= {"train/loss": loss, "train/grad_norm": norm} | mismatch_metrics(measured.mismatches, "rollout")
+        metrics |= {"train/loss": loss} | mismatch_metrics(measured.mismatches, "rollout")
+        if not overflows:
+            metrics["train/grad_norm"] = norm
         changed = changed_share(before, sampled_elements(self.parameters), gradients).item()
         if finite and math.isfinite(changed):  # which it is not where every sampled element has a gradient of 0
             metrics["train/weights_changed"] = changed
@@ -192,7 +202,8 @@ class Learner:
         """Return the gradient of `update`'s loss; weights, optimizer and metrics stay unchanged."""
         tokens = [torch.zeros(len(s.response.token_ids)) for s in samples]
         sums = self._backward(samples, token_gradients=tokens)[1].read(samples).sums
-        parameters = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        scale = self.scaler.get_scale()
+        parameters = [torch.zeros_like(p) if p.grad is None else p.grad.div_(scale) for p in self.parameters]
         self.optimizer.zero_grad(set_to_none=True)
         return Gradient(sums.get("loss", 0.0), parameters, tokens, sums.get("clip_fraction", 0.0))
 
@@ -213,10 +224,10 @@ class Learner:
                 loss, per_token = self._loss(chosen, batch, flat, flat_entropy, divisors)
             if with_gradient:
                 flat.retain_grad()
-                loss.backward()
+                self.scaler.scale(loss).backward()
             if token_gradients is not None and flat.grad is not None:
                 for i, part in zip(places, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
-                    token_gradients[i] = part
+                    token_gradients[i] = part / self.scaler.get_scale()
             done.add(places, loss, per_token, batch.response_mask)
             if mismatch_from is not None and chosen[0].response.log_probs:
                 engine = self._flat([s.response.log_probs for s in chosen])
@@ -282,7 +293,8 @@ class Learner:
         return lists_on_device([list(chain.from_iterable(values))], self.policy.device, torch.float32)[0]
 
     def clip(self) -> Tensor:
-        """Clip the gradient to `max_grad_norm`; return its norm before."""
+        """Divide the gradient by the loss's scale and clip it to `max_grad_norm`; return its norm before clipping."""
+        self.scaler.unscale_(self.optimizer)
         return torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
 
     def weights_are_finite(self) -> bool:

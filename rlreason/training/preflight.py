@@ -22,7 +22,7 @@ from rlreason.model.plan import conclusion, planned
 from rlreason.objectives.losses import broken_contract
 from rlreason.runtime.machine import Device, believed_device
 from rlreason.runtime.plugins import written_source
-from rlreason.runtime.text import size
+from rlreason.runtime.text import first_line, size
 
 CHARACTERS = 3  # at least, in a token of prose
 
@@ -42,8 +42,11 @@ def assumed_prompt(run: RunConfig) -> int | None:
 SIGNS = ("out of memory", "No available memory for the cache blocks", "less than desired GPU memory utilization")
 
 
-def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
-    """Return the one-line error to end with; None if `error` is not about GPU memory."""
+def lacking(run: RunConfig, error: BaseException) -> ConfigError | None:
+    """Return the one-line error to end with; None if `error` is not about memory, or an operation of Apple's GPU."""
+    if run.device == "mps" and isinstance(error, NotImplementedError):
+        cure = "set PYTORCH_ENABLE_MPS_FALLBACK=1, with which the processor computes it, or device=auto"
+        return ConfigError(f"device=mps: {first_line(error).rstrip('.')}: {cure}")
     text = "".join(traceback.format_exception(error))  # with the errors behind it
     # Also torch's OutOfMemoryError, without importing torch; a processor's MemoryError has its own message.
     if not isinstance(error, EngineError | RuntimeError) or not any(sign in text for sign in SIGNS):

@@ -106,7 +106,8 @@ def profiled(step: int, records: RunWriter, console: Console) -> Iterator[None]:
         records.document(PROFILE_TABLE, f"Step {step}:\n\n```text\n{costs}```\n")
 
 
-COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
+#: Metrics that add up.
+COUNTS = ("train/skipped_updates", "train/overflows", "train/empty_updates", "train/tokens")
 
 
 def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -144,7 +144,7 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
     default, habits = asdict(HabitsConfig()), asdict(lessons.habits)
     habits = {name: value for name, value in habits.items() if name in SHARES or value != default[name]}
     settings["warm_start"] = asdict(tiny.warm_start) | habits
-    if tiny.dtype == "bfloat16":  # requested; auto takes what the device supports
+    if tiny.dtype in ("bfloat16", "float16"):  # requested; auto takes what the device supports
         settings["dtype"] = tiny.dtype
     vocabulary = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]
     return {
@@ -158,12 +158,14 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
 
 def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
     """Return the code, libraries and device that make the model: others round differently."""
-    on_gpu = policy.device.type == "cuda"
+    device = f"{policy.device.type} {torch.backends.cpu.get_cpu_capability()}"
+    if policy.device.type == "cuda":
+        device = torch.cuda.get_device_name()
     return {
         "code": package_digest(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
+        "device": device,
         "products": str(policy.compute_dtype),
         "head": str(policy.head_dtype),
         "attention": tiny.attention,
