@@ -103,7 +103,7 @@ def _curves(figure: Figure, by: Mapping[str, Any], paper: int) -> tuple[list[Any
     if figure.axis == "total":  # four hours, in seconds
         hours = alt.Axis(values=[3600 * hour for hour in range(5)], labelExpr="datum.value / 3600")
         x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(domain=[0, 4 * 3600]), axis=hours)
-    at = {"x": x, "y": y, "color": by["color"], "order": alt.OrderValue(None)}
+    at = {"x": x, "y": y, "color": by["color"], "order": alt.OrderValue(0)}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
         means.mark_area(fillOpacity=0.16).encode(**at | {"y": low}, y2="high"),

@@ -104,7 +104,7 @@ def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapp
         wanted.append(replace(figure, title=labels[metric], unit="") if metric in labels else figure)
     figures = figures_of(study, wanted)
     drawn = {figure.name for figure in figures if any(x in curve.x for curve in figure.curves)}
-    if missing := [name for name in metrics or [x] if not drawn or name not in (*drawn, x)]:
+    if missing := [name for name in metrics if name not in drawn] or ([] if drawn else [x]):
         names = sorted({name for run in study.runs for name in run.series})
         near = few(difflib.get_close_matches(missing[0], names, 3, 0.4) or names, 9)
         raise ConfigError(f"metrics.jsonl has no two values of {missing[0]} along {x}: give one of {near}")

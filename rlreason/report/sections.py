@@ -12,7 +12,7 @@ from rlreason.evaluation.accuracy import pass_at
 from rlreason.evaluation.cases import category
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
-from rlreason.report.content import NONE, PLUS_MINUS, SIGNS, Case, Report, Table, Verdict, filled
+from rlreason.report.content import NONE, PLUS_MINUS, SIGNS, TABLES, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import RUNNING, Setting, Study, correctness
 from rlreason.report.verdicts import effects_of, p_text, signed, size, summary_of, verdicts_of
@@ -197,7 +197,7 @@ def effects_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
         f"{effects[0][2].seeds} seeds that all settings ran; p by Holm's correction over this table. Alone: the mean "
         "over the other key's values. Together: what both change, minus what each changes by itself."
     )
-    return Table("Effects of both keys", ["value", "effect", "points", "verdict"], rows, frozenset({2}), note)
+    return Table(TABLES["effects"], ["value", "effect", "points", "verdict"], rows, frozenset({2}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
