@@ -56,7 +56,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             return write_report(
                 [run for folder in runs for run in runs_below(folder) or [folder]], folder_of(out, runs[0])
             )
-    if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
+    if missing := [name for name in ("altair", "pandas", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     from rlreason.report.assignment import write_up  # slow to import, as the other
     from rlreason.report.documents import FILES, page_of, write_figures, write_markdown, write_tables

@@ -264,7 +264,7 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
         cells = pandas.DataFrame(table.rows, columns=table.head)
         cells = cells[[name for name in table.head if not name.endswith(" a run")]]
         cells = cells.replace({rf"\n[^{PLUS_MINUS}].*|^\W ": "", "\n": " "}, regex=True)  # no p, no sign of a verdict
-        tex = cells.to_latex(index=False, escape=True, column_format="l" + "r" * (cells.shape[1] - 1))
+        tex = cells.to_latex(index=False, escape=True, column_format="@{}l" + "r" * (cells.shape[1] - 1) + "@{}")
         tex = tex.replace(PLUS_MINUS, r"$\pm$").replace(MINUS, "$-$")
         write_whole(folder / f"{stem}.tex", f"% {table.note}\n{tex}")
         for name in cells:

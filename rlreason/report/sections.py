@@ -191,13 +191,13 @@ def effects_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
     rows = []
     for (what, how, d), p in zip(effects, holm([d.p for _, _, d in effects]), strict=True):
         word = ("better" if d.mean > 0 else "worse") if p <= LEVEL else "cannot tell"
-        rows.append([what, how, f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}", f"{word}\n{p_text(p)}"])
+        rows.append([f"{what}\n{how}", f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}", f"{word}\n{p_text(p)}"])
     note = (
         f"Against the values of {study.reference.label}: accuracy points and 95% interval, over problems and the "
         f"{effects[0][2].seeds} seeds that all settings ran; p by Holm's correction over this table. Alone: the mean "
         "over the other key's values. Together: what both change, minus what each changes by itself."
     )
-    return Table(TABLES["effects"], ["value", "effect", "points", "verdict"], rows, frozenset({2}), note)
+    return Table(TABLES["effects"], ["value", "points", "verdict"], rows, frozenset({1}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
