@@ -145,7 +145,7 @@ def test_metrics_and_axes_for_a_paper():
     assert [row["x"] for row in rows_of(kl, ["1e-5"])["seeds"]] == [1.0, 2.0, 1.0, 3.0] * 4
     assert (rows_of(kl, ["1e-5"])["means"], bool(rows_of(accuracy, ["1e-5"])["means"])) == ([], True)
     assert figures_for_paper(study, ["rollout/entropy"], "step", {})[0].title == "Token entropy"
-    for metrics, x, says in (["eval/acuracy"], "step", "eval/accuracy"), ([], "lg", "two values of lg"):
+    for metrics, x, says in (["eval/acuracy"], "step", "eval/accuracy"), ([], "lg", "values of lg"):
         with pytest.raises(ConfigError, match=says):
             figures_for_paper(study, metrics, x, {})
 

@@ -86,7 +86,7 @@ class Figure:
     log: bool = False  # on a logarithmic axis
     large: bool = False  # the picture of the first screen
     source: str = ""  # its metric, where it has another name
-    unit: str = ""  # of its values, where the format does not say it
+    unit: str = ""  # of its values, behind the title of an axis: " (tokens)"
     limits: tuple[float, float] = (0.0, 1.0)  # its y axis ends there, or before
 
 

@@ -54,7 +54,7 @@ AXES: dict[str, tuple[str, int]] = TABLES["axes"]  # axis -> its title, and what
 # ---- specifications ----
 
 
-def specification(figure: Figure, legend: Sequence[str], side: str = "", paper: int = 0, font: str = "") -> Spec:
+def specification(figure: Figure, legend: Sequence[str], side: str = "", paper: int = 0, font: str = "page") -> Spec:
     """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture.
 
     `paper`: the width in pixels of a picture for a paper, whose y axis has a title and whose texts a `font` of
@@ -77,7 +77,7 @@ def specification(figure: Figure, legend: Sequence[str], side: str = "", paper: 
     layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, paper)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
-    config = TABLES["vega"] | ({"font": TABLES["fonts"][font]} if font else {})
+    config = TABLES["vega"] | {"font": TABLES["fonts"][font]}
     return spec | {"autosize": {"type": "fit-x", "contains": "padding"}, "config": config}
 
 
@@ -93,7 +93,7 @@ def _curves(figure: Figure, by: Mapping[str, Any], paper: int) -> tuple[list[Any
     height, y_title = FIRST_HEIGHT if figure.large else HEIGHT, None
     if paper:
         height = paper // 2
-        y_title = wrap(f"{figure.title} ({figure.unit})" if figure.unit else figure.title, height // CHARACTER)
+        y_title = wrap(figure.title + figure.unit, height // CHARACTER)
     kind = "log" if figure.log else "linear"  # with ends that no band widens
     scale = alt.Scale(domain=list(figure.limits), type=kind, nice=not figure.log, clamp=True)
     axis = alt.Axis(tickCount=5, format=figure.format)
@@ -215,7 +215,7 @@ def with_own_ids(svg: str, prefix: str) -> str:
     return re.sub(r'(\bid="|url\(#)([\w-]+)', rf"\1{prefix}-\2", svg)
 
 
-def with_legend(figure: Figure, legend: Sequence[str], paper: int = 0, font: str = "") -> Spec:
+def with_legend(figure: Figure, legend: Sequence[str], paper: int = 0, font: str = "page") -> Spec:
     """Compile a picture with its legend, and a title unless it is for a paper, which has captions."""
     side = "" if figure.name == FOREST else "bottom" if paper or max(map(len, legend)) > LONGEST_BESIDE else "right"
     vega = compiled(figure, legend, side=side, paper=paper, font=font)
@@ -225,7 +225,7 @@ def with_legend(figure: Figure, legend: Sequence[str], paper: int = 0, font: str
     return vega
 
 
-def standalone(figure: Figure, legend: Sequence[str], paper: int = 0, font: str = "") -> str:
+def standalone(figure: Figure, legend: Sequence[str], paper: int = 0, font: str = "page") -> str:
     """Return a picture as SVG with its legend, on the colour of the page, with colours as CSS variables."""
     vega = with_legend(figure, legend, paper, font) | {"background": "var(--page)"}
     return svg_of(vega, rows_of(figure, legend), paper or WIDTH)
@@ -262,7 +262,7 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
     for table in tables:
         stem = re.sub(r"\W+", "_", table.title.lower())
         cells = pandas.DataFrame(table.rows, columns=table.head)
-        cells = cells[[name for name in table.head if not name.endswith(" a run")]]
+        cells = cells.loc[:, ~cells.columns.str.endswith(" a run")]
         cells = cells.replace({rf"\n[^{PLUS_MINUS}].*|^\W ": "", "\n": " "}, regex=True)  # no p, no sign of a verdict
         tex = cells.to_latex(index=False, escape=True, column_format="@{}l" + "r" * (cells.shape[1] - 1) + "@{}")
         tex = tex.replace(PLUS_MINUS, r"$\pm$").replace(MINUS, "$-$")
@@ -340,8 +340,8 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
             for curve in drawn(figure, legend)
         ]
         spec = specifications[figure.name]
-        out[figure.name] = {"spec": spec, "format": figure.format, "rows": figure.rows, "curves": curves}
-        out[figure.name]["limits"] = figure.limits
+        out[figure.name] = {"spec": spec, "rows": figure.rows, "curves": curves}
+        out[figure.name] |= {"format": figure.format, "limits": figure.limits}
     titles = {axis: AXES[axis][0] for axis in axes_of(figures)}
     return {"settings": list(legend), "axes": titles, "figures": out}
 

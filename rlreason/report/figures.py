@@ -1,6 +1,5 @@
 """Choose the pictures of a study: curves over training with their bands, and differences."""
 
-import difflib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -106,8 +105,7 @@ def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapp
     drawn = {figure.name for figure in figures if any(x in curve.x for curve in figure.curves)}
     if missing := [name for name in metrics if name not in drawn] or ([] if drawn else [x]):
         names = sorted({name for run in study.runs for name in run.series})
-        near = few(difflib.get_close_matches(missing[0], names, 3, 0.4) or names, 9)
-        raise ConfigError(f"metrics.jsonl has no two values of {missing[0]} along {x}: give one of {near}")
+        raise ConfigError(f"metrics.jsonl has no two values of {missing[0]} along {x}: give one of {few(names, 99)}")
     return figures
 
 
