@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from rlreason.runtime import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rlreason.api.runs import Run, load_run
+    from rlreason.api.runs import Run, load_run, load_sweep
     from rlreason.api.start import compose, evaluate, train
     from rlreason.grading import Grader
 
-__all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "train"]
-_MODULES = {"Grader": "rlreason.grading", "Run": "rlreason.api.runs", "load_run": "rlreason.api.runs"}
+__all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "load_sweep", "train"]
+_MODULES = {"Grader": "rlreason.grading", **dict.fromkeys(("Run", "load_run", "load_sweep"), "rlreason.api.runs")}
 
 
 def __getattr__(name: str) -> Any:  # imported on first use, so that `import rlreason` is quick

@@ -1,5 +1,6 @@
 """Runs from Python: the same as from the command line, as often as you like, and nothing else is changed."""
 
+import json
 import os
 import random
 import signal
@@ -20,12 +21,15 @@ from hydra.core.singleton import Singleton
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from rlreason import Run, compose, evaluate, load_run, train
+from rlreason import Run, compose, evaluate, load_run, load_sweep, train
 from rlreason.api.start import own_hydra
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import without_clock
+from rlreason.report.compare import compared_study, entry
+from rlreason.report.verdicts import verdicts_of
 from tests.starts import rlreason
+from tests.sweep_folders import answers, sweep
 
 TINY = (
     "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",
@@ -113,6 +117,19 @@ def test_a_second_run_is_refused_while_one_is_under_way_whose_rows_are_flat(tmp_
     for nothing in (tmp_path, tmp_path / "nowhere", 3):
         with pytest.raises(ConfigError, match=r"is no folder|no config\.yaml"):
             load_run(nothing)
+
+
+def test_a_sweep_is_frames(tmp_path):
+    """Bug: rows of a run stand under another setting or seed, or a verdict has other numbers than the report's."""
+    sweep(tmp_path / "s", "lr", ["1", "2"], lambda value, seed: answers(seed, int(value) / 4), seeds=(0, 1, 2))
+    for place in (tmp_path / "s").glob("lr=*"):
+        rows = [{"rollout_step": step, "reward/mean": int(place.name[3]) + step} for step in range(3)]
+        (place / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    of, verdicts = load_sweep(tmp_path / "s"), compared_study([tmp_path / "s"])
+    frame = of.frame()
+    assert (list(frame), len(frame)) == (["lr", "seed", "step", "reward/mean"], 18)
+    assert (frame["reward/mean"] == frame["lr"].astype(int) + frame["step"]).all()
+    assert of.verdicts().to_dict("records") == [entry(verdict) for verdict in verdicts_of(verdicts)]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import re
 import resource
 import subprocess

@@ -91,6 +91,10 @@ def test_it_reacts(browser, page_file):
         page.wait_for_selector(".reset:not([hidden])")
         page.locator(".reset").first.click()
         page.wait_for_selector(".reset", state="hidden")
+        for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b"data,seed,setting")):
+            with page.expect_download() as download:
+                page.locator(f"[data-take={kind}]").first.click()
+            assert Path(download.value.path()).read_bytes().startswith(begins)
         page.locator("#theme").click()
         assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
         page.emulate_media(media="print")

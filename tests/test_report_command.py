@@ -41,10 +41,12 @@ def test_page_and_markdown(report, whole, tmp_path):
     assert list((folder / "report_files").glob("*.svg"))
     figures = json.loads(report(folder, "--json")[1])
     assert ([one["verdict"] for one in figures["verdicts"]], figures["problems"]) == (["better"], [])
-    more = ("--figures", tmp_path / "new/figures", "--out", tmp_path / "out")
-    code, said, error = report(whole / "lr=1,seed=0", *more)
-    assert (code, error, "One setting, 1 run" in said) == (0, "", True)
-    assert (tmp_path / "new/figures/eval_accuracy.pdf").exists()
+    figures = tmp_path / "new/figures"
+    paper = ("--figures", figures, "--metric", "eval/accuracy", "--x", "active", "--label", "1=a slow one")
+    code, said, error = report(folder, *paper, "--out", tmp_path / "out")
+    assert (code, error, "2 beats a slow one" in said) == (0, "", True)
+    assert {path.stem for path in figures.iterdir()} == {"eval_accuracy", "forest", "settings"}
+    assert f",{40 / 3600}," in (figures / "eval_accuracy.csv").read_text()  # hours
 
 
 def test_mistakes_are_one_line(report, whole, tmp_path):

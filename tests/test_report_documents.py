@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from report_objects import HOSTILE, report_of, series_of, study_of, verdicts_of_hand
 
+from rlreason.errors import ConfigError
 from rlreason.report.content import LIGHT, SIGNS, Figure, Series, Table, fenced, plain_colours, text
 from rlreason.report.documents import (
     FILES,
@@ -26,8 +27,9 @@ from rlreason.report.documents import (
     standalone,
     write_figures,
     write_markdown,
+    write_tables,
 )
-from rlreason.report.figures import figures_of, forest_of, legend_of, mean_of
+from rlreason.report.figures import figures_for_paper, figures_of, forest_of, legend_of, limits_of, mean_of
 from rlreason.runtime.statistics import mean_interval
 
 X = np.arange(5.0)
@@ -123,18 +125,55 @@ def test_figures_for_a_paper(tmp_path):
     for name in ("reward_mean", "forest"):
         svg, png, pdf = ((tmp_path / f"{name}.{of}").read_bytes() for of in ("svg", "png", "pdf"))
         assert (b"var(--" in svg, png.startswith(b"\x89PNG")) == (False, True)
-        assert int(re.search(rb"MediaBox \[0 0 (\d+)", pdf)[1]) == pytest.approx(240, abs=2)  # points: a column
+        assert int(re.search(rb"MediaBox \[0 0 (\d+)", pdf)[1]) == pytest.approx(234, abs=2)  # points: 3.25 inches
     rows = list(csv.DictReader((tmp_path / "reward_mean.csv").read_text().splitlines()))
     values = [float(row["value"]) for row in rows if row["data"] == "run" and row["setting"] == "1e-4"]
     assert values == [float(v) for run in study.settings[2].runs for v in run.series["reward/mean"].y]
     assert [row["low"] != "" for row in rows if row["data"] == "mean"] == [True] * 600
 
 
+def test_metrics_and_axes_for_a_paper():
+    """Bug: a logged key is no metric or no axis, a label is lost, or a mean is drawn along an axis that turns back."""
+    study = study_of()
+    for run in study.runs:
+        run.series["train/kl"] = run.series["rollout/entropy"] = kl = series_of(X, X / 100)
+        kl.x["lag"] = np.array([np.nan, 1.0, 2.0, 1.0, 3.0])
+        run.series["eval/accuracy"].x["lag"] = run.series["eval/accuracy"].x["step"]
+    labels = {"train/kl": "KL of 50%", "lag": "lag (s)"}
+    kl, accuracy = figures_for_paper(study, ["train/kl", "eval/accuracy"], "lag", labels)
+    assert (kl.title, kl.x_title, kl.axis, accuracy.share) == ("KL of 50%", "lag (s)", "lag", True)
+    assert [row["x"] for row in rows_of(kl, ["1e-5"])["seeds"]] == [1.0, 2.0, 1.0, 3.0] * 4
+    assert (rows_of(kl, ["1e-5"])["means"], bool(rows_of(accuracy, ["1e-5"])["means"])) == ([], True)
+    assert figures_for_paper(study, ["rollout/entropy"], "step", {})[0].title == "Token entropy"
+    for metrics, x, says in (["eval/acuracy"], "step", "eval/accuracy"), ([], "lg", "values of lg"):
+        with pytest.raises(ConfigError, match=says):
+            figures_for_paper(study, metrics, x, {})
+
+
+def test_the_lines_scale_the_axis():
+    """Bug: one spike, or a band, flattens all lines; or what lasts, or all that a flat line has, is cut off."""
+    y = np.linspace(1, 2, 40)
+    spike, step = y.copy(), y.copy()
+    spike[20], step[:3], flat = 99.0, 9.0, np.where(X == 2, 1.0, 0.0)
+    for values, ends in ((spike, (1, 2)), (step, (step.min(), 9)), (y, (1, 2)), (flat, (0, 1)), (X**3, (0, 64))):
+        assert limits_of([Series({}, values)], 3.0) == pytest.approx(ends)
+
+
+def test_tables_for_a_paper(tmp_path):
+    """Bug: TeX reads a label as a command, or a half width is text within its CSV."""
+    cells = [["a_b & 5%", "36.8%\n\N{PLUS-MINUS SIGN} 7.0", "\N{MINUS SIGN}1.5", "? cannot tell\np = 0.3", "3 s"]]
+    table = Table("The settings", ["setting", "accuracy", "d", "verdict", "time a run"], cells, note="n")
+    write_tables([table], tmp_path)
+    assert r"a\_b \& 5\% & 36.8\% $\pm$ 7.0 & $-$1.5 & cannot tell \\" in (tmp_path / "the_settings.tex").read_text()
+    [row] = csv.DictReader((tmp_path / "the_settings.csv").read_text().splitlines())
+    assert [*row.values()] == ["a_b & 5%", "36.8", "-1.5", "cannot tell", "7.0"]
+
+
 def test_page_data():
     """Bug: long runs make a page of many MB, or thinning loses their ends."""
     study = study_of(seeds=4, steps=3000)
     data = data_of([named(figures_of(study), "reward/mean")], {"reward/mean": {}}, legend_of(study, []))
-    curves = [curve for curve in data["figures"]["reward/mean"]["curves"] if not curve["is_mean"]]
+    curves = [curve for curve in data["figures"]["reward/mean"]["curves"] if curve["seed"] is not None]
     for curve, run in zip(curves, study.runs, strict=True):
         values = run.series["reward/mean"].y
         assert len(curve["y"]) <= 200

@@ -12,7 +12,7 @@ from report_objects import answered
 from rlreason.report.content import Series, Verdict
 from rlreason.report.sections import facts_of, warnings_of
 from rlreason.report.study import COMPARING, Study, half
-from rlreason.report.verdicts import best_of, summary_of, verdicts_of
+from rlreason.report.verdicts import best_of, effects_of, summary_of, verdicts_of
 from tests.settings_of_nothing import arms
 
 Right = dict[int, np.ndarray | None]  # seed -> which problems are right; None: it diverged without an answer
@@ -31,6 +31,21 @@ def seeds(share: float, flips: tuple[int, ...] = (0, 1, 2, 3), problems: int = 2
 
 def verdict_of(study: Study) -> Verdict:
     return verdicts_of(study)[0]
+
+
+def test_effects_of_two_keys():
+    """Bug: what both keys change together counts for one of them, or a value is left out of a mean."""
+    shares = {"00": 0.4, "01": 0.45, "02": 0.5, "10": 0.5, "11": 0.7, "12": 0.6}
+    flips = itertools.permutations((0, 1, 2, 3))
+    study = answered(**{name: seeds(share, next(flips)) for name, share in shares.items()})
+    for one in study.settings:
+        one.key = (("g.p", one.label[0]), ("q", one.label[1]))
+    study.axes = ["g.p", "q"]
+    found = {(what, how): (round(d.mean, 6), d.seeds, d.low < d.mean < d.high) for what, how, d in effects_of(study)}
+    wanted = {"p=1": 0.15, "q=1": 0.125, "q=2": 0.1, "p=1 q=1": 0.15, "p=1 q=2": 0.0}
+    assert found == {(what, "together" if " " in what else "alone"): (d, 4, True) for what, d in wanted.items()}
+    study.settings.pop()  # no whole grid
+    assert effects_of(study) == []
 
 
 RNG = np.random.default_rng(3)

@@ -1,15 +1,23 @@
 """Read what a run left in its folder as plain Python values."""
 
+from dataclasses import dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
 from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
 from rlreason.records.reader import RunFolder
+from rlreason.report.compare import entry
+from rlreason.report.read import read_study
+from rlreason.report.study import Study
+from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.streams import print_stderr
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Rows = list[dict[str, Any]]
 
@@ -89,6 +97,35 @@ class Run:
             for file in saved
             for row in reader.rows(file, ()).values()
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The runs of a sweep as pandas frames, as they were when it was loaded."""
+
+    study: Study
+
+    def frame(self) -> "DataFrame":
+        """Return a row for each optimizer update and evaluation: the varied settings, seed, step and metrics."""
+        from pandas import DataFrame
+
+        rows = [
+            {name: run.settings.get(name, value) for name, value in one.key} | {"seed": run.seed} | row
+            for one, run in self.study.each
+            for row in RunFolder(run.folder, print_stderr).metrics
+        ]
+        return DataFrame(rows).rename(columns={"rollout_step": "step"})
+
+    def verdicts(self) -> "DataFrame":
+        """Return a row for each comparison with the reference: difference, interval, seeds, p and verdict."""
+        from pandas import DataFrame
+
+        return DataFrame([entry(verdict) for verdict in verdicts_of(self.study)])
+
+
+def load_sweep(folder: str | PathLike[str]) -> Sweep:
+    """Return the runs of a sweep, finished or not; `ConfigError` if the folder holds none."""
+    return Sweep(read_study([Path(folder)]))
 
 
 def load_run(folder: str | PathLike[str]) -> Run:

@@ -13,8 +13,10 @@ from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.compare import entry
+from rlreason.report.figures import figures_for_paper
 from rlreason.report.read import read_study
 from rlreason.report.sections import TOLD_APART, build_report
+from rlreason.report.study import PAPER_AXES
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.runtime.text import aligned
@@ -27,8 +29,21 @@ def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason report`."""
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="*", help="folders of runs and sweeps")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; the first folder given")
-    figures = "also every picture as SVG, PNG and PDF of a paper's column, and its data as CSV"
-    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="also pictures for a paper (SVG, PNG, PDF) and tables (TeX), each with its CSV",
+    )
+    paper = parser.add_argument_group("the files of --figures")
+    paper.add_argument("--metric", nargs="+", default=[], help="these of metrics.jsonl; else the pictures of the page")
+    paper.add_argument(
+        "--x", default="step", help=f"their x axis: {', '.join(PAPER_AXES)}, or any key of metrics.jsonl"
+    )
+    paper.add_argument("--width", type=float, default=3.25, metavar="INCHES", help="3.25: one column; 6.75: two")
+    paper.add_argument("--font", choices=("sans", "serif"), default="sans", help="of their text, which has 8 points")
+    labels = "another name for a metric, the x axis or a setting: eval/accuracy=Accuracy"
+    paper.add_argument("--label", nargs="+", default=[], metavar="NAME=TEXT", help=labels)
     parser.add_argument(
         "--assignment", choices=COURSES, help=f"the write-up of a whole assignment, of all sweeps below RUN ({RUNS})"
     )
@@ -42,10 +57,10 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             return write_report(
                 [run for folder in runs for run in runs_below(folder) or [folder]], folder_of(out, runs[0])
             )
-    if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
+    if missing := [name for name in ("altair", "pandas", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     from rlreason.report.assignment import write_up  # slow to import, as the other
-    from rlreason.report.documents import FILES, page_of, write_figures, write_markdown
+    from rlreason.report.documents import FILES, page_of, write_figures, write_markdown, write_tables
 
     if arguments.assignment is not None:
         if len(runs) > 1:
@@ -56,12 +71,19 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
     out = folder_of(out, runs[0])
     with console.wait("writing the report"):
-        report = build_report(read_study(runs))
+        study = read_study(runs, arguments.x)
+        labels = dict(text.rpartition("=")[::2] for text in arguments.label)
+        for one in study.settings:
+            one.label = labels.get(one.label, one.label)
+        report = build_report(study)
         try:
             write_whole(out / HTML, page_of(report))
             write_markdown(report, out / MARKDOWN)
             if figures is not None:
-                write_figures(report.every_figure, report.legend, figures)
+                curves = figures_for_paper(study, arguments.metric, arguments.x, labels)
+                pictures = [*filter(None, (*curves, report.forest))]
+                write_figures(pictures, report.legend, figures, arguments.width, arguments.font)
+                write_tables(report.tables, figures)
         except OSError as error:
             raise ConfigError(f"{error}: give --out FOLDER, or other --figures") from None
     lines = [report.question, report.summary, ""]

@@ -30,6 +30,7 @@ def evenly(count: int, most: int) -> NDArray[np.intp]:
 
 #: Words, names, shapes and the look of pictures; the file describes them.
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text("utf-8"))
+PLUS_MINUS, MINUS, NONE = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}", "\N{EN DASH}"  # in cells
 SIGNS: dict[str, str] = TABLES["signs"]  # word of a verdict -> its sign
 MOST_COLOURS = 8  # settings in a picture
 STEP_TITLE = "training step"  # of the x of curves; a page replaces it when another axis is chosen
@@ -85,6 +86,8 @@ class Figure:
     log: bool = False  # on a logarithmic axis
     large: bool = False  # the picture of the first screen
     source: str = ""  # its metric, where it has another name
+    unit: str = ""  # of its values, behind the title of an axis: " (tokens)"
+    limits: tuple[float, float] = (0.0, 1.0)  # its y axis ends there, or before
 
 
 @dataclass(frozen=True, slots=True)

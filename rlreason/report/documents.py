@@ -5,24 +5,26 @@ compiled specification itself, with colours that are CSS variables, so that ligh
 """
 
 import base64
-import csv
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import altair as alt  # half a second: this module is imported where a report is written
+import matplotlib
 import numpy as np
+import pandas
 import vl_convert
 from markupsafe import Markup  # for what needs no escaping: our files and pictures
 
 from rlreason.report import content
-from rlreason.report.content import STEP_TITLE, TABLES, Figure, Report, Series, filled
+from rlreason.report.content import MINUS, NONE, PLUS_MINUS, STEP_TITLE, TABLES, Figure, Report, Series, Table, filled
 from rlreason.report.figures import FOREST
-from rlreason.runtime.files import whole, write_whole
+from rlreason.runtime.files import write_whole
 from rlreason.runtime.statistics import Floats
 
 Spec = dict[str, Any]
@@ -33,12 +35,13 @@ CURVES = (MEANS, "seeds", "marks", "stops")  # data sets of curves
 TOGETHER, FEWEST, MOST_OF_A_MEAN = 2400, 12, 100  # points of all thin lines of a picture, of one; of a mean
 HEIGHT, FIRST_HEIGHT = 190, 370
 WIDTH = 760  # pixels of a standalone picture
-COLUMN = (400, 240)  # width of a paper's picture: as drawn in pixels, and in points (3.3 inches)
-DOTS = 300  # per inch, of its PNG
-WIDEST_LABEL, LINE_HEIGHT = 180, 14  # pixels of a setting's label next to its row
+POINTS = 0.65  # of a pixel in print, where texts of 12 and 13 pixels have 8 points
+COLUMN = 3.25  # inches: a paper's column
+DOTS = 300  # per inch, of a PNG for a paper
+LINE_HEIGHT = 14  # pixels of a setting's label next to its row
 LONGEST_LINE = 20  # characters of that label on one line
 LONGEST_BESIDE = 24  # characters; with a longer label the legend is below the picture
-WIDEST_LEGEND = 56  # characters in a row of a legend below a picture, with the markers
+CHARACTER = 7  # pixels of one in a legend
 FEW_ROWS = 12
 RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
@@ -51,9 +54,14 @@ AXES: dict[str, tuple[str, int]] = TABLES["axes"]  # axis -> its title, and what
 # ---- specifications ----
 
 
-def specification(figure: Figure, legend: Sequence[str], side: str = "", y_title: str | None = None) -> Spec:
-    """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture."""
-    columns = {"columns": max(1, WIDEST_LEGEND // (max(map(len, legend)) + 4))} if side == "bottom" else {}
+def specification(figure: Figure, legend: Sequence[str], side: str = "", paper: int = 0, font: str = "page") -> Spec:
+    """Return a picture in Vega-Lite, with named data sets. `side`: where the legend is; "": outside of the picture.
+
+    `paper`: the width in pixels of a picture for a paper, whose y axis has a title and whose texts a `font` of
+    tables.yaml.
+    """
+    in_a_row = (paper or WIDTH) // CHARACTER // (max(map(len, legend)) + 4)
+    columns = {"columns": max(1, in_a_row)} if side == "bottom" else {}
     shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
     grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
     markers = list(TABLES["markers"])
@@ -66,27 +74,36 @@ def specification(figure: Figure, legend: Sequence[str], side: str = "", y_title
     for name, (channel, values) in channels.items():
         scale = alt.Scale(domain=[*legend, *grey], range=values)
         by[name] = channel(field=SETTING, type="nominal", legend=shown, scale=scale)
-    layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, y_title)
+    layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, paper)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
-    return spec | {"autosize": {"type": "fit-x", "contains": "padding"}, "config": TABLES["vega"]}
+    config = TABLES["vega"] | {"font": TABLES["fonts"][font]}
+    return spec | {"autosize": {"type": "fit-x", "contains": "padding"}, "config": config}
 
 
 def _data(name: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
-def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple[list[Any], Any]:
-    """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped."""
-    scale = alt.Scale(type="log", nice=False) if figure.log else alt.Scale(zero=figure.share, nice=True)
+def _curves(figure: Figure, by: Mapping[str, Any], paper: int) -> tuple[list[Any], Any]:
+    """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped.
+
+    Runs are drawn in the order of their steps, along any x.
+    """
+    height, y_title = FIRST_HEIGHT if figure.large else HEIGHT, None
+    if paper:
+        height = paper // 2
+        y_title = wrap(figure.title + figure.unit, height // CHARACTER)
+    kind = "log" if figure.log else "linear"  # with ends that no band widens
+    scale = alt.Scale(domain=list(figure.limits), type=kind, nice=not figure.log, clamp=True)
     axis = alt.Axis(tickCount=5, format=figure.format)
     y, low = (alt.Y(f"{name}:Q", title=y_title, scale=scale, axis=axis) for name in ("y", "low"))
-    ticks = alt.Axis(tickCount=6, format="~s", labelOverlap=True, labelFlush=True)
-    x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(zero=False, nice=False, padding=4), axis=ticks)
+    scale_x = alt.Scale(zero=False, nice=False, padding=4)
+    x = alt.X("x:Q", title=figure.x_title, scale=scale_x, axis=alt.Axis(**TABLES["ticks"]))
     if figure.axis == "total":  # four hours, in seconds
         hours = alt.Axis(values=[3600 * hour for hour in range(5)], labelExpr="datum.value / 3600")
         x = alt.X("x:Q", title=figure.x_title, scale=alt.Scale(domain=[0, 4 * 3600]), axis=hours)
-    at = {"x": x, "y": y, "color": by["color"]}
+    at = {"x": x, "y": y, "color": by["color"], "order": alt.OrderValue(0)}
     means = _data(MEANS).transform_filter("isValid(datum.low)")
     layers = [
         means.mark_area(fillOpacity=0.16).encode(**at | {"y": low}, y2="high"),
@@ -95,14 +112,13 @@ def _curves(figure: Figure, by: Mapping[str, Any], y_title: str | None) -> tuple
         _data("marks").mark_point(filled=True, size=62, opacity=1).encode(**at, shape=by["shape"]),
         _data("stops").mark_text(text="\N{MULTIPLICATION X}", fontSize=13, fontWeight="bold").encode(**at),
     ]
-    return layers, FIRST_HEIGHT if figure.large else HEIGHT
+    return layers, height
 
 
 def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Return an interval per setting, a tick per seed, a line at 0 and a strip for what counts as no difference."""
     settings = [row[SETTING] for row in figure.rows["pairs"]]
-    zero = "datum.value == 0 ? '0' : datum.label"
-    axis = alt.Axis(grid=True, tickCount=7, format="+.0f", labelExpr=zero, labelOverlap=True)
+    axis = alt.Axis(**TABLES["points"])
     x, low = (alt.X(f"{name}:Q", title=figure.x_title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
     # a long label has a line for each word, and others as many blank ones above as keep them in the middle
     words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in settings]
@@ -110,14 +126,9 @@ def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
     texts = {name: [""] * ((lines - len(of)) // 2) + of for name, of in zip(settings, words, strict=True)}
     labels = alt.Axis(
         labelExpr=f"({json.dumps(texts, ensure_ascii=False)})[datum.label]",
-        labelFontSize=13,
-        labelColor="var(--fg)",
-        labelLimit=WIDEST_LABEL,
         labelLineHeight=LINE_HEIGHT,
         labelOffset=-LINE_HEIGHT * (lines - 1) / 2,
-        labelPadding=8,
-        domain=False,
-        ticks=False,
+        **TABLES["settings"],
     )
     y = alt.Y(f"{SETTING}:N", sort=settings, title=None, axis=labels, scale=alt.Scale(domain=settings))
     row = {"y": y, "color": by["color"]}
@@ -204,49 +215,63 @@ def with_own_ids(svg: str, prefix: str) -> str:
     return re.sub(r'(\bid="|url\(#)([\w-]+)', rf"\1{prefix}-\2", svg)
 
 
-def standalone(figure: Figure, legend: Sequence[str], paper: bool = False) -> str:
-    """Return a picture as SVG with its legend, on the colour of the page, with colours as CSS variables.
-
-    It has a title, or (`paper`) the width of a column and a title at its y axis, as its caption comes from the paper.
-    """
+def with_legend(figure: Figure, legend: Sequence[str], paper: int = 0, font: str = "page") -> Spec:
+    """Compile a picture with its legend, and a title unless it is for a paper, which has captions."""
     side = "" if figure.name == FOREST else "bottom" if paper or max(map(len, legend)) > LONGEST_BESIDE else "right"
-    if paper:
-        vega, width = compiled(replace(figure, large=False), legend, side=side, y_title=figure.title), COLUMN[0]
-    else:
+    vega = compiled(figure, legend, side=side, paper=paper, font=font)
+    if not paper:
         subtitle = [line for line in (figure.subtitle, figure.note) if line]
-        title = {"text": figure.title, "subtitle": subtitle, "anchor": "start", "offset": 8}
-        vega, width = compiled(figure, legend, side=side) | {"title": title}, WIDTH
-    return svg_of(vega | {"background": "var(--page)"}, rows_of(figure, legend), width)
+        vega["title"] = {"text": figure.title, "subtitle": subtitle, "anchor": "start", "offset": 8}
+    return vega
 
 
-def write_figures(figures: Sequence[Figure], legend: Sequence[str], folder: Path) -> None:
-    """Write each picture for a paper as NAME.svg, .png and .pdf, and its data as NAME.csv.
+def standalone(figure: Figure, legend: Sequence[str], paper: int = 0, font: str = "page") -> str:
+    """Return a picture as SVG with its legend, on the colour of the page, with colours as CSS variables."""
+    vega = with_legend(figure, legend, paper, font) | {"background": "var(--page)"}
+    return svg_of(vega, rows_of(figure, legend), paper or WIDTH)
 
-    The data of curves are every value of every run, and means with their intervals by step.
+
+def write_figures(
+    figures: Sequence[Figure], legend: Sequence[str], folder: Path, width: float = COLUMN, font: str = "sans"
+) -> None:
+    """Write each picture for a paper, so many inches wide, as NAME.svg, .png and .pdf, and its data as NAME.csv.
+
+    The data of curves are every value of every run, and means with their intervals along the picture's x.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    vl_convert.register_font_directory(str(Path(matplotlib.get_data_path(), "fonts", "ttf")))
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
-        svg = content.plain_colours(standalone(figure, legend, paper=True))
+        svg = content.plain_colours(standalone(figure, legend, round(72 * width / POINTS), font))
         pattern = r'\b(width|height)="([\d.]+)"'
-        svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * COLUMN[1] / COLUMN[0]:g}"', svg, count=2)
-        write_whole(folder / f"{stem}.svg", svg)
-        printed = {"png": vl_convert.svg_to_png(svg, scale=DOTS / 72), "pdf": vl_convert.svg_to_pdf(svg)}
-        for ending, picture in printed.items():
-            with whole(folder / f"{stem}.{ending}") as partial:
-                partial.write_bytes(picture)
-        rows = [{"data": name} | row for name, data_set in figure.rows.items() for row in data_set]
+        svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * POINTS:g}"', svg, count=2)
+        write_whole(folder / f"{stem}.svg", re.sub(pattern, r'\1="\2pt"', svg, count=2))
+        (folder / f"{stem}.png").write_bytes(vl_convert.svg_to_png(svg, scale=DOTS / 72))
+        (folder / f"{stem}.pdf").write_bytes(vl_convert.svg_to_pdf(svg))
+        frames = [pandas.DataFrame(rows).assign(data=name) for name, rows in figure.rows.items()]
         for curve in figure.curves:
-            if curve.seed is None and "step" not in curve.x:  # a mean along another axis
-                continue
-            named = {"data": "mean" if curve.seed is None else "run", "seed": curve.seed, SETTING: curve.setting}
-            columns = {**curve.x, "value": curve.y, **dict(zip(("low", "high"), curve.band or (), strict=False))}
-            for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-                rows.append(named | dict(zip(columns, values, strict=True)))
-        with whole(folder / f"{stem}.csv") as partial, partial.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+            if curve.seed is not None or figure.axis in curve.x:  # no mean along another axis
+                named = {"data": "mean" if curve.seed is None else "run", "seed": curve.seed, SETTING: curve.setting}
+                band = dict(zip(("low", "high"), curve.band or (), strict=False))
+                frames.append(pandas.DataFrame(named | dict(curve.x) | {"value": curve.y} | band))
+        write_whole(folder / f"{stem}.csv", pandas.concat(frames).to_csv(index=False))
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> None:
+    """Write each table without costs as NAME.tex, which needs booktabs, and NAME.csv with half widths by themselves."""
+    for table in tables:
+        stem = re.sub(r"\W+", "_", table.title.lower())
+        cells = pandas.DataFrame(table.rows, columns=table.head)
+        cells = cells.loc[:, ~cells.columns.str.endswith(" a run")]
+        cells = cells.replace({rf"\n[^{PLUS_MINUS}].*|^\W ": "", "\n": " "}, regex=True)  # no p, no sign of a verdict
+        tex = cells.to_latex(index=False, escape=True, column_format="@{}l" + "r" * (cells.shape[1] - 1) + "@{}")
+        tex = tex.replace(PLUS_MINUS, r"$\pm$").replace(MINUS, "$-$")
+        write_whole(folder / f"{stem}.tex", f"% {table.note}\n{tex}")
+        for name in cells:
+            if cells[name].str.contains(PLUS_MINUS).any():
+                parts = cells[name].str.replace("%", "").str.split(f" {PLUS_MINUS} ", expand=True)
+                cells[[name, f"{name} {PLUS_MINUS}"]] = parts
+        write_whole(folder / f"{stem}.csv", cells.replace(NONE, None).to_csv(index=False).replace(MINUS, "-"))
 
 
 # ---- Markdown ----
@@ -274,8 +299,9 @@ def page_of(report: Report) -> str:
     specifications, pictures = dict[str, Spec](), dict[str, Markup]()
     first = report.figures[0] if report.figures else None
     for place, figure in enumerate(figures):
-        specifications[figure.name] = vega = compiled(figure, legend)
-        svg = svg_of(vega, rows_of(figure, legend), FIRST_WIDTH if figure is first else OTHER_WIDTH)
+        specifications[figure.name] = vega = with_legend(figure, legend)
+        bare = vega | {"title": None, "legends": []}  # which the page has itself
+        svg = svg_of(bare, rows_of(figure, legend), FIRST_WIDTH if figure is first else OTHER_WIDTH)
         pictures[figure.name] = Markup(with_own_ids(svg, f"p{place}"))
     scripts = [RUNTIME.read_text("utf-8"), (content.TEMPLATES / "page.js").read_text("utf-8")]
     return filled(
@@ -305,7 +331,7 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
         curves = [
             {
                 "setting": legend.index(curve.setting),
-                "is_mean": curve.seed is None,
+                "seed": curve.seed,
                 "stopped": curve.stopped,
                 "x": {axis: short(x / AXES[axis][1], DIGITS + 1) for axis, x in curve.x.items() if axis in AXES},
                 "y": short(curve.y),
@@ -314,7 +340,8 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
             for curve in drawn(figure, legend)
         ]
         spec = specifications[figure.name]
-        out[figure.name] = {"spec": spec, "format": figure.format, "rows": figure.rows, "curves": curves}
+        out[figure.name] = {"spec": spec, "rows": figure.rows, "curves": curves}
+        out[figure.name] |= {"format": figure.format, "limits": figure.limits}
     titles = {axis: AXES[axis][0] for axis in axes_of(figures)}
     return {"settings": list(legend), "axes": titles, "figures": out}
 

@@ -2,15 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from rlreason.errors import ConfigError
 from rlreason.report.content import MOST_COLOURS, TABLES, Figure, Series, Verdict, counted
-from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Study
+from rlreason.report.study import AXES, LONGEST_NAME, PAPER_AXES, RUNNING, Study
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.statistics import LEVEL, half_width
 from rlreason.runtime.text import few
@@ -21,6 +22,7 @@ FOREST = "forest"  # the figure of differences
 
 
 OF_ACCURACY = "thin lines: seeds, \N{MULTIPLICATION X}: stopped early"
+LASTING, FAR = 5, 3.0  # see `limits_of`
 FEWEST_IN_BAND = 4  # seeds: of fewer, the band of Student's t covers most of a picture, and the seeds say more
 #: The curves in the order of the page, which leaves out what no run has measured.
 FIGURES = [Figure(**one) for one in TABLES["figures"]]
@@ -31,7 +33,7 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
 
     Values between measurements are interpolated, never extrapolated, so a run that broke off ends its setting's band.
     `share` keeps the band within 0 and 1, `log` above a third of the mean; of fewer than `FEWEST_IN_BAND` runs it is
-    NaN. None if the runs share no range.
+    NaN. None if the runs share no range, or x falls.
 
     >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
     >>> runs = [Series({"step": x[:n]}, y[:n] + 0.02 * n) for n in (2, 3, 2, 3)]
@@ -40,7 +42,7 @@ def mean_of(runs: Sequence[Series], axis: str, share: bool = False, log: bool = 
     ({'step': array([1., 2.])}, array([0.25, 0.45]), array([0.23, 0.43]), array([0.27, 0.47]))
     """
     xs = [run.x[axis] for run in runs if axis in run.x and len(run.y)]
-    if not runs or len(xs) < len(runs):
+    if not runs or len(xs) < len(runs) or any((np.diff(x) < 0).any() for x in xs):
         return None
     every = np.unique(np.concatenate(xs))
     grid = every[(every >= max(x.min() for x in xs)) & (every <= min(x.max() for x in xs))]
@@ -74,19 +76,54 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
     return [label for label in labels if label in (labels[0], *largest)]
 
 
-def figures_of(study: Study) -> list[Figure]:
+def limits_of(runs: Sequence[Series], far: float) -> tuple[float, float]:
+    """Return the ends of the y axis: of the values within `far` times the range of those that are not lone.
+
+    Lone is what a running median over `LASTING` values leaves out.
+    """
+    from scipy.ndimage import median_filter  # here: it takes a while to import
+
+    every = np.concatenate([run.y for run in runs])
+    kept = np.concatenate([median_filter(run.y, LASTING, mode="nearest") for run in runs])
+    reach = far * np.ptp(kept) / 2
+    shown = every[np.abs(every - (kept.min() + kept.max()) / 2) <= reach] if reach else every
+    return float(shown.min()), float(shown.max())
+
+
+def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapping[str, str]) -> list[Figure]:
+    """Plot these metrics of `metrics.jsonl`, or all of the page, against x, which the study was read with.
+
+    `labels`: name of a metric, or of x -> what its axis is called. `ConfigError` for a metric that no run has.
+    """
+    known, wanted = {one.name: one for one in FIGURES}, list[Figure]()
+    for metric in metrics or known:
+        like = known.get(metric.partition("/")[2], Figure(metric, metric, "", "~g"))
+        figure = known.get(metric) or replace(like, name=metric, source=metric)
+        figure = replace(figure, axis=x, x_title=labels.get(x, PAPER_AXES.get(x, (x, x, 1))[1]))
+        wanted.append(replace(figure, title=labels[metric], unit="") if metric in labels else figure)
+    figures = figures_of(study, wanted)
+    drawn = {figure.name for figure in figures if any(x in curve.x for curve in figure.curves)}
+    if missing := [name for name in metrics if name not in drawn] or ([] if drawn else [x]):
+        names = sorted({name for run in study.runs for name in run.series})
+        raise ConfigError(f"metrics.jsonl has no two values of {missing[0]} along {x}: give one of {few(names, 99)}")
+    return figures
+
+
+def figures_of(study: Study, wanted: Sequence[Figure] = FIGURES) -> list[Figure]:
     """Plot every measure against step, time, tokens and updates, accuracy first; leave out what has no two points."""
     figures = []
-    for figure in FIGURES:
-        runs, dropped, name = list[Series](), 0, figure.name  # dropped: do not fit on a logarithmic axis
+    for figure in wanted:
+        runs, outside, name = list[Series](), 0, figure.name  # outside: of the y axis
         sources = (figure.source or name, f"rollout/{name}", f"eval/{name}")  # of rollouts before evaluations
         for one, run in study.each:
             series = next((run.series[source] for source in sources if source in run.series), None)
             if series is None:
                 continue
             y = 1 - series.y if name == "live_groups" else series.y
-            fits = y > 0 if figure.log else np.full(len(y), True)
-            dropped += int((~fits).sum())
+            fits = np.isfinite(series.x.get(figure.axis, y))
+            if figure.log:
+                outside += int((y <= 0).sum())
+                fits &= y > 0
             if fits.any():
                 x = {axis: at[fits] for axis, at in series.x.items()}
                 runs.append(Series(x, y[fits], one.label, run.seed, run.state not in ("finished", RUNNING, WAITING)))
@@ -95,7 +132,10 @@ def figures_of(study: Study) -> list[Figure]:
         by_setting = defaultdict[str, list[Series]](list)
         for curve in runs:
             by_setting[curve.setting].append(curve)
-        means = [mean_of(of, axis, figure.share, figure.log) for axis, of in product(AXES, by_setting.values())]
+        axes = dict.fromkeys((*AXES, figure.axis))
+        means = [mean_of(of, axis, figure.share, figure.log) for axis, of in product(axes, by_setting.values())]
+        limits = limits_of(runs, 1e9 if figure.log else FAR)  # a logarithmic axis has room
+        outside += sum(int((run.y != run.y.clip(*limits)).sum()) for run in runs)
         subtitle = figure.subtitle
         if figure.large:
             banded = max(map(len, by_setting.values())) >= FEWEST_IN_BAND
@@ -107,9 +147,10 @@ def figures_of(study: Study) -> list[Figure]:
                 figure,
                 subtitle=subtitle,
                 alt=f"{figure.title} ({figure.subtitle}). Last values: {few(last, MOST_IN_ALT)}.",
-                note=f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else "",
+                note=f"Outside of the axis: {counted(outside, 'value')}." if outside else "",
                 curves=[*filter(None, means), *runs],
-                log=figure.log and len({*np.concatenate([run.y for run in runs]).tolist()}) > 1,  # one has no ticks
+                limits=limits,
+                log=figure.log and limits[0] < limits[1],  # one value has no ticks
             )
         )
     return figures

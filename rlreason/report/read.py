@@ -5,6 +5,7 @@ These are CSV files, TRL's completions, lm-eval's samples and Inspect's logs.
 
 import csv
 import json
+import math
 import os
 import re
 import zipfile
@@ -24,6 +25,7 @@ from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.content import Series
 from rlreason.report.study import (
     AXES,
+    PAPER_AXES,
     RUNNING,
     Answers,
     GradedProblem,
@@ -42,8 +44,11 @@ Note = Callable[[str], None]  # takes a line about a broken part of a folder
 GRADED = ("problem_id", "question", "outcome")  # fields of a response
 
 
-def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
-    """Read one run; broken parts of its folder are noted and left out. A run in progress has no final evaluation."""
+def read_run(folder: Path, state: RunState, note: Note, x: str = "") -> StudyRun:
+    """Read one run; broken parts of its folder are noted and left out. A run in progress has no final evaluation.
+
+    `x`: one more axis of its curves, of PAPER_AXES or a key of metrics.jsonl.
+    """
     run = StudyRun(folder, state.key, state.seed, state.status, state.reason)
     run.shared_machine, run.seconds = state.shared_machine, state.seconds
     if not folder.is_dir():
@@ -63,11 +68,18 @@ def read_run(folder: Path, state: RunState, note: Note) -> StudyRun:
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name) for row in rows], np.float64) for name in names}
         counters = {axis: columns[name] for axis, name in AXES.items() if name in columns}
+        key, _, unit = PAPER_AXES.get(x, (x, x, 1))
+        if x == "prompts":
+            unit = run.settings.get("group_size", math.nan) / run.settings.get("rollout_batch_size", math.nan)
+        if key in columns:
+            from pandas import Series as Column  # here: it takes half a second to import
+
+            counters[x] = Column(columns[key]).ffill().to_numpy() / unit
         for name, values in columns.items():
             finite = np.isfinite(values)  # None has become NaN
             if finite.any():
-                x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
-                run.series[name] = Series(x, values[finite])
+                xs = {axis: at[finite] for axis, at in counters.items() if axis == x or np.isfinite(at[finite]).all()}
+                run.series[name] = Series(xs, values[finite])
         run.totals = {axis: float(run.series[name].y[-1]) for axis, name in AXES.items() if name in run.series}
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
     files = reader.evaluations()
@@ -103,14 +115,14 @@ class Given:
     picked: int = 0  # the number of settings of its sweep, if it is the best one of them
 
 
-def read_study(folders: Sequence[Path]) -> Study:
+def read_study(folders: Sequence[Path], x: str = "") -> Study:
     """Read runs, sweeps, settings of sweeps (SWEEP/KEY=VALUE) into one study; `ConfigError` if nothing was found.
 
     Settings are distinguished by what was swept, or by differences of their configs. The reference is that of the
-    first whole sweep, else the first setting given. What is broken has a line in `Study.problems`.
+    first whole sweep, else the first setting given. What is broken has a line in `Study.problems`. `x`: see `read_run`.
     """
     problems, notes = list[str](), list[str]()
-    given = [_given(folder, problems.append) for folder in folders]
+    given = [_given(folder, problems.append, x) for folder in folders]
     state, runs = given[0].state, [run for one in given for run in one.runs]
     on_purpose = list(purposes(state.axes)) if state is not None else []
     if not all(one.state for one in given) or len({run.folder.parent for run in runs}) > 1:  # of no sweep, or several
@@ -164,10 +176,10 @@ def read_study(folders: Sequence[Path]) -> Study:
     )
 
 
-def _given(path: Path, note: Note) -> Given:
+def _given(path: Path, note: Note, x: str) -> Given:
     """Read the runs of one argument; `ConfigError` if it is none of these."""
     if (path / CONFIG).exists() and not (path / FILE).exists():
-        run = read_run(path, refreshed(RunState(path.name, [], {}, 0), path.parent, note), note)
+        run = read_run(path, refreshed(RunState(path.name, [], {}, 0), path.parent, note), note, x)
         run.seed = int(run.settings.get("seed") or 0)
         return Given(path, [run])
     sweep, part = (path, "") if path.is_dir() else (path.parent, path.name)
@@ -179,7 +191,7 @@ def _given(path: Path, note: Note) -> Given:
     if not some:
         names = few([run.name for run in state.runs], 3)
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {part}: its runs are {names}")
-    given = Given(path, [read_run(sweep / run.name, run, note) for run in some], state, not part)
+    given = Given(path, [read_run(sweep / run.name, run, note, x) for run in some], state, not part)
     accuracies = defaultdict[Key, list[float]](list)
     for one in state.runs:
         accuracies[one.key].append(one.accuracy or 0.0)

@@ -12,15 +12,23 @@ from rlreason.evaluation.accuracy import pass_at
 from rlreason.evaluation.cases import category
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
-from rlreason.report.content import SIGNS, Case, Report, Table, Verdict, filled
+from rlreason.report.content import NONE, PLUS_MINUS, SIGNS, TABLES, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import RUNNING, Setting, Study, correctness
-from rlreason.report.verdicts import NO_TRAINING, not_told_apart, p_text, signed, summary_of, verdicts_of
-from rlreason.runtime.statistics import paired_difference
+from rlreason.report.verdicts import (
+    NO_TRAINING,
+    effects_of,
+    not_told_apart,
+    p_text,
+    signed,
+    size,
+    summary_of,
+    verdicts_of,
+)
+from rlreason.runtime.statistics import LEVEL, holm, paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 
-NONE = "\N{EN DASH}"
 LONGEST = 320  # characters of a value in a table
 MEASURED = "How accuracy was measured"
 TOLD_APART = "Who can be told from whom"
@@ -40,7 +48,13 @@ def build_report(study: Study) -> Report:
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
     details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
     details += [("Command", study.command)] if study.command else []
-    tables = [measured_table(study), settings_table(study, verdicts), passes_table(study), health_table(study)]
+    tables = [
+        measured_table(study),
+        settings_table(study, verdicts),
+        effects_table(study, verdicts),
+        passes_table(study),
+        health_table(study),
+    ]
     return Report(
         name=study.name,
         question=study.question,
@@ -57,7 +71,7 @@ def build_report(study: Study) -> Report:
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *study.carried],
         figures=figures_of(study),
-        tables=[table for table in tables if table is not None],
+        tables=[*filter(None, tables)],
         log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
@@ -163,13 +177,13 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     for one, verdict in zip(study.settings, [None, *verdicts], strict=True):
         accuracy, difference, word = NONE, NONE, "reference"
         if one.accuracies:
-            interval = accuracy_of(one)
-            accuracy = "{}\n{} to {}".format(*map(percent, interval)) if interval else percent(0.0)
+            mean, low, high = accuracy_of(one) or (0.0, 0.0, 0.0)  # its ends are kept within 0 and 1
+            accuracy = f"{percent(mean)}\n{PLUS_MINUS} {size(max(mean - low, high - mean))}"
         if verdict is not None:
             word = f"{SIGNS[verdict.word]} {verdict.word}"
             if (d := verdict.difference) is not None:
                 word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
-                difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
+                difference = f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}"
         rows.append([
             one.label,
             accuracy,
@@ -180,8 +194,8 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
             _mean_of([run.totals.get("tokens") for run in one.runs], millions),
         ])  # fmt: skip
     note = (
-        "Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems, with one seed over "
-        "problems only."
+        f"Accuracy and difference (points): the final evaluation, {PLUS_MINUS} half the width of its 95% interval over "
+        "seeds and problems, with one seed over problems only."
     )
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
 
@@ -206,6 +220,22 @@ def measured_table(study: Study) -> Table | None:
     )
     head = ["no.", " ".join(study.axes) or "run", "accuracy", "95% interval", "cannot be told from"]
     return Table(TOLD_APART, head, rows, frozenset({2, 3}), note)
+
+
+def effects_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
+    """Return what values of two swept keys change, alone and together; None without a whole grid, compared alike."""
+    if any(verdict.difference is None for verdict in verdicts) or not (effects := effects_of(study)):
+        return None
+    rows = []
+    for (what, how, d), p in zip(effects, holm([d.p for _, _, d in effects]), strict=True):
+        word = ("better" if d.mean > 0 else "worse") if p <= LEVEL else "cannot tell"
+        rows.append([f"{what}\n{how}", f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}", f"{word}\n{p_text(p)}"])
+    note = (
+        f"Against the values of {study.reference.label}: accuracy points and 95% interval, over problems and the "
+        f"{effects[0][2].seeds} seeds that all settings ran; p by Holm's correction over this table. Alone: the mean "
+        "over the other key's values. Together: what both change, minus what each changes by itself."
+    )
+    return Table(TABLES["effects"], ["value", "points", "verdict"], rows, frozenset({1}), note)
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:

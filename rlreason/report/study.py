@@ -19,6 +19,8 @@ from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
 AXES: dict[str, str] = TABLES["counters"]
+#: x axis of a figure for a paper -> key of `metrics.jsonl`, title, what it is divided by.
+PAPER_AXES: dict[str, tuple[str, str, float]] = TABLES["paper_axes"]
 RUNNING = "running"
 LONGEST_NAME = 32  # characters of a reference in a sentence
 

@@ -1,13 +1,14 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
-from rlreason.report.content import TABLES, Verdict, counted
+from rlreason.report.content import MINUS, TABLES, Verdict, counted
 from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
 from rlreason.runtime.statistics import (
     LEVEL,
@@ -18,11 +19,11 @@ from rlreason.runtime.statistics import (
     Floats,
     compared,
     holm,
+    paired_difference,
     seeds_needed,
 )
 from rlreason.runtime.text import few
 
-MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
 WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
@@ -292,6 +293,33 @@ def caveats_of(pairing: Pairing) -> list[str]:
         own = "each setting is measured under its own"
         caveats.append(f"This sweep varies {few(pairing.on_purpose)} on purpose; {own}.")
     return caveats
+
+
+def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
+    """Return (values, which effect, difference) of a whole grid of two swept keys, where 0 is the reference's value.
+
+        alone, i: mean_j (x_ij - x_0j),     together, i and j: (x_ij - x_0j) - (x_i0 - x_00)
+
+    x is the correctness (seeds, problems) of the seeds that all settings ran on the problems that all runs answered, so
+    that each effect is a paired difference. [] without such a grid, or with one seed.
+    """
+    columns = {name: np.array([dict(one.key).get(name, "") for one in study.settings]) for name in study.axes}
+    varied = {name.rpartition(".")[2]: of for name, of in columns.items() if len({*of}) > 1}
+    finals = [set(final) for one in study.settings for final in one.finals]
+    if len(varied) != 2 or math.prod(len({*of}) for of in varied.values()) != len(study.settings) or not finals:
+        return []
+    right = correctness(study.settings, sorted(set.intersection(*finals)))
+    seeds = set.intersection(*map(set, right))
+    if len(seeds) < 2:
+        return []
+    x = np.array([[of[seed] for seed in sorted(seeds)] for of in right])  # (settings, seeds, problems)
+    weights = [  # of each key: value -> 1 where a setting has it, -1 where the reference's
+        {f"{name}={value}": 1.0 * (of == value) - (of == of[0]) for value in dict.fromkeys(of) if value != of[0]}
+        for name, of in varied.items()
+    ]
+    effects = [(what, "alone", w * 2 / np.abs(w).sum()) for of in weights for what, w in of.items()]
+    effects += [(f"{a} {b}", "together", weights[0][a] * weights[1][b]) for a, b in product(*weights)]
+    return [(what, how, paired_difference(np.tensordot(w, x, 1))) for what, how, w in effects]
 
 
 def best_of(study: Study) -> Setting:

@@ -12,7 +12,8 @@
   const isShown = (row) => !state.hidden.has(row.setting) && isInZoom(row);
   function rowsOf({ rows, curves }) {
     const sets = { ...rows, ...(curves.length > 0 && { means: [], seeds: [], marks: [], stops: [] }) };
-    curves.forEach(({ setting: place, is_mean, stopped, x, y, band }, run) => {
+    curves.forEach(({ setting: place, seed, stopped, x, y, band }, run) => {
+      const is_mean = seed === null;
       if (!(state.axis in x) || (!is_mean && !state.seeds)) return;
       const [xs, [low, high], setting] = [x[state.axis], band, page.settings[place]];
       const points = y.map((y, k) => ({ x: xs[k], y, low: low?.[k], high: high?.[k], setting, run }));
@@ -24,6 +25,25 @@
     });
     return Object.entries(sets).map(([name, some]) => [name, some.filter(isShown)]);
   }
+  // A view of a picture, without what the page has itself; `show` gives it the rows, and the y axis the ends of the lines.
+  const ends = ["low", "high"].map((name) => ({ name, value: 0 }));
+  const scaled = (one) => (one.name === "y" ? { ...one, domain: ends.map(({ name }) => ({ signal: name })) } : one);
+  function viewOf({ spec, curves }, more, options, width) {
+    const fixed = (one) => (one.name === "width" && width !== undefined ? { name: "width", value: width } : one);
+    const signals = [...spec.signals.map(fixed), ...ends];
+    const scales = curves.length > 0 ? spec.scales.map(scaled) : spec.scales;
+    const parsed = vega.parse({ ...spec, signals, scales, ...more }, null, { ast: true });
+    return new vega.View(parsed, { expr: vega.expressionInterpreter, hover: false, ...options });
+  }
+  function show(view, figure) {
+    const sets = rowsOf(figure);
+    const ys = sets.flatMap(([name, some]) => (["means", "seeds"].includes(name) ? some.map(({ y }) => y) : []));
+    const [low, high] = figure.limits;
+    for (const [name, rows] of sets) view.data(name, rows);
+    view.signal("low", ys.reduce((a, b) => Math.min(a, Math.max(b, low)), high));
+    view.signal("high", ys.reduce((a, b) => Math.max(a, Math.min(b, high)), low));
+    return view.signal("xtitle", page.axes[state.axis]);
+  }
 
   // ---- drawing: when a picture is near the screen; a change draws those anew, and the others when they come near ----
   async function draw(plot) {
@@ -33,12 +53,10 @@
     if (plot.view === undefined) {
       const container = Object.assign(document.createElement("div"), { className: "live", ariaHidden: "true" });
       plot.prepend(container);
-      const options = { expr: vega.expressionInterpreter, renderer: "svg", container, hover: false };
-      plot.view = new vega.View(vega.parse(figure.spec, null, { ast: true }), options);
+      plot.view = viewOf(figure, { title: null, legends: [] }, { renderer: "svg", container });
       if (curves.includes(plot)) listen(plot);
     }
-    for (const [name, rows] of rowsOf(figure)) plot.view.data(name, rows);
-    await plot.view.signal("xtitle", page.axes[state.axis]).runAsync();
+    await show(plot.view, figure).runAsync();
     plot.querySelector(".still")?.remove();
     plot.dataset.ready = "1";
   }
@@ -71,6 +89,43 @@
   };
   addEventListener("beforeprint", () => all("details").forEach((details) => (details.open = true)));
   addEventListener("beforeprint", () => plots.forEach(draw));
+
+  // ---- a picture to take away: as it is shown, with legend and title, in the colours of a light page ----
+  const style = getComputedStyle(document.documentElement);
+  const light = (svg) => svg.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).match(/#\w+/)[0]);
+  async function svgOf(figure) {
+    const view = viewOf(figure, { background: "#fff" }, { renderer: "none" }, 760);
+    return light(await show(view, figure).toSVG());
+  }
+  async function pngOf(figure) {
+    const image = new Image();
+    image.src = `data:image/svg+xml,${encodeURIComponent(await svgOf(figure))}`;
+    await image.decode();
+    const canvas = Object.assign(document.createElement("canvas"), { width: 2 * image.width, height: 2 * image.height });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return new Promise((done) => canvas.toBlob(done));
+  }
+  function csvOf({ rows, curves }) {
+    const flat = Object.entries(rows).flatMap(([data, some]) => some.map((row) => ({ data, ...row })));
+    for (const { setting, seed, x, y, band } of curves.filter(({ x }) => state.axis in x)) {
+      const [data, of, xs] = [seed === null ? "mean" : "run", page.settings[setting], Object.entries(x)];
+      const at = (k) => Object.fromEntries(xs.map(([axis, values]) => [axis, values[k]]));
+      const row = (value, k) => ({ data, seed, setting: of, ...at(k), value, low: band[0]?.[k], high: band[1]?.[k] });
+      flat.push(...y.map(row));
+    }
+    const names = [...new Set(flat.flatMap(Object.keys))];
+    const cell = (value) => (/[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : (value ?? ""));
+    return [names, ...flat.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join()).join("\n");
+  }
+  const kinds = { svg: [svgOf, "image/svg+xml"], png: [pngOf, "image/png"], csv: [csvOf, "text/csv"] };
+  for (const button of all("[data-take]")) {
+    button.onclick = async () => {
+      const [{ figure, take }, { figures }] = [button.dataset, page];
+      const [made, type] = kinds[take];
+      const href = URL.createObjectURL(new Blob([await made(figures[figure])], { type }));
+      Object.assign(document.createElement("a"), { href, download: `${figure.replace(/\W+/g, "_")}.${take}` }).click();
+    };
+  }
 
   // ---- the cursor: by pointer or arrow keys, on all curves at once, with the values as text below each ----
   function lay(plot, name, ends) {
