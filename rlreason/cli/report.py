@@ -5,6 +5,7 @@ folder given. RUNS are folders of runs, sweeps, or settings of a sweep (SWEEP/KE
 """
 
 import argparse
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.compare import entry
+from rlreason.report.forecast import forecast_text, forecasts_of
 from rlreason.report.read import read_study
 from rlreason.report.sections import build_report
 from rlreason.runtime.files import write_whole
@@ -28,6 +30,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; the first folder given")
     figures = "also every picture as SVG, PNG and PDF of a paper's column, and its data as CSV"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
+    later = "also the accuracy to expect at this later step, and the ceiling"
+    parser.add_argument("--forecast", type=float, metavar="STEPS", help=later)
     parser.add_argument(
         "--assignment", choices=COURSES, help=f"the write-up of a whole assignment, of all sweeps below RUN ({RUNS})"
     )
@@ -55,7 +59,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
     out = folder_of(out, runs[0])
     with console.wait("writing the report"):
-        report = build_report(read_study(runs))
+        study = read_study(runs)
+        forecasts = [] if arguments.forecast is None else forecasts_of(study, arguments.forecast)
+        report = build_report(study)
         try:
             write_whole(out / HTML, page_of(report))
             write_markdown(report, out / MARKDOWN)
@@ -67,11 +73,13 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     for verdict in report.verdicts:
         word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
         lines.append(f"{word}{verdict.sentence}")
+    lines += ["", *forecast_text(forecasts)] if forecasts else []
     lines += [f"! {line}" for line in (*report.warnings, *report.problems)]
     lines += ["", f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)"]
     lines += [f"figures: {figures}"] if figures is not None else []
     told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
     told |= {"warnings": report.warnings, "problems": report.problems}
+    told |= {"forecast": [asdict(one) | {"ceiling_told": one.told} for one in forecasts]} if forecasts else {}
     told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}
     return Answer("\n".join(lines), told)
 
