@@ -33,8 +33,7 @@ class Forecast:
 
     setting: str
     seeds: int
-    evaluations: int
-    step: float  # of the last one
+    step: float  # of the last evaluation
     reached: float
     at: float  # the step asked for
     value: Interval  # as it would be measured there
@@ -45,7 +44,7 @@ class Forecast:
     def told(self) -> bool:
         """Return whether the data, and not the ends of the scale, bound the ceiling."""
         _, low, high = self.ceiling
-        return 0 < low < high < 1 or 0 < high - low < NARROW
+        return bool(0 < low < high < 1 or 0 < high - low < NARROW)
 
 
 def curves_of(setting: Setting) -> tuple[Floats, dict[int, Floats]]:
@@ -95,8 +94,8 @@ def fitted(steps: Floats, accuracies: Floats, at: float) -> tuple[Interval, Inte
         if seeds > 1:
             half = np.maximum(half, over_seeds * values.std(axis=1, ddof=1) / math.sqrt(seeds))
         mean, half = values.mean(axis=1), np.hypot(half, over_residuals * math.sqrt(of_one / seeds))
-        low, high = float((mean - half)[accepted].min()), float((mean + half)[accepted].max())
-        return float(np.clip(mean[best], 0, 1)), max(low, 0.0), min(high, 1.0)
+        low, high = (mean - half)[accepted].min(), (mean + half)[accepted].max()
+        return np.clip(mean[best], 0, 1), max(low, 0.0), min(high, 1.0)
 
     return interval(parts(np.array([at]))[:, 0], noise), interval(np.tile([0.0, 1.0], (len(x), 1)), 0.0)
 
@@ -112,8 +111,8 @@ def forecasts_of(study: Study, at: float) -> list[Forecast]:
         if at <= steps[-1]:
             raise ConfigError(f"--forecast {at:g} is not after step {steps[-1]:g} of {setting.label}: give a later one")
         accuracies = np.stack([*curves.values()])
-        reached, intervals = float(accuracies[:, -1].mean()), fitted(steps, accuracies, at)
-        one = Forecast(setting.label, len(curves), len(steps), float(steps[-1]), reached, at, *intervals)
+        reached, intervals = accuracies[:, -1].mean(), fitted(steps, accuracies, at)
+        one = Forecast(setting.label, len(curves), steps[-1], reached, at, *intervals)
         found.append(replace(one, against=against(one, found[0], (steps, curves), reference)) if found else one)
     return found
 

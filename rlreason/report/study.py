@@ -198,7 +198,7 @@ def clusters_of(settings: Sequence[Setting], problems: Sequence[str]) -> dict[st
     """Return fact of `CLUSTERS` -> its value for each problem, where there are enough different ones."""
     finals, found = [final for setting in settings for final in setting.finals], dict[str, list[str]]()
     for fact in CLUSTERS:
-        told = ([final[name].facts.get(fact, "") for final in finals] for name in problems)
+        told = [[final[name].facts.get(fact, "") for final in finals] for name in problems]
         values = [max(of, default="") for of in told]  # not every program tells it
         if len({*values}) >= (2 if fact == "cluster" else FEWEST_CLUSTERS):
             found[fact] = values
