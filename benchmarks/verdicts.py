@@ -10,7 +10,9 @@ normal amount of `spread` points, the same distribution for both settings, so ne
     plain      a problem is as hard for one setting as for the other
     suits      each setting suits some problems more (standard deviation of 15 points)
     saturated  accuracies near 0.95
-    clusters   settings differ by subject, of which there are 8 (standard deviation of 3 points)
+    clusters   settings differ by subject, of which there are 4, 8 or 40 (standard deviation of 3 points), and the rule
+               knows the subject of each problem
+    unknown    the same, but it does not
 
 Called as their documentation says for data with seeds: evalstats with a column `run`; errorbars with the seeds as
 samples of a question, which it averages; evalsig reads one run a side. They are made for two finished models, whose
@@ -32,20 +34,28 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 LEVEL = 0.05
-SUITS, BY_SUBJECT, SUBJECTS = 0.15, 0.03, 8
+SUITS, BY_SUBJECT = 0.15, 0.03
 
 
 class Cell(NamedTuple):
-    """One design: seeds a side, problems, spread of seeds in points, kind of problems."""
+    """One design: seeds a side, problems, spread of seeds in points, kind of problems, subjects."""
 
     seeds: int
     problems: int
     spread: float
     kind: str = "plain"
+    subjects: int = 0
+
+    @property
+    def subject(self) -> list[int]:
+        """Return the subject of each problem."""
+        return [p % self.subjects for p in range(self.problems)]
 
 
 GRID = [Cell(*of) for of in product((2, 3, 4, 6, 8), (256, 1319, 5000), (0.0, 1.0, 2.0, 3.5, 5.0))]
-GRID += [Cell(s, 1319, x, kind) for kind in ("suits", "saturated", "clusters") for s in (2, 4, 8) for x in (0.0, 2.0)]
+GRID += [Cell(s, 1319, x, kind) for kind in ("suits", "saturated") for s in (2, 4, 8) for x in (0.0, 2.0)]
+GRID += [Cell(s, 1319, x, "clusters", k) for k in (4, 8, 40) for s in (2, 4, 8) for x in (0.0, 2.0)]
+GRID += [Cell(s, 1319, 0.0, "unknown", 8) for s in (2, 4, 8)]
 BESIDE = [Cell(s, 1319, x) for s in (2, 4, 8) for x in (0.0, 2.0, 5.0)]  # where the packages are asked too
 
 
@@ -56,8 +66,8 @@ def answers(rng: np.random.Generator, cell: Cell, gain: float = 0.0) -> tuple[Fl
         right = base + shift
         if cell.kind == "suits":
             right = right + rng.normal(0, SUITS, cell.problems)
-        if cell.kind == "clusters":
-            right = right + rng.normal(0, BY_SUBJECT, SUBJECTS)[np.arange(cell.problems) % SUBJECTS]
+        if cell.subjects:
+            right = right + rng.normal(0, BY_SUBJECT, cell.subjects)[cell.subject]
         of_seeds = rng.normal(0, cell.spread / 100, (cell.seeds, 1))
         sides.append((rng.random((cell.seeds, cell.problems)) < np.clip(right + of_seeds, 0, 1)).astype(np.float64))
     return sides[0], sides[1]
@@ -71,16 +81,18 @@ def hardness(rng: np.random.Generator, cell: Cell) -> Floats:
 def true_gain(rng: np.random.Generator, cell: Cell, gain: float, draws: int = 1_000_000) -> float:
     """Return what `gain` comes to in accuracy, which ends at 1."""
     right = hardness(rng, cell._replace(problems=draws)) + rng.normal(0, cell.spread / 100, draws)
-    if cell.kind in ("suits", "clusters"):
-        right = right + rng.normal(0, SUITS if cell.kind == "suits" else BY_SUBJECT, draws)
+    if cell.kind == "suits" or cell.subjects:
+        right = right + rng.normal(0, BY_SUBJECT if cell.subjects else SUITS, draws)
     return float((np.clip(right + gain, 0, 1) - np.clip(right, 0, 1)).mean())
 
 
-def interval_of(a: Floats, b: Floats) -> tuple[float, float, float]:
-    """Return (low, high, p) of b - a by this project's rule."""
-    from rlreason.runtime.statistics import paired_difference
+def interval_of(a: Floats, b: Floats, cell: Cell | None = None) -> tuple[float, float, float]:
+    """Return (low, high, p) of b - a by this project's rule, by subject where they are known."""
+    from rlreason.runtime.statistics import clustered, paired_difference
 
     found = paired_difference(b - a)
+    if cell is not None and cell.kind == "clusters":
+        found = clustered(found, dict(enumerate(b)), dict(enumerate(a)), cell.subject)
     return found.low, found.high, found.p
 
 
@@ -158,7 +170,10 @@ def false_shares(cell: Cell, n: int, seed: int, tools: str | None) -> dict[str, 
 def covered(cell: Cell, n: int, seed: int, gain: float = 0.03) -> float:
     """Return the share of `n` pairs whose interval holds a difference that is known."""
     rng = np.random.default_rng([seed, 1, *map(int, cell[:2]), int(10 * cell.spread), len(cell.kind)])
-    found, gain_in_accuracy = [interval_of(*answers(rng, cell, gain)) for _ in range(n)], true_gain(rng, cell, gain)
+    found, gain_in_accuracy = (
+        [interval_of(*answers(rng, cell, gain), cell) for _ in range(n)],
+        true_gain(rng, cell, gain),
+    )
     return float(np.mean([low <= gain_in_accuracy <= high for low, high, _ in found]))
 
 
@@ -209,13 +224,13 @@ def main() -> None:
         draw(rows, asked.figure)
     if asked.grid:
         print(
-            "\n| seeds | problems | spread | kind | false | a difference of 3 points is covered |\n"
-            + "| --- " * 6
+            "\n| seeds | problems | spread | kind | subjects | false | a difference of 3 points is covered |\n"
+            + "| --- " * 7
             + "|"
         )
         for cell in GRID:
             rng = np.random.default_rng([asked.seed, 2, *map(int, cell[:2]), int(10 * cell.spread), len(cell.kind)])
-            false = np.mean([interval_of(*answers(rng, cell))[2] <= LEVEL for _ in range(asked.pairs)])
+            false = np.mean([interval_of(*answers(rng, cell), cell)[2] <= LEVEL for _ in range(asked.pairs)])
             held = covered(cell, asked.pairs, asked.seed)
             print(f"| {' | '.join(map(str, cell))} | {false:.1%} | {held:.1%} |", flush=True)
     return None

@@ -87,6 +87,15 @@ def test_csv_files(rates, tmp_path, cli):
         lines = [f"{n},0,p{p},{v}\n" for n, of in zip("ab", hits, strict=True) for p in range(70) for v in of]
         file.write_text(CSV + "".join(lines))
         assert cli.figures("compare", file)[0]["difference"] == 0.5
+    lines = [
+        f"{n},{s},p{p},{int(p < 40 + of * 8)},{p // 8}\n"
+        for of, n in enumerate("ab")
+        for s in range(3)
+        for p in range(80)
+    ]
+    file.write_text(CSV.strip() + ",cluster\n" + "".join(lines))
+    (one,) = cli.figures("compare", file)
+    assert (one["verdict"], one["clusters"], one["difference"]) == ("cannot tell", "10 clusters", pytest.approx(0.1))
     of_b = [row for row in rows("b", 3, 0.9).splitlines() if not row.startswith("b,1,") or row.startswith("b,1,p7,")]
     file.write_text(CSV + rows("a", 3, 0.3) + "\n".join(of_b))
     assert cli.figures("compare", file)[0]["problems"] == 1  # seed 1 of b answered no other

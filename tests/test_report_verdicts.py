@@ -146,6 +146,20 @@ def test_repeated_questions():
     assert (repeated.problems, repeated.mean, repeated.half) == pytest.approx((16, plain.mean, plain.half))
 
 
+def test_clusters():
+    """Bug: a lead in one subject of five is taken for one in any other."""
+    k = np.arange(200)
+    r = {seed: (k % 2 == 0) | (k == 4 * seed + 1) for seed in range(4)}
+    a = {seed: (k % 2 == 0) | (k < 40 - seed) for seed in range(4)}
+    for fact, outcome in (("level", "better"), ("subject", "cannot tell")):
+        study = answered(R=r, A=a)
+        for run in study.runs:
+            run.final = {p: replace(of, facts={fact: f"{n // 40}"}) for n, (p, of) in enumerate(run.final.items())}
+        verdict = verdict_of(study)
+        assert (verdict.outcome, verdict.clusters) == (outcome, "5 subjects" * (fact == "subject"))
+        assert ("On problems of these 5 subjects alone" in verdict.sentence) == (fact == "subject")
+
+
 CELLS = list(itertools.product((2, 3, 4, 8), ((0.03, 0.03), (0.02, 0.05))))  # seeds, and spreads equal or unequal
 
 

@@ -142,6 +142,19 @@ def test_the_assumed_half_widths_are_those_of_the_simulation():
         assert 100 * found == pytest.approx(widths[place], abs=0.6 if seeds > 2 else 2)
 
 
+@given(st.integers(0, 1000), st.sampled_from([1, 2, 4]))
+def test_clusters_of_one_size_are_judged_as_if_each_were_a_problem(seed, seeds):
+    """Bug: problems of one subject narrow the interval of an effect that they share."""
+    a, b = layout(seeds, 32, seed), layout(seeds, 32, seed + 1)
+    a += np.repeat(np.random.default_rng(seed).normal(0, 1, 8), 4)
+    sides, clusters = [dict(enumerate(side)) for side in (a, b)], np.repeat(range(8), 4).tolist()
+    by_problem, by_cluster = own.compared(*sides), own.paired_difference((a - b).reshape(seeds, 8, 4).mean(axis=2))
+    found = own.clustered(by_problem, *sides, clusters)
+    assert found.mean == pytest.approx(by_problem.mean)
+    assert found.half == pytest.approx(max(by_problem.half, by_cluster.half))
+    assert own.clustered(by_problem, *sides, [0] * 32) is by_problem  # one cluster
+
+
 @pytest.mark.long
 def test_families_of_sixteen_are_rarely_told_apart_however_few_the_problems():
     """Two seeds tie in 1 to 4% of pairs: no p-value may be 0 by that. Bounds: three standard errors of 300 families."""

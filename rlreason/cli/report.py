@@ -5,6 +5,7 @@ folder given. RUNS are folders of runs, sweeps, or settings of a sweep (SWEEP/KE
 """
 
 import argparse
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.compare import entry
 from rlreason.report.figures import figures_for_paper
+from rlreason.report.forecast import forecast_text, forecasts_of
 from rlreason.report.read import read_study
 from rlreason.report.sections import TOLD_APART, build_report
 from rlreason.report.study import PAPER_AXES
@@ -44,6 +46,8 @@ def add_arguments(parser: Parser) -> None:
     paper.add_argument("--font", choices=("sans", "serif"), default="sans", help="of their text, which has 8 points")
     labels = "another name for a metric, the x axis or a setting: eval/accuracy=Accuracy"
     paper.add_argument("--label", nargs="+", default=[], metavar="NAME=TEXT", help=labels)
+    later = "also the accuracy to expect at this later step, and the ceiling"
+    parser.add_argument("--forecast", type=float, metavar="STEPS", help=later)
     parser.add_argument(
         "--assignment", choices=COURSES, help=f"the write-up of a whole assignment, of all sweeps below RUN ({RUNS})"
     )
@@ -75,6 +79,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         labels = dict(text.rpartition("=")[::2] for text in arguments.label)
         for one in study.settings:
             one.label = labels.get(one.label, one.label)
+        forecasts = [] if arguments.forecast is None else forecasts_of(study, arguments.forecast)
         report = build_report(study)
         try:
             write_whole(out / HTML, page_of(report))
@@ -92,12 +97,14 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     for verdict in [] if measured else report.verdicts:
         word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
         lines.append(f"{word}{verdict.sentence}")
+    lines += ["", *forecast_text(forecasts)] if forecasts else []
     lines += [f"! {line}" for line in (*report.warnings, *report.problems)]
     lines += ["", f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)"]
     lines += [f"figures: {figures}"] if figures is not None else []
     told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
     told["models"] = [dict(zip(table.head, row, strict=True)) for table in measured for row in table.rows]
     told |= {"warnings": report.warnings, "problems": report.problems}
+    told |= {"forecast": [asdict(one) | {"ceiling_told": one.told} for one in forecasts]} if forecasts else {}
     told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}
     return Answer("\n".join(lines), told)
 

@@ -1,9 +1,9 @@
 """Compare two settings or more, also of other programs: which is better, by how much, or that no one can tell.
 
 A and B are runs, sweeps, settings of a sweep (SWEEP/KEY=VALUE), evaluations, CSV files with the columns
-setting,seed,problem,correct, TRL's completions, lm-eval's samples (--log_samples), or Inspect's logs. The first is the
-reference. A sweep or a CSV file alone: all its settings against its reference. Of two sweeps, or two files, the best
-settings are compared.
+setting,seed,problem,correct (and cluster), TRL's completions, lm-eval's samples (--log_samples), or Inspect's logs. The
+first is the reference. A sweep or a CSV file alone: all its settings against its reference. Of two sweeps, or two
+files, the best settings are compared.
 """
 
 import argparse
@@ -79,6 +79,7 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
         "verdict": verdict.outcome or verdict.word,
         "seeds": difference.seeds if difference else 0,
         "problems": difference.problems if difference else 0,
+        "clusters": verdict.clusters or None,
         "p": difference.p if difference else None,
         "adjusted_p": verdict.adjusted_p,
         "sentence": verdict.sentence,

@@ -50,6 +50,7 @@ class Verdict:
     by_seed: Mapping[int, float] = field(default_factory=dict)  # seed -> mean difference, if paired
     typed: tuple[str, str] = ("", "")  # setting and reference as overrides
     outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" if not compared
+    clusters: str = ""  # "7 subjects", if the difference is by them
     headline: str = ""  # of HEADLINES, where the word alone would say too much or too little
 
 

@@ -98,7 +98,7 @@ def answers_of(file: ResponseFile, reader: RunFolder) -> Answers:
     """Return the graded responses of a file by problem."""
     problems: Answers = {}
     for row in reader.rows(file, GRADED).values():
-        problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"]))
+        problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"], facts=row.get("facts") or {}))
         problem.correct += row["outcome"] == "correct"
         problem.samples += 1
     return problems
@@ -272,7 +272,8 @@ def study_of_results(path: Path) -> Study | None:
                 runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
                 setting.runs.append(runs[label, whole])
             name = str(sample["problem"])  # as the runs have it
-            graded = runs[label, whole].final.setdefault(name, GradedProblem(name))
+            facts = {"cluster": str(sample["cluster"])} if "cluster" in sample else {}
+            graded = runs[label, whole].final.setdefault(name, GradedProblem(name, facts=facts))
             graded.correct += share
             graded.samples += 1
     except ConfigError:

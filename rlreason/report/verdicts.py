@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.content import MINUS, TABLES, Verdict, counted
-from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, correctness, unequal
+from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, clusters_of, correctness, unequal
 from rlreason.runtime.statistics import (
     LEVEL,
     PROBLEMS,
@@ -17,6 +17,7 @@ from rlreason.runtime.statistics import (
     UNPAIRED,
     Difference,
     Floats,
+    clustered,
     compared,
     holm,
     paired_difference,
@@ -74,8 +75,8 @@ def sentence(a: str, b: str, difference: Difference, outcome: str, comparisons: 
     return f"{a} and {b} cannot be told apart: {lies}"
 
 
-def settling(difference: Difference, comparisons: int) -> str:
-    """Return what it would take to tell: seeds, or problems; "" if the difference is clear by itself."""
+def settling(difference: Difference, comparisons: int, clusters: str) -> str:
+    """Return what would tell: seeds, problems, or more `clusters` ("7 subjects"); "" if the difference is clear."""
     if difference.low > 0 or difference.high < 0:
         return ""
     if abs(difference.mean) < 0.0005:
@@ -88,7 +89,10 @@ def settling(difference: Difference, comparisons: int) -> str:
             f"About {max(needed, difference.seeds + 1)} seeds would settle a difference of this size half of the time."
         )
     if abs(difference.mean) < 2 * difference.se_extra:
-        return f"More seeds on these {difference.problems:,} problems would not settle it: more problems would."
+        more = f"problems of more {clusters.split()[1]}" if clusters else "more problems"
+        return (
+            f"More seeds on these {clusters or f'{difference.problems:,} problems'} would not settle it: {more} would."
+        )
     return "Not even a thousand seeds would settle a difference of this size."
 
 
@@ -130,6 +134,8 @@ class Pairing:
     n_problems: int  # that they were compared on
     most_answered: int  # the largest number of problems that a run answered, where all problems count
     on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
+    clusters: str  # "7 subjects", if the difference is by them
+    by_problem: Difference  # as if problems were independent
 
 
 def pair(one: Setting, study: Study) -> Pairing | Verdict:
@@ -142,9 +148,15 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
     empty = next((setting for setting in (one, reference) if not setting.accuracies), None)
     if problems and empty is None and not differing:
         a, b = correctness((one, reference), problems)
-        n = len(problems)
+        n, by_problem = len(problems), compared(a, b)
         most = max(map(len, answered), default=0) if study.among is None else n
-        return Pairing(one, reference, compared(a, b), (a, b), n, most, on_purpose)
+        difference, clusters = by_problem, ""
+        for fact, of in clusters_of((one, reference), problems).items():
+            mine, its = correctness((one, reference), problems, problems)
+            wider = clustered(difference, mine, its, of)
+            if wider is not difference:
+                difference, clusters = wider, f"{len({*of})} {fact}s"
+        return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem)
     headline, why = "", "their runs answered no problem in common"
     if differing:
         line = next((line for line in differing if line.startswith("reward:")), differing[0])
@@ -220,7 +232,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
             text = f"Counted as it is, it ends {ends} ({interval(difference)})."
         parts += [text]
         if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
-            parts += [settling(difference, comparisons)]
+            parts += [settling(difference, comparisons, pairing.clusters)]
     if outcome in ("cannot tell", "same") and not equal:
         means = [np.mean([of.mean() for of in side.values()]) for side in pairing.correct]
         if max(means) < SATURATED[0]:
@@ -235,18 +247,20 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         UNPAIRED: f"{difference.seeds} or more seeds, unpaired",
         PROBLEMS: "one seed on a side",
     }[difference.over]
+    problems = counted(difference.problems, "problem") + (f" in {pairing.clusters}" if pairing.clusters else "")
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
     return Verdict(
         a,
         reference.label,
         word,
         " ".join(filter(None, (*parts, *caveats_of(pairing)))),
-        f"{seeds} \N{MIDDLE DOT} {counted(difference.problems, 'problem')} \N{MIDDLE DOT} {p_text(p)}{family}",
+        f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
         {} if difference.over == UNPAIRED else by_seed,
         (one.typed, reference.typed),
         outcome,
+        pairing.clusters,
         headline,
     )
 
@@ -286,6 +300,10 @@ def caveats_of(pairing: Pairing) -> list[str]:
         caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
     elif shared and mine != its:
         caveats.append(f"Compared on the {counted(len(shared), 'seed')} that they share: {few(shared)}.")
+    alone, difference = pairing.by_problem, pairing.difference
+    if pairing.clusters and (alone.low > 0 or alone.high < 0) and difference.low <= 0 <= difference.high:
+        lies = f"the difference lies between {signed(alone.low)} and {signed(alone.high)}"
+        caveats.append(f"On problems of these {pairing.clusters} alone {lies}; for others that does not follow.")
     if pairing.n_problems < pairing.most_answered:
         common = f"{pairing.n_problems:,} of {pairing.most_answered:,} problems that all runs answered"
         caveats.append(f"Compared on the {common}.")

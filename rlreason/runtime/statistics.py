@@ -5,6 +5,7 @@ corrected together (Holm).
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -258,9 +259,17 @@ def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra
     return math.exp(high)
 
 
-def difference(mean: float, se: tuple[float, float, float], seeds: int, problems: int, over: str) -> Difference:
+def difference(
+    mean: float,
+    se: tuple[float, float, float],
+    seeds: int,
+    problems: int,
+    over: str,
+    dof_extra: float | None = None,
+) -> Difference:
     """Build a `Difference` from its mean and (se_seeds, se_extra, dof). One problem says nothing about others."""
-    dof_extra = problems - 1.0 if problems < FEW_PROBLEMS else math.inf
+    if dof_extra is None:
+        dof_extra = problems - 1.0 if problems < FEW_PROBLEMS else math.inf
     of_problems = (math.inf, math.inf) if problems == 1 else (se[1], dof_extra)
     if max(se[0], of_problems[0]) < TIED:  # no problem tells anything else: the rule of three, +- 3 / P
         of_problems = 3.0 / problems / Z95, math.inf
@@ -361,6 +370,32 @@ def compared(a: Mapping[int, Floats], b: Mapping[int, Floats]) -> Difference:
     if len(common) >= min(3, len(a), len(b)) and common:
         return paired_difference(np.stack([a[seed] - b[seed] for seed in common]))
     return unpaired_difference(np.stack(list(a.values())), np.stack(list(b.values())))
+
+
+def clustered(
+    found: Difference, a: Mapping[int, Floats], b: Mapping[int, Floats], clusters: Sequence[Hashable]
+) -> Difference:
+    """Return `found`, which is `compared(a, b)`, or the difference by clusters of its problems where that is wider.
+
+    An effect that goes by cluster is shared by the problems of one and by all seeds, so `se_extra` is that of the
+    layout (seeds, clusters) of `of_clusters`. With w_k the share of problems in cluster k of K and q = sum w_k^2,
+
+        se_extra^2 *= q / sum_k w_k^2 (1 - 2 w_k + q) * (K - 1) / K,    1 / q - 1 degrees of freedom
+
+    which is 1 and K - 1 for clusters of one size. Simulated, with 4 to 40 clusters of equal or very unequal sizes, 2 to
+    8 seeds and any size of the effects: 1 to 8% false (3 to 78% by problems); 1 to 30% wider without effects, the more
+    the fewer and the less equal the clusters. Choosing this by a test for such effects gives up to 15% false.
+    """
+    share = np.array([*Counter(clusters).values()]) / len(clusters)
+    k, q = len(share), float((share**2).sum())
+    of_a, of_b = ({seed: of_clusters(v, clusters) for seed, v in side.items()} for side in (a, b))
+    between = np.mean([*of_a.values()], axis=0) - np.mean([*of_b.values()], axis=0)
+    if np.ptp(between) < TIED:  # also of one cluster
+        return found
+    unequal = q / float((share**2 * (1 - 2 * share + q)).sum()) * (k - 1) / k
+    se = found.se_seeds, compared(of_a, of_b).se_extra * math.sqrt(unequal), found.dof
+    by_cluster = difference(found.mean, se, found.seeds, found.problems, found.over, 1 / q - 1)
+    return max(found, by_cluster, key=lambda one: one.half)
 
 
 def _se_of_problems(d: Floats) -> float:
