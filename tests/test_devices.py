@@ -144,3 +144,14 @@ def test_a_sweep_whose_nodes_chose_another_engine_goes_on_where_it_was_started(t
         config = f"rollout: {{engine: hf}}\nn_steps: {n_steps}\n"
         with pytest.raises(ConfigError, match=refused) if refused else contextlib.nullcontext():
             refuse_changed(tmp_path, [RunState("a", [word], {}, 0)], lambda run, config=config: config)
+
+
+def test_a_machine_whose_gpus_are_not_reached_is_told_why(monkeypatch):
+    why = {"2,0": "unset CUDA_VISIBLE_DEVICES", None: "pip install", "GPU-5e1c": "update the driver"}
+    for visible, cure in why.items():
+        unseen = machine.why_unseen(["A10", "A10"], visible, "2.13.0", visible and "13.0")
+        assert cure in unseen[1]
+    assert machine.why_unseen([], "2,0", "2.13.0", "13.0") is None
+    monkeypatch.setattr("rlreason.model.parameters.why_unseen", lambda *_: unseen)
+    assert machine_remarks(model(), CPU) == [f"! {unseen[0]}: {unseen[1]}"]
+    assert machine_remarks(model(), A100) == []

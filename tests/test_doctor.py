@@ -4,11 +4,14 @@ import importlib.metadata
 import json
 import shutil
 
+import pytest
+
 from rlreason.cli import doctor as d
 from rlreason.cli.doctor import FAIL, NEEDED, OK, WARN, DoctorFinding
 from rlreason.config.store import typed
 from rlreason.runtime.machine import Device, Driver
 from tests.starts import rlreason
+from tests.waiting import MINUTES
 
 LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
 
@@ -78,3 +81,37 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
     assert {"Python", "torch", "GPU", "processors", "disk", "engine", "attention", "memory"} <= named.keys()
     found = named["device"][:30], told["failed"], told["memory"]["verdict"]
     assert found == ("processor, products in float32", 0, "fits")
+
+
+def test_what_a_run_will_use_is_said_with_the_reason(composed):
+    """Bug: the doctor says another engine, place or kernel than the run takes."""
+
+    def told(facts, *words):
+        return {one.name: one for one in d.run_findings(typed(composed(*words)), facts)}
+
+    cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
+    gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
+    assert {one.state for one in told(cpu).values()} == {OK}
+    assert "on the processor" in told(cpu, "rollout=vllm")["engine"].words
+    assert told(gpu, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
+    second = ("rollout=vllm", "rollout.placement=second_gpu")
+    assert told(gpu | {"gpus": [GPU, GPU]}, *second)["engine"].state == OK
+    assert told(gpu, *second)["engine"].state == FAIL
+    refusal = {"kernel": "", "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto"}
+    assert told(cpu | refusal)["attention"].state == FAIL
+
+
+@pytest.mark.long
+def test_an_import_that_hangs_or_crashes_is_ended_and_said_with_its_cure(tmp_path, monkeypatch, composed):
+    """Bug: what a module prints is believed; whoever has a torchvision for another torch is told to reinstall vLLM."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for text, patience_s, says, cure in (
+        ("import time\ntime.sleep(6000)\n", 20, "has not ended", "--no-deps odd"),
+        ("import os\nos.write(1, b'oh')\nos._exit(7)\n", MINUTES, "exit code 7", "--no-deps odd"),
+        ("raise ImportError('no libcudart.so in torchvision')\n", MINUTES, "no libcudart.so", "pip uninstall"),
+        ("print('{\"error\": 5}')\n", MINUTES, "", ""),
+    ):
+        (tmp_path / "odd_module.py").write_text(text)
+        found = d.probe({"odd": "odd_module"}, typed(composed()), patience_s)["odd"]
+        assert bool(found.get("error")) == bool(says)
+        assert not says or (says in found["error"] and cure in found["cure"])

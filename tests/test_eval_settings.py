@@ -5,19 +5,23 @@ import re
 
 import pytest
 
+from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
+from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
+from rlreason.records.files import opened
 from rlreason.records.rows import sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
 from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
+from tests.starts import ROOT, SMALL, rlreason
 
 
 def protocol(*words: str) -> str:
@@ -135,3 +139,44 @@ def test_each_rule_is_held_by_what_was_recorded(changed, rule, verdict):
     rows = leaderboard(LEADERBOARD, summary_with(), ORIGIN)  # of a run that holds them
     assert {rule: verdict for rule, *_, verdict in rows if verdict != PASS} == {"model": OPEN, "data": OPEN}
     assert "(model, data); accuracy 0.550" in card_text(rows, summary_with()).splitlines()[-1]
+
+
+def test_a_mistake_is_one_line_with_the_cure():
+    """Bug: a wrong setting of an evaluation shows itself after training."""
+    for words, says in (
+        (["eval.prompt=r1_hero"], "r1_zero?"), (["eval.reward=:f"], "eval.reward="),
+        (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
+        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
+        (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
+        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
+        (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
+        (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
+        (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"\A.*{re.escape(says)}.*\Z"):
+            check_command_line(words, note=str)
+
+
+@pytest.mark.long
+def test_trained_in_one_way_and_validated_in_another(tmp_path):
+    """Bug: an evaluation takes over training's prompt, sampling or reward."""
+    own = ["eval.prompt=question_only", "eval.sampling.temperature=0.7", "eval.sampling.max_tokens=20",
+           "eval.reward=own_reward:halves", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
+    small = [word for word in SMALL if not word.startswith("eval_problems")]
+    done = rlreason(
+        *small, "eval=leaderboard", *own, "hydra.run.dir=run", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    asked = {"reward": "own_reward:halves", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
+    assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
+    names = ("evals/step_00002", "rollouts/step_00001")
+    evals, rollouts = (list(map(json.loads, opened(tmp_path / f"run/{name}.jsonl.gz"))) for name in names)
+    assert len(evals) == 24
+    assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in evals) / 24
+    assert all(row["prompt"] == row["question"] for row in evals)
+    assert "prompt_reward" not in rollouts[0]
+    assert rollouts[0]["prompt_ids"] != evals[0]["prompt_ids"]
+    *_, last = (tmp_path / "run/compliance.md").read_text().splitlines()
+    assert last in " ".join(done.stdout.split())
+    assert "FAIL (model, " in last

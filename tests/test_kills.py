@@ -227,3 +227,20 @@ def test_a_run_whose_own_loss_hangs_ends_by_itself_with_all_its_processes_and_re
     assert rlreason(*words, cwd=tmp_path, **env).returncode == 0
     rows = load_run(tmp_path / "run").metrics
     assert [row["train_step"] for row in rows if "train/loss" in row] == list(range(1, 81))  # in more than 20 s
+
+
+@pytest.mark.long
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
+    folder = runs.new()
+    runs.killed("grpo", folder, PHASES["last evaluation"][0])
+    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size and not p.name.startswith(".lock")]
+    before = {path: path.read_bytes() for path in files}
+    for words, said in {
+        ("seed=1", "learning_rate=1e-4"): "seed=0 there, 1 here", ("n_steps=2",): "n_steps=2",
+        ("loss=grpo_clip",): "loss.loss_type=",
+    }.items():  # fmt: skip
+        done = runs.start("grpo", folder, *words)
+        assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True), done.stderr
+    assert {path: path.read_bytes() for path in files} == before
+    runs.goes_on("grpo", folder, "checkpoint.keep=5", "checkpoint.every=2", "log_generations=1", "logger=tensorboard")
+    assert differences(runs.unbroken("grpo"), folder) == []

@@ -22,7 +22,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason import train
-from rlreason.api.start import plain
+from rlreason.api.start import evaluation_settings, plain
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import changed_run
 from rlreason.cli.flags import composing, group_options, read
@@ -345,3 +345,20 @@ def test_the_example_is_an_option_like_any_other(project):
     assert any("train/ratio" in row and "train/clip_fraction" in row for row in rows)
     assert re.search(r"^this run .* gmpo, masked_mean, mean/group_std$", done.stdout, re.MULTILINE)
     assert re.search(r"^loss=gmpo .* gmpo, masked_mean, mean/group_std$", done.stdout, re.MULTILINE)
+
+
+def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
+    """Bug: settings of the data that is gone are those of the data that is given."""
+    rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
+    with as_settings(reward=lambda response, truth: 0.5, data=rows) as own, composing(read([])):
+        ran = plain(compose("config", ["data.limit=7", "eval_problems=1", *own]))
+        ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
+    (tmp_path / "config.json").write_text("{}")
+    anew = ["data=stories", "prompt.reward=r1_zero"]
+    with composing(read([])):
+        with pytest.raises(ConfigError, match="Python object"):
+            changed_run(evaluation_settings(ran, tmp_path, set()), [])
+        found = changed_run(evaluation_settings(ran, tmp_path, {"data", "prompt.reward"}), anew).config
+        assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
+        found = changed_run(ran, [*anew, "loss=gspo"]).config
+        assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")

@@ -63,6 +63,7 @@ def test_what_cannot_resume_or_run_again_is_one_line_and_leaves_no_folder(left, 
     for given, says in (
         (["resume=runs"], "resume=runs is a sweep with 2 runs"),
         (["resume=runs/a", "hydra.run.dir=x"], "leave hydra.run.dir=x out"),
+        (["resume=runs/a", "group_size=7"], "group_size=7"),
         (["resume=runs/a", "objective=dapo"], "more than one setting"),
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
