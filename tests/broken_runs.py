@@ -62,7 +62,9 @@ class Runs:
     def unbroken(self, kind: str, *more: str) -> Path:
         """Return the folder of the run that nothing has interrupted."""
         name = "_".join((kind, *more)).replace("=", "_")
-        return self._once(name, (*self.words(kind, *more), f"hydra.run.dir={name}"))
+        folder = self._once(name, (*self.words(kind, *more), f"hydra.run.dir={name}"))
+        assert kind != "float16" or any(row.get("train/overflows") for row in rows_of(folder))
+        return folder
 
     def _once(self, name: str, words: tuple[str, ...]) -> Path:
         self.shared.mkdir(exist_ok=True)

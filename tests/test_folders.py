@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.cli.flags import with_newest
 from rlreason.cli.ls import newest
 from rlreason.errors import ConfigError
 from rlreason.records.files import MOMENTS, checkpoint_fault, checkpoints_in
@@ -54,6 +55,22 @@ def test_last_is_the_newest(runs, cli):
     assert newest(Path("runs"), single=True) == Path("runs/grpo/one")
     with pytest.raises(ConfigError, match="there is no run"):
         newest(Path("elsewhere"), single=True)
+
+
+def test_last_is_a_run_that_has_a_model_or_can_resume(runs):
+    """Bug: `last` is the evaluation of the model that it is to give, or nothing says what was typed."""
+    shutil.copytree("runs/grpo/one", "runs/evaluated", ignore=shutil.ignore_patterns("model", "checkpoints"))
+    os.utime("runs/grpo/one/status.json")
+    os.utime("runs/evaluated/status.json", (2**32, 2**32))
+    assert newest(Path("runs"), single=True) == Path("runs/evaluated")
+    assert [with_newest(f"{key}=last") for key in ("model.path", "resume", "seed")] == [
+        "model.path=runs/grpo/one", "resume=runs/grpo/one", "seed=last"
+    ]  # fmt: skip
+    Path("runs/evaluated/summary.json").unlink()  # interrupted
+    assert with_newest("resume=last") == "resume=runs/evaluated"
+    shutil.rmtree("runs")
+    with pytest.raises(ConfigError, match=r"^resume=last: there is no run"):
+        with_newest("resume=last")
 
 
 def test_clean_removes_what_is_listed_with_yes_alone(runs, cli):

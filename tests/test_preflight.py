@@ -81,6 +81,12 @@ def test_runs_that_could_not_begin_are_refused_together(composed, modules):
     assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
 
 
+def test_a_device_that_cannot_be_here_is_refused_before_a_run_has_a_folder(composed, modules, monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(ConfigError, match=r"^device=mps: "):
+        pre.preflight([typed(composed("device=mps"))], modules)
+
+
 def test_data_that_is_no_use_is_found_early_where_reading_is_quick(composed, modules):
     row = '{"question": "1+1?", "answer": "#### 2"}\n'
     for half, one, other in (("train", "4+0", "3+1"), ("test", "1+1", "2+0")):

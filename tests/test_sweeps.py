@@ -20,8 +20,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
-from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus, places
-from rlreason.sweeps.state import FILE, RunState, SweepState, begun, read_state, refuse_changed, write_state
+from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus, outcome_text, places
+from rlreason.sweeps.state import FILE, Judged, RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, settings_table
 from tests.starts import ENV, SMALL, rlreason
 from tests.waiting import wait_for
@@ -48,6 +48,9 @@ def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     finished(tmp_path / "lr=1,seed=0")
     finished(tmp_path / "lr=1,seed=1", None, status="diverged:weights", reason="no numbers")
     write_state(tmp_path, begun(design("1", "2"), tmp_path))
+    finished(tmp_path / "noted", notices={"truncated": 2, "entropy": 1})  # its lines may be shown nowhere else
+    assert outcome_text(tmp_path, "noted").endswith("finished, notices: 3")
+    shutil.rmtree(tmp_path / "noted")
     state = read_state(tmp_path)
     assert [run.status for run in state.runs] == ["finished", "diverged:weights", "waiting", "waiting"]
     assert (state.status, state.axes, state.reference) == ("interrupted", ["lr"], {"lr": "1"})
@@ -80,6 +83,8 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     assert second.split()[:3] == ["1e-4", "2", "0.550"]
     assert second.endswith("finished (reference)")
     assert third.split() == ["1", "0", "of", "1", "-", "-", "-", "8.0", "waiting"]
+    judged: Judged = None, "cannot tell"  # but there is no figure of it
+    assert "cannot tell" not in settings_table(state, {(("lr", "1"),): judged})
     card = tmp_path / "lr=1e-3,seed=0/compliance.md"
     card.parent.mkdir()
     card.write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
@@ -94,6 +99,9 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     runs, place = design("1", seeds=1).runs, tmp_path / "lr=1,seed=0"
     finished(place)
     refuse_changed(tmp_path, runs, lambda run: CONFIG)
+    (place / "config.yaml").write_text(CONFIG + "model: {name: tiny}\n")  # of a run from before `device`
+    refuse_changed(tmp_path, runs, lambda run: CONFIG + "model: {name: tiny}\ndevice: auto\n")
+    (place / "config.yaml").write_text(CONFIG)
     refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
     with pytest.raises(ConfigError, match=r"lr=1,seed=0 .*n_steps=10 there, 20 here\).*sweep_name=NAME"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("10", "20"))

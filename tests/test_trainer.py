@@ -83,6 +83,15 @@ def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated
         assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
+def test_a_run_whose_updates_all_overflow_is_no_finished_one(tmp_path):
+    """Bug: its weights have never moved, and it ends with exit code 0."""
+    words = ("algorithm=sft", "n_steps=2", "train_batch_size=4", "model.dtype=float16")
+    _, summary = trained(tmp_path / "run", *words, "length_norm=constant", "length_norm.constant=0.0001")
+    assert (summary["status"], summary["reason"].partition(" in ")[0]) == (
+        "diverged:gradient", "no update was taken: all 2 overflowed"
+    )  # fmt: skip
+
+
 def test_the_documented_statuses_and_counters_are_the_ones_there_are():
     text = (Path(__file__).parents[1] / "docs/runs.md").read_text()
     for name, code in STATUSES.items():

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run
-from rlreason.cli.flags import CONF, OneRun, composing
+from rlreason.cli.flags import CONF, OneRun, composing, with_newest
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
 from rlreason.config.run import works_on_a_model
@@ -112,6 +112,7 @@ def cli() -> None:
 
 def do(words: Sequence[str]) -> int:
     """Check the words, then answer them or start what they request; return the exit code."""
+    words = list(map(with_newest, words))
     refuse_wrong_subcommand(words)
     register()
     OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml

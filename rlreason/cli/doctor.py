@@ -137,16 +137,19 @@ def facts_of(module: str, run: RunConfig) -> dict[str, Any]:
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
             gpus.append(Device("cuda", about.name, free, total, about.major >= 8))
-        device, products, kernel = pick_device(), "float32", ""
+        device, products, kernel, refusal = pick_device(), "float32", "", ""
         try:
             device = pick_device(run.device)
+        except ConfigError as error:
+            refusal = str(error)
+        try:
             dtype, _ = choose_types(run.model, run.rollout.engine, hardware_here())
             products = str(dtype).removeprefix("torch.")
             kernel, why = select_kernel(run.model.attention, device, dtype)
         except ConfigError as error:
             why = str(error)
         facts = {"torch": torch.__version__, "built_for": torch.version.cuda, "gpus": gpus, "device": device.type}
-        return facts | {"products": products, "kernel": kernel, "why": why}
+        return facts | {"refusal": refusal, "products": products, "kernel": kernel, "why": why}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
 
@@ -225,7 +228,10 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
     attention = failed("attention", facts["why"])
     if facts["kernel"]:
         attention = DoctorFinding("attention", OK, f"{facts['kernel']}: {facts['why']}")
-    return [DoctorFinding("device", OK, f"{where}, products in {facts['products']}"), engine, attention]
+    device = DoctorFinding("device", OK, f"{where}, products in {facts['products']}")
+    if refusal := facts.get("refusal"):
+        device = failed("device", refusal)
+    return [device, engine, attention]
 
 
 # The subcommand

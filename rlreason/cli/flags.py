@@ -1,7 +1,7 @@
 """Parse a command line into flags and overrides, and look up what Hydra finds."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
 from rlreason.config.store import OWN, SEARCHED, register
 from rlreason.errors import ConfigError
+from rlreason.records.files import MODEL, SUMMARY, checkpoints_in
 from rlreason.runtime import __version__
 from rlreason.runtime.streams import Parser
 
@@ -96,13 +97,26 @@ def read(words: Sequence[str]) -> Request:
     return Request(flags, list(map(spelt_out, overrides)))
 
 
+#: What `last` may mean, by the word: `rank` of `newest`. A run without a summary was interrupted.
+OF_LAST: dict[str, Callable[[Path], int]] = {
+    f"resume={LAST}": lambda run: bool(checkpoints_in(run)) if (run / SUMMARY).exists() else 2,
+    f"model.path={LAST}": lambda run: (run / MODEL).exists(),
+}
+
+
+def with_newest(word: str) -> str:
+    """Replace `last` in a word of a command line by the newest run that fits; `ConfigError` if there is none."""
+    if word not in OF_LAST:
+        return word
+    return f"{word.removesuffix(LAST)}{newest(RUNS, True, word, OF_LAST[word])}"
+
+
 def spelt_out(word: str) -> str:
     """Replace `key=@FILE` by the values that the file holds, one a line, and `last` by the newest run.
 
     `ConfigError` if there is no such file, nothing in it, or no run.
     """
-    if word in (f"resume={LAST}", f"model.path={LAST}"):
-        return f"{word.removesuffix(LAST)}{newest(RUNS, single=True)}"
+    word = with_newest(word)
     key, _, file = word.partition("=@")
     if not file:
         return word

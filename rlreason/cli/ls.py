@@ -6,7 +6,7 @@ subcommand, as in `rlreason report last`.
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,20 @@ def folders_below(folder: Path) -> Iterator[Path]:
             yield from folders_below(inner)
 
 
-def newest(folder: Path, single: bool) -> Path:
-    """Return the run or sweep below a folder whose status was written last; `single`: a run, also one of a sweep."""
+def newest(
+    folder: Path, single: bool, typed: str = f"RUN={LAST}", rank: Callable[[Path], int] = lambda path: 1
+) -> Path:
+    """Return the run or sweep below a folder whose status was written last; `single`: a run, also one of a sweep.
+
+    `typed`: the word in place of which it is. Those of a lower `rank` come after all others, those of 0 do not count.
+    """
     found = list(folders_below(folder)) if folder.is_dir() else []
     runs = {path: runs_in(path) or [path] for path in found}
     if single:
         runs = {run: [run] for of in runs.values() for run in of}
-    when = {path: max((written_at(run) or 0 for run in of), default=0) for path, of in runs.items()}
+    when = {p: (rank(p), max((written_at(run) or 0 for run in of), default=0)) for p, of in runs.items() if rank(p)}
     if not when:
-        raise ConfigError(f"RUN={LAST}: there is no run below {folder}: give the folder of one")
+        raise ConfigError(f"{typed}: there is no run for it below {folder}: give the folder of one")
     return max(when, key=lambda path: when[path])
 
 

@@ -112,7 +112,7 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     if target == STDOUT:
         print(text)
     elif answer.text:
-        console.table(folded(answer.text, console.width))
+        console.table(folded(answer.text, console.width) if console.live else answer.text)
     if to_file:
         console.say(f"figures: {target}")
     return answer.exit_code

@@ -73,7 +73,7 @@ class ModelConfig(Settings):
     head: str = choice(
         "auto | float32 | bfloat16",
         "number type of the output head's operands, rounded for the product only; all that follows is float32. "
-        "auto: as in the engine's head, bfloat16 with vLLM in bfloat16, else float32",
+        "auto: as in the engine's head, with vLLM that of the products, else float32",
     )
     weights: str = choice(
         "float32 | bfloat16", "their number type; bfloat16: half the memory, but small updates are rounded away"
@@ -90,11 +90,9 @@ class ModelConfig(Settings):
     def rules(self) -> Iterator[str]:
         """Check number types against each other, and frozen weights against adapters."""
         if self.weights == "bfloat16" and self.dtype in ("float32", "float16"):
-            cure = "set one of them to the other's type"
-            yield f"model.dtype={self.dtype} with model.weights=bfloat16 is no more exact: {cure}"
+            yield f"model.dtype={self.dtype} with model.weights=bfloat16 is no more exact: set model.weights=float32"
         if self.head == "bfloat16" and self.dtype in ("float32", "float16"):
-            why = f"the engine's head would be {self.dtype}"
-            yield f"model.head=bfloat16 with model.dtype={self.dtype}: {why}: set model.head=auto"
+            yield f"model.head=bfloat16 is less exact than model.dtype={self.dtype}: set model.head=auto"
         if self.freeze and self.lora.rank:
             yield f"model.freeze={list(self.freeze)} with model.lora, which freezes all weights: set model.freeze=[]"
 

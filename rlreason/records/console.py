@@ -177,8 +177,8 @@ def run_lines(labels: Mapping[Path, str]) -> Iterator[None]:
     def lines() -> Table:
         table = Table.grid(padding=(0, 3))
         for folder, label in labels.items():
-            if read_status(folder) == "running" and written_at(folder) != before[folder]:
-                with suppress(OSError, ConfigError):  # a file that is not there yet
+            with suppress(Exception):  # a line that cannot be drawn must not end hours of work
+                if read_status(folder) == "running" and written_at(folder) != before[folder]:
                     table.add_row(visible(label), *progress_cells(folder))
         return table
 
@@ -202,7 +202,7 @@ def _progress_of_training(folder: Path, written: int) -> Sequence[str]:
     run = RunFolder(folder, lambda _: None)
     if not (rows := run.metrics):
         return ["starting"]
-    planned, left = run.setting("n_steps") or run.setting("n_ei_steps"), ""  # neither in discovery
+    planned, left = run.setting("n_steps"), ""  # None in discovery
     accuracies = ["", *(f"{row['eval/accuracy']:.3f}" for row in rows if row.get("eval/accuracy") is not None)]
     before, done = rows[0]["rollout_step"], rows[-1]["rollout_step"]
     if planned and before < done < planned:

@@ -175,6 +175,8 @@ class RunFolder:
         with suppress(OSError, yaml.YAMLError, ValueError, RecursionError):
             settings = yaml.safe_load((self.path / files.CONFIG).read_text(encoding="utf-8"))
             if isinstance(settings, dict):
+                if "model" in settings:  # of a run from before this setting
+                    settings.setdefault("device", "auto")
                 return settings
         raise ConfigError(f"{self.path} has no {files.CONFIG} with settings: give the folder of one run that has begun")
 

@@ -27,7 +27,7 @@ from omegaconf import open_dict
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.records.reader import read_status, write_status
+from rlreason.records.reader import RunFolder, read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.machine import (
     GPUS_VARIABLE,
@@ -162,7 +162,7 @@ def launched(
     """Have the launcher run what is left of a sweep; return the error of each job, by the name of its run."""
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
     if jobs.launcher == PROCESSES and sys.stdout.isatty():  # which shows a line for each run instead
-        of_hydra.append("hydra.launcher.quiet=true")
+        of_hydra.insert(0, "hydra.launcher.quiet=true")  # a typed one wins
     of_hydra += [*left[0].overrides, *jobs.words, f"hydra.sweep.dir='{folder}'", "hydra.mode=MULTIRUN"]
     if jobs.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
@@ -285,7 +285,9 @@ def outcome_text(folder: Path, name: str, result: Any = None) -> str:
         return f"failed ({first_line(error)})"
     before = "" if run.accuracy_before is None else f"{run.accuracy_before:.3f} -> "
     figure = "" if run.accuracy is None else f"accuracy {before}{run.accuracy:.3f}, "
-    return f"{figure if run.score is None else f'score {run.score:g}, '}{run.status_text}"
+    counts = ((RunFolder(folder / name, lambda _: None).summary or {}).get("notices") or {}).values()
+    notices = f", notices: {sum(counts)}" if counts else ""
+    return f"{figure if run.score is None else f'score {run.score:g}, '}{run.status_text}{notices}"
 
 
 def failure(result: Any) -> Exception | None:

@@ -64,6 +64,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
             formula = replace(one, seed=0, loss=type(one.loss)(ONE_ON_POLICY[0]))
             same[repr(formula)][setting_text(state.setting)] = None
     why = "are one formula here: with one update per rollout batch the ratio is 1, and the runs are equal"
+    at_once = "1 run" if jobs.side_by_side == 1 else f"{jobs.side_by_side} runs"
     launcher_settings = [word.removeprefix("hydra.launcher.") for word in jobs.words]
     lines = {
         "sweep": f"{design.name} in {folder}",
@@ -76,7 +77,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "time": time,
         "disk": f"at most about {size(space * left)} when all have ended: {size(space)} a run",
         "memory": memory,
-        "launcher": f"{jobs.launcher}, {jobs.side_by_side} runs at a time: {', '.join(launcher_settings)}",
+        "launcher": f"{jobs.launcher}, {at_once} at a time: {', '.join(launcher_settings)}",
         "can show": _can_show(design, run, min(asked, default=None)),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
@@ -163,7 +164,7 @@ def settings_table(state: SweepState, judged: Mapping[Key, Judged]) -> str:
             f"{len(values)}" if len(values) == len(runs) else f"{len(values)} of {len(runs)}",
             f"{mean:.{digits}f}" if values else "-",
             " to ".join(f"{end:.{digits}f}" for end in ends) or "-",
-            verdict,
+            verdict if values else "-",
             f"{sum(lengths) / len(lengths):.1f}" if lengths else "-",
             status.removeprefix(f"{len(runs)} ") + (f" ({REFERENCE})" if setting == state.reference else ""),
         ]

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import shutil
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -181,8 +182,10 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
 
 
 def mistakes_of(run: RunConfig) -> list[str]:
-    """Return errors in the prompts' templates, packages that are missing, what is wrong with the user's own loss."""
+    """Return errors in the prompts' templates, what the machine lacks, what is wrong with the user's own loss."""
     errors = missing_packages(run)
+    if run.device == "mps" and sys.platform != "darwin":
+        errors.append("device=mps: no GPU of Apple's is here: set device=auto")
     try:
         template_of(run.prompt.file)
         if run.eval.prompt:
