@@ -254,6 +254,7 @@ def study_of_results(path: Path) -> Study | None:
     program, _ = FORMATS.get(next(iter(files.values())).suffix, ("CSV", ()))
     settings: dict[str, Setting] = {}
     runs: dict[tuple[str, int], StudyRun] = {}
+    cluster_of: dict[str, str] = {}  # problem -> its cluster
     samples = ((seed, sample) for seed, file in files.items() for sample in _samples(file))
     try:
         for number, (of_file, sample) in enumerate(samples, 1):
@@ -272,7 +273,11 @@ def study_of_results(path: Path) -> Study | None:
                 runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
                 setting.runs.append(runs[label, whole])
             name = str(sample["problem"])  # as the runs have it
-            facts = {"cluster": str(sample["cluster"])} if "cluster" in sample else {}
+            facts = {"cluster": str(sample["cluster"] or "").strip()} if "cluster" in sample else {}
+            for cluster in facts.values():
+                if not cluster or cluster_of.setdefault(name, cluster) != cluster:
+                    both = f"{cluster_of.get(name, '')!r} and {cluster!r}"
+                    raise DataError(f"{path}: problem {name} has the clusters {both}: give it one, in each of its rows")
             graded = runs[label, whole].final.setdefault(name, GradedProblem(name, facts=facts))
             graded.correct += share
             graded.samples += 1
