@@ -155,7 +155,9 @@ def test_clusters_of_one_size_are_judged_as_if_each_were_a_problem(seed, seeds):
     assert own.clustered(by_problem, *sides, [0] * 24 + [1] * 8) is by_problem
 
 
-@pytest.mark.parametrize(("sizes", "few"), [((8,), True), ((97, 1, 1, 1), True), ((5, 5), True), ((7, 7, 7), False)])
+@pytest.mark.parametrize(
+    ("sizes", "few"), [((8,), True), ((97, 1, 1, 1), True), ((5, 5, 5), True), ((7, 7, 7, 6), False)]
+)
 def test_clusters_of_unequal_size_are_too_few(sizes, few):
     """Bug: one large cluster and three small ones leave 0.06 degrees of freedom: an interval of -100 to +100."""
     assert own.too_few(np.repeat(range(len(sizes)), sizes).tolist()) == few

@@ -24,7 +24,7 @@ FEWEST = 5  # evaluations, with the one before training
 REACH, EXPONENTS = 8.0, (0.7, 3.0)  # of C_mid, in last steps; of B
 NARROW = 0.1  # accuracy: such an interval tells a ceiling even if it ends at 0 or 1
 EQUAL_CEILINGS = 0.05  # accuracy
-METRIC, PROBLEMS = "eval/accuracy", "eval/problems"
+METRIC = "eval/accuracy"
 Interval = tuple[float, float, float]  # estimate, low, high
 
 
@@ -57,7 +57,7 @@ def curves_of(setting: Setting) -> tuple[Floats, dict[int, Floats]]:
     return np.array(steps), {seed: np.array([of[step] for step in steps]) for seed, of in by_step.items()}
 
 
-def fitted(steps: Floats, accuracies: Floats, at: float, least: float = 0.0) -> tuple[Interval, Interval]:
+def fitted(steps: Floats, accuracies: Floats, at: float, least: float) -> tuple[Interval, Interval]:
     """Return (value at a step, ceiling) of the curve of accuracies (seeds, evaluations) at `steps` (evaluations).
 
     Given F the curve is linear in R0 and A, so least squares are exact on a grid of forms, C_mid and B, for each seed.
@@ -113,11 +113,12 @@ def forecasts_of(study: Study, at: float) -> list[Forecast]:
         if not steps[-1] < at < math.inf:
             raise ConfigError(f"--forecast {at:g} is not after step {steps[-1]:g} of {setting.label}: give a later one")
         accuracies = np.stack([*curves.values()])
-        asked = [run.series[PROBLEMS].y.min() for run in setting.runs if PROBLEMS in run.series]
-        least = 1 / min(asked) if asked else 0.0  # one problem
+        asked = [run.series["eval/problems"].y.min() for run in setting.runs if "eval/problems" in run.series]
+        least = 1 / min(asked, default=math.inf)  # one problem
         reached, falls = accuracies[:, -1].mean(), fell(accuracies, least)
-        anything = reached, 0.0, 1.0
-        value, ceiling = (anything, anything) if falls else fitted(steps, accuracies, at, least)
+        value = ceiling = reached, 0.0, 1.0
+        if not falls:
+            value, ceiling = fitted(steps, accuracies, at, least)
         one = Forecast(setting.label, len(curves), steps[-1], reached, at, value, ceiling, falls)
         found.append(replace(one, against=against(one, found[0], (steps, curves), reference)) if found else one)
     return found
@@ -129,7 +130,7 @@ def fell(accuracies: Floats, least: float) -> bool:
     The noise of an evaluation of a seed is that of the second differences of (seeds, evaluations), `least` at least.
     """
     means = accuracies.mean(axis=0)
-    noise = max(float(np.median(np.abs(np.diff(accuracies, n=2, axis=1)))) / 0.6745 / math.sqrt(6), least)
+    noise = max(np.median(np.abs(np.diff(accuracies, n=2, axis=1))) / 1.652, least)  # 0.6745 sqrt(6)
     return bool(means.max() - max(means[0], means[-1]) > 3 * noise * math.sqrt(2 / len(accuracies)))
 
 
@@ -161,10 +162,8 @@ def forecast_text(forecasts: Sequence[Forecast]) -> list[str]:
         value, ceiling = (
             f"{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})" for mean, low, high in (one.value, one.ceiling)
         )
-        if one.fell:
-            value, ceiling = "cannot be told", "cannot be told: rose and fell"
-        elif not one.told:
-            ceiling = f"cannot be told {ceiling[ceiling.index('(') :]}"
+        if not one.told:
+            ceiling = "cannot be told: rose and fell" if one.fell else f"cannot be told ({ceiling.partition('(')[2]}"
         ceiling += f"; {one.against}" if one.against else ""
         rows.append([one.setting, str(one.seeds), f"{100 * one.reached:.1f} at {one.step:g}", value, ceiling])
     return aligned(rows).split("\n")

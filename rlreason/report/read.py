@@ -275,9 +275,9 @@ def study_of_results(path: Path) -> Study | None:
             name = str(sample["problem"])  # as the runs have it
             facts = {"cluster": str(sample["cluster"] or "").strip()} if "cluster" in sample else {}
             for cluster in facts.values():
-                if not cluster or cluster_of.setdefault(name, cluster) != cluster:
-                    both = f"{cluster_of.get(name, '')!r} and {cluster!r}"
-                    raise DataError(f"{path}: problem {name} has the clusters {both}: give it one, in each of its rows")
+                first = cluster_of.setdefault(name, cluster)
+                if not cluster or first != cluster:
+                    raise DataError(f"{path}: problem {name} has the clusters {first!r} and {cluster!r}: give it one")
             graded = runs[label, whole].final.setdefault(name, GradedProblem(name, facts=facts))
             graded.correct += share
             graded.samples += 1

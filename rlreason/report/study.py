@@ -154,12 +154,6 @@ class Study:
         return self.settings[0]
 
     @property
-    def common(self) -> list[str]:
-        """Return the problems that all runs answered."""
-        finals = [set(final) for one in self.settings for final in one.finals]
-        return sorted(set.intersection(*finals)) if finals else []
-
-    @property
     def runs(self) -> list[StudyRun]:
         """Return all runs, by setting."""
         return [run for _, run in self.each]
@@ -214,6 +208,12 @@ def path_ends(paths: Sequence[str]) -> list[str]:
 #: Facts that a setting's effect may go by. Not `level`: an effect of equal log-odds differs in points between levels,
 #: and of settings that are better by 2 points (4 seeds, no spread) 25% are found instead of 42%. `cluster`: a column.
 CLUSTERS = ("subject", "source", "cluster")
+
+
+def in_common(settings: Sequence[Setting]) -> list[str]:
+    """Return the problems that all runs answered."""
+    finals = [set(final) for setting in settings for final in setting.finals]
+    return sorted(set.intersection(*finals)) if finals else []
 
 
 def clusters_of(settings: Sequence[Setting], problems: Sequence[str]) -> dict[str, list[str]]:

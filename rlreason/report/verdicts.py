@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.content import MINUS, TABLES, Verdict, counted
-from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, clusters_of, correctness, unequal
+from rlreason.report.study import (
+    RUNNING,
+    Setting,
+    Study,
+    StudyRun,
+    choosing_mean,
+    clusters_of,
+    correctness,
+    in_common,
+    unequal,
+)
 from rlreason.runtime.statistics import (
     LEVEL,
     PROBLEMS,
@@ -325,15 +335,15 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
     """
     columns = {name: np.array([dict(one.key).get(name, "") for one in study.settings]) for name in study.axes}
     varied = {name.rpartition(".")[2]: of for name, of in columns.items() if len({*of}) > 1}
-    problems = study.common
+    problems = in_common(study.settings)
     if len(varied) != 2 or math.prod(len({*of}) for of in varied.values()) != len(study.settings) or not problems:
         return []
     right, by_problem = (correctness(study.settings, problems, keys) for keys in (None, problems))
     seeds = set.intersection(*map(set, right))
     if len(seeds) < 2:
         return []
+    # (settings, seeds, questions), and problems
     x, rows = (np.array([[of[s] for s in sorted(seeds)] for of in side]) for side in (right, by_problem))
-    # x: (settings, seeds, questions), rows: (settings, seeds, problems)
     weights = [  # of each key: value -> 1 where a setting has it, -1 where the reference's
         {f"{name}={value}": 1.0 * (of == value) - (of == of[0]) for value in dict.fromkeys(of) if value != of[0]}
         for name, of in varied.items()
