@@ -113,7 +113,7 @@ def forecasts_of(study: Study, at: float) -> list[Forecast]:
         if not steps[-1] < at < math.inf:
             raise ConfigError(f"--forecast {at:g} is not after step {steps[-1]:g} of {setting.label}: give a later one")
         accuracies = np.stack([*curves.values()])
-        asked = [run.series["eval/problems"].y.min() for run in setting.runs if "eval/problems" in run.series]
+        asked = [run.series["eval/problems"].y[0] for run in setting.runs if "eval/problems" in run.series]
         least = 1 / min(asked, default=math.inf)  # one problem
         reached, falls = accuracies[:, -1].mean(), fell(accuracies, least)
         value = ceiling = reached, 0.0, 1.0
@@ -156,8 +156,9 @@ def against(one: Forecast, reference: Forecast, *curves: tuple[Floats, dict[int,
 
 def forecast_text(forecasts: Sequence[Forecast]) -> list[str]:
     """Format the forecasts as a table, a line each, in percent."""
-    at = f"at step {forecasts[0].at:g}"
-    rows = [["setting", "seeds", "reached in training", at, f"ceiling ({SURE:.0%} intervals)"]]
+    rows = [
+        ["setting", "seeds", "reached in training", f"at step {forecasts[0].at:g}", f"ceiling ({SURE:.0%} intervals)"]
+    ]
     for one in forecasts:
         value, ceiling = (
             f"{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})" for mean, low, high in (one.value, one.ceiling)

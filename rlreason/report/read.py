@@ -273,7 +273,7 @@ def study_of_results(path: Path) -> Study | None:
                 runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
                 setting.runs.append(runs[label, whole])
             name = str(sample["problem"])  # as the runs have it
-            facts = {"cluster": str(sample["cluster"] or "").strip()} if "cluster" in sample else {}
+            facts = {"cluster": (sample["cluster"] or "").strip()} if "cluster" in sample else {}
             for cluster in facts.values():
                 first = cluster_of.setdefault(name, cluster)
                 if not cluster or first != cluster:

@@ -350,7 +350,7 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
     ]
     effects = [(what, "alone", w * 2 / np.abs(w).sum()) for of in weights for what, w in of.items()]
     effects += [(f"{a} {b}", "together", weights[0][a] * weights[1][b]) for a, b in product(*weights)]
-    kinds, found = clusters_of(study.settings, problems).values(), list[tuple[str, str, Difference]]()
+    kinds, found = clusters_of(study.settings, problems).values(), []
     for what, how, w in effects:
         effect, d = paired_difference(np.tensordot(w, x, 1)), np.tensordot(w, rows, 1)
         for of in kinds:
