@@ -10,8 +10,8 @@ normal amount of `spread` points, the same distribution for both settings, so ne
     plain      a problem is as hard for one setting as for the other
     suits      each setting suits some problems more (standard deviation of 15 points)
     saturated  accuracies near 0.95
-    clusters   settings differ by subject, of which there are 4, 8 or 40 (standard deviation of 3 points), and the rule
-               knows the subject of each problem
+    clusters   settings differ by subject, of which there are 4, 8 or 40 of one size (standard deviation of 3 points),
+               and the rule knows the subject of each problem
     unknown    the same, but it does not
 
 Called as their documentation says for data with seeds: evalstats with a column `run`; errorbars with the seeds as

@@ -95,7 +95,10 @@ def test_csv_files(rates, tmp_path, cli):
     ]
     file.write_text(CSV.strip() + ",cluster\n" + "".join(lines))
     (one,) = cli.figures("compare", file)
-    assert (one["verdict"], one["clusters"], one["difference"]) == ("cannot tell", "10 clusters", pytest.approx(0.1))
+    assert (one["verdict"], one["clusters"], one["clustered_by"]) == ("cannot tell", 10, "cluster")
+    for cell in ("9", " "):  # another one in the last seed, or none
+        file.write_text(CSV.strip() + ",cluster\n" + "a,0,p0,1,0\n" + "".join(lines[1:]) + f"b,3,p0,1,{cell}\n")
+        assert "results.csv: problem p0 has the clusters '0' and '" in cli.refused("compare", file)
     of_b = [row for row in rows("b", 3, 0.9).splitlines() if not row.startswith("b,1,") or row.startswith("b,1,p7,")]
     file.write_text(CSV + rows("a", 3, 0.3) + "\n".join(of_b))
     assert cli.figures("compare", file)[0]["problems"] == 1  # seed 1 of b answered no other

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from report_objects import series_of, study_of
 
-from rlreason.report.forecast import METRIC, Forecast, forecasts_of
+from rlreason.report.forecast import METRIC, Forecast, forecast_text, forecasts_of
 from rlreason.report.study import Study
 from tests.test_report_command import report, whole  # noqa: F401
 
@@ -40,6 +40,19 @@ def test_higher_and_faster():
     assert again[1].against == "cannot be told apart"
 
 
+def test_no_curve_is_fitted_to_what_rose_and_fell():
+    """Bug: a collapse gets a ceiling, or accuracies of 0 in all evaluations one of exactly 0."""
+    study = curves((0.6, 12.0), (0.6, 12.0), (0.6, 12.0))
+    fallen, zero = (setting.runs for setting in study.settings[1:])
+    for run in (*fallen, *zero):
+        y = run.series[METRIC].y * np.interp(STEPS, [0, 40, 100], [1, 1, 0.7]) if run in fallen else 0 * STEPS
+        run.series = {METRIC: series_of(STEPS, y), "eval/problems": series_of(STEPS, 0 * STEPS + 256)}
+    rising, falling, none = forecasts_of(study, 200.0)
+    assert (rising.fell, falling.fell, falling.told, falling.against) == (False, True, False, "cannot be told apart")
+    assert (none.value[:2], none.value[2] > 1 / 1024) == ((0.0, 0.0), True)
+    assert forecast_text([falling])[1].endswith("cannot be told: rose and fell; cannot be told apart")
+
+
 def test_command(report, whole, tmp_path):  # noqa: F811
     """Bug: a step within the curve, or a curve of three points, is forecast; the table or the figures are missing."""
     code, _, error = report(whole, "--forecast", "60")
@@ -50,6 +63,7 @@ def test_command(report, whole, tmp_path):  # noqa: F811
     rows = [{"rollout_step": s, "eval/accuracy": 0.7 * s / (s + 9)} for s in range(20)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "not after step 19" in report(folder, "--forecast", "19")[2]
+    assert "--forecast nan is not after" in report(folder, "--forecast", "nan")[2]
     assert "at step 60" in report(folder, "--forecast", "60")[1]
     (one,) = json.loads(report(folder, "--forecast", "60", "--json")[1])["forecast"]
     assert {"ceiling_told", *Forecast.__dataclass_fields__} == one.keys()

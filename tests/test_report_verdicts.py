@@ -158,6 +158,24 @@ def test_clusters():
         verdict = verdict_of(study)
         assert (verdict.outcome, verdict.clusters) == (outcome, "5 subjects" * (fact == "subject"))
         assert ("On problems of these 5 subjects alone" in verdict.sentence) == (fact == "subject")
+        assert verdict.sentence.count("problems of more subjects would") == (fact == "subject")
+    for run in study.runs:
+        run.final = {p: replace(of, facts={fact: f"{n > 180}"}) for n, (p, of) in enumerate(run.final.items())}
+    assert (verdict_of(study).clusters, "too few subjects" in "".join(warnings_of(study))) == ("", True)
+
+
+def test_effects_go_by_clusters():
+    """Bug: a lead in one subject of five is an effect of a key."""
+    names = ("00", "01", "10", "11")
+    study = answered(**{n: {s: (np.arange(200) < 40 * int(n[0])) | hits(0.0, s) for s in range(4)} for n in names})
+    study.axes = ["p", "q"]
+    for one in study.settings:
+        one.key = (("p", one.label[0]), ("q", one.label[1]))
+    alone = effects_of(study)[0][2]
+    for run in study.runs:
+        run.final = {p: replace(of, facts={"subject": f"{n // 40}"}) for n, (p, of) in enumerate(run.final.items())}
+    wide = effects_of(study)[0][2]
+    assert (alone.low > 0, wide.low > 0, wide.mean) == (True, False, alone.mean)
 
 
 CELLS = list(itertools.product((2, 3, 4, 8), ((0.03, 0.03), (0.02, 0.05))))  # seeds, and spreads equal or unequal

@@ -152,7 +152,15 @@ def test_clusters_of_one_size_are_judged_as_if_each_were_a_problem(seed, seeds):
     found = own.clustered(by_problem, *sides, clusters)
     assert found.mean == pytest.approx(by_problem.mean)
     assert found.half == pytest.approx(max(by_problem.half, by_cluster.half))
-    assert own.clustered(by_problem, *sides, [0] * 32) is by_problem  # one cluster
+    assert own.clustered(by_problem, *sides, [0] * 24 + [1] * 8) is by_problem
+
+
+@pytest.mark.parametrize(
+    ("sizes", "few"), [((8,), True), ((97, 1, 1, 1), True), ((5, 5, 5), True), ((7, 7, 7, 6), False)]
+)
+def test_clusters_of_unequal_size_are_too_few(sizes, few):
+    """Bug: one large cluster and three small ones leave 0.06 degrees of freedom: an interval of -100 to +100."""
+    assert own.too_few(np.repeat(range(len(sizes)), sizes).tolist()) == few
 
 
 @pytest.mark.long

@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return a verdict for JSON; the difference and its ends are accuracies, 0 to 1. `notes`: apply to all verdicts."""
-    difference = verdict.difference
+    difference, (clusters, _, kinds) = verdict.difference, verdict.clusters.partition(" ")
     return {
         "setting": verdict.typed[0],
         "reference": verdict.typed[1],
@@ -79,7 +79,8 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
         "verdict": verdict.outcome or verdict.word,
         "seeds": difference.seeds if difference else 0,
         "problems": difference.problems if difference else 0,
-        "clusters": verdict.clusters or None,
+        "clusters": int(clusters or 0),
+        "clustered_by": kinds.removesuffix("s"),
         "p": difference.p if difference else None,
         "adjusted_p": verdict.adjusted_p,
         "sentence": verdict.sentence,

@@ -17,6 +17,7 @@ import numpy as np
 from rlreason.errors import ConfigError
 from rlreason.report.study import Setting, Study
 from rlreason.runtime.statistics import Floats, mean_interval
+from rlreason.runtime.text import aligned
 
 SURE = 0.9  # level of the intervals
 FEWEST = 5  # evaluations, with the one before training
@@ -38,6 +39,7 @@ class Forecast:
     at: float  # the step asked for
     value: Interval  # as it would be measured there
     ceiling: Interval
+    fell: bool  # after it rose, as no curve of this form: both intervals are 0 to 1
     against: str = ""
 
     @property
@@ -55,14 +57,14 @@ def curves_of(setting: Setting) -> tuple[Floats, dict[int, Floats]]:
     return np.array(steps), {seed: np.array([of[step] for step in steps]) for seed, of in by_step.items()}
 
 
-def fitted(steps: Floats, accuracies: Floats, at: float) -> tuple[Interval, Interval]:
+def fitted(steps: Floats, accuracies: Floats, at: float, least: float) -> tuple[Interval, Interval]:
     """Return (value at a step, ceiling) of the curve of accuracies (seeds, evaluations) at `steps` (evaluations).
 
     Given F the curve is linear in R0 and A, so least squares are exact on a grid of forms, C_mid and B, for each seed.
     A shape F, which all seeds share, is accepted if the mean ceiling is between 0 and 1 and the sum of squares at most
     1 + 2 f / n times the smallest: n = seeds (evaluations - 2) - 2 and f is the 90% quantile of F(2, n). Its interval
     is Student's t over the seeds' own values, and at least over the residuals, which alone count with one seed. Given
-    is the range over all accepted shapes; the value has the noise of an evaluation besides.
+    is the range over all accepted shapes; the value has the noise of an evaluation besides, `least` at least.
     """
     from scipy.stats import f, t  # slow to import
 
@@ -85,7 +87,7 @@ def fitted(steps: Floats, accuracies: Floats, at: float) -> tuple[Interval, Inte
     n = max(seeds * (evaluations - 2) - 2, 1)
     best = int(squares.argmin())
     accepted = squares <= squares[best] * (1 + 2 * f.ppf(SURE, 2, n) / n)
-    noise = squares[best] / n  # variance of one evaluation of a seed
+    noise = max(squares[best] / n, least**2)  # variance of one evaluation of a seed
     over_seeds, over_residuals = (float(t.ppf((1 + SURE) / 2, dof)) for dof in (max(seeds - 1, 1), n))
 
     def interval(weights: Floats, of_one: float) -> Interval:  # (2 shapes, 2)
@@ -108,13 +110,28 @@ def forecasts_of(study: Study, at: float) -> list[Forecast]:
         if len(steps) < FEWEST:
             have = f"{setting.label} has {len(steps)} evaluations that all its seeds share"
             raise ConfigError(f"--forecast needs {FEWEST}, and {have}: give longer runs, or eval_every=1 to new ones")
-        if at <= steps[-1]:
+        if not steps[-1] < at < math.inf:
             raise ConfigError(f"--forecast {at:g} is not after step {steps[-1]:g} of {setting.label}: give a later one")
         accuracies = np.stack([*curves.values()])
-        reached, intervals = accuracies[:, -1].mean(), fitted(steps, accuracies, at)
-        one = Forecast(setting.label, len(curves), steps[-1], reached, at, *intervals)
+        asked = [run.series["eval/problems"].y[0] for run in setting.runs if "eval/problems" in run.series]
+        least = 1 / min(asked, default=math.inf)  # one problem
+        reached, falls = accuracies[:, -1].mean(), fell(accuracies, least)
+        value = ceiling = reached, 0.0, 1.0
+        if not falls:
+            value, ceiling = fitted(steps, accuracies, at, least)
+        one = Forecast(setting.label, len(curves), steps[-1], reached, at, value, ceiling, falls)
         found.append(replace(one, against=against(one, found[0], (steps, curves), reference)) if found else one)
     return found
+
+
+def fell(accuracies: Floats, least: float) -> bool:
+    """Return whether the best mean over seeds is above the first and the last by more than three standard errors.
+
+    The noise of an evaluation of a seed is that of the second differences of (seeds, evaluations), `least` at least.
+    """
+    means = accuracies.mean(axis=0)
+    noise = max(np.median(np.abs(np.diff(accuracies, n=2, axis=1))) / 1.652, least)  # 0.6745 sqrt(6)
+    return bool(means.max() - max(means[0], means[-1]) > 3 * noise * math.sqrt(2 / len(accuracies)))
 
 
 def against(one: Forecast, reference: Forecast, *curves: tuple[Floats, dict[int, Floats]]) -> str:
@@ -139,15 +156,15 @@ def against(one: Forecast, reference: Forecast, *curves: tuple[Floats, dict[int,
 
 def forecast_text(forecasts: Sequence[Forecast]) -> list[str]:
     """Format the forecasts as a table, a line each, in percent."""
-    at, width = f"at step {forecasts[0].at:g}", max(7, *(len(one.setting) for one in forecasts))
-    lines = [f"{'setting':{width}}  seeds  reached          {at:21}  ceiling ({SURE:.0%} intervals)"]
+    rows = [
+        ["setting", "seeds", "reached in training", f"at step {forecasts[0].at:g}", f"ceiling ({SURE:.0%} intervals)"]
+    ]
     for one in forecasts:
         value, ceiling = (
-            f"{100 * mean:4.1f} ({100 * low:.1f} to {100 * high:.1f})" for mean, low, high in (one.value, one.ceiling)
+            f"{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})" for mean, low, high in (one.value, one.ceiling)
         )
         if not one.told:
-            ceiling = f"cannot be told {ceiling[5:]}"
-        reached = f"{100 * one.reached:.1f} at {one.step:g}"
-        line = f"{one.setting:{width}}  {one.seeds:5}  {reached:15}  {value:21}  {ceiling}"
-        lines.append(f"{line}; {one.against}" if one.against else line)
-    return lines
+            ceiling = "cannot be told: rose and fell" if one.fell else f"cannot be told ({ceiling.partition('(')[2]}"
+        ceiling += f"; {one.against}" if one.against else ""
+        rows.append([one.setting, str(one.seeds), f"{100 * one.reached:.1f} at {one.step:g}", value, ceiling])
+    return aligned(rows).split("\n")

@@ -254,6 +254,7 @@ def study_of_results(path: Path) -> Study | None:
     program, _ = FORMATS.get(next(iter(files.values())).suffix, ("CSV", ()))
     settings: dict[str, Setting] = {}
     runs: dict[tuple[str, int], StudyRun] = {}
+    cluster_of: dict[str, str] = {}  # problem -> its cluster
     samples = ((seed, sample) for seed, file in files.items() for sample in _samples(file))
     try:
         for number, (of_file, sample) in enumerate(samples, 1):
@@ -272,7 +273,11 @@ def study_of_results(path: Path) -> Study | None:
                 runs[label, whole] = StudyRun(path, setting.key, whole, "finished")
                 setting.runs.append(runs[label, whole])
             name = str(sample["problem"])  # as the runs have it
-            facts = {"cluster": str(sample["cluster"])} if "cluster" in sample else {}
+            facts = {"cluster": (sample["cluster"] or "").strip()} if "cluster" in sample else {}
+            for cluster in facts.values():
+                first = cluster_of.setdefault(name, cluster)
+                if not cluster or first != cluster:
+                    raise DataError(f"{path}: problem {name} has the clusters {first!r} and {cluster!r}: give it one")
             graded = runs[label, whole].final.setdefault(name, GradedProblem(name, facts=facts))
             graded.correct += share
             graded.samples += 1

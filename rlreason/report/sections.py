@@ -14,7 +14,7 @@ from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
 from rlreason.report.content import NONE, PLUS_MINUS, SIGNS, TABLES, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
-from rlreason.report.study import RUNNING, Setting, Study, correctness
+from rlreason.report.study import RUNNING, Setting, Study, clusters_of, correctness, in_common
 from rlreason.report.verdicts import (
     NO_TRAINING,
     effects_of,
@@ -25,7 +25,7 @@ from rlreason.report.verdicts import (
     summary_of,
     verdicts_of,
 )
-from rlreason.runtime.statistics import LEVEL, holm, paired_difference
+from rlreason.runtime.statistics import LEVEL, holm, paired_difference, too_few
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 
@@ -140,6 +140,9 @@ def warnings_of(study: Study) -> Iterator[str]:
         if odd:
             cure = f"read the curves against {axis} too"
             yield f"The {what} differ from those of {study.reference.name} ({few(odd, 3)}): {cure}."
+    for fact, of in clusters_of(study.settings, in_common(study.settings)).items():
+        if too_few(of):
+            yield f"There are too few {fact}s of like size to tell what goes by them."
     if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
     failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
@@ -195,7 +198,7 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         ])  # fmt: skip
     note = (
         f"Accuracy and difference (points): the final evaluation, {PLUS_MINUS} half the width of its 95% interval over "
-        "seeds and problems, with one seed over problems only."
+        "seeds and problems, with one seed over problems only; a difference's is by the kinds that its verdict names."
     )
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
 
@@ -242,10 +245,9 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     """Return (mean, low, high) of a setting on the problems that all its runs answered (`among` them), or None.
 
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
-    seed it is over problems only.
+    seed it is over problems only; it is never by clusters of them.
     """
-    common = set.intersection(*map(set, one.finals)) if one.finals else set()
-    problems = sorted(common if among is None else common & among)
+    problems = [name for name in in_common([one]) if among is None or name in among]
     if not problems:
         return None
     [right] = correctness([one], problems)

@@ -208,16 +208,21 @@ def path_ends(paths: Sequence[str]) -> list[str]:
 #: Facts that a setting's effect may go by. Not `level`: an effect of equal log-odds differs in points between levels,
 #: and of settings that are better by 2 points (4 seeds, no spread) 25% are found instead of 42%. `cluster`: a column.
 CLUSTERS = ("subject", "source", "cluster")
-FEWEST_CLUSTERS = 4  # of fewer kinds in the data, nothing follows for others; a column is given on purpose
+
+
+def in_common(settings: Sequence[Setting]) -> list[str]:
+    """Return the problems that all runs answered."""
+    finals = [set(final) for setting in settings for final in setting.finals]
+    return sorted(set.intersection(*finals)) if finals else []
 
 
 def clusters_of(settings: Sequence[Setting], problems: Sequence[str]) -> dict[str, list[str]]:
-    """Return fact of `CLUSTERS` -> its value for each problem, where there are enough different ones."""
+    """Return fact of `CLUSTERS` -> its value for each problem, where these differ."""
     finals, found = [final for setting in settings for final in setting.finals], dict[str, list[str]]()
     for fact in CLUSTERS:
         told = [[final[name].facts.get(fact, "") for final in finals] for name in problems]
         values = [max(of, default="") for of in told]  # not every program tells it
-        if len({*values}) >= (2 if fact == "cluster" else FEWEST_CLUSTERS):
+        if len({*values}) > 1:
             found[fact] = values
     return found
 

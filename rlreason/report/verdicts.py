@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.content import MINUS, TABLES, Verdict, counted
-from rlreason.report.study import RUNNING, Setting, Study, StudyRun, choosing_mean, clusters_of, correctness, unequal
+from rlreason.report.study import (
+    RUNNING,
+    Setting,
+    Study,
+    StudyRun,
+    choosing_mean,
+    clusters_of,
+    correctness,
+    in_common,
+    unequal,
+)
 from rlreason.runtime.statistics import (
     LEVEL,
     PROBLEMS,
@@ -19,6 +29,7 @@ from rlreason.runtime.statistics import (
     Floats,
     clustered,
     compared,
+    half_width,
     holm,
     paired_difference,
     seeds_needed,
@@ -83,12 +94,13 @@ def settling(difference: Difference, comparisons: int, clusters: str) -> str:
         if difference.high - difference.low > WIDE:
             return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
-    needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
+    level = LEVEL / max(comparisons, 1)
+    needed = seeds_needed(difference, level)
     if needed is not None:
         return (
             f"About {max(needed, difference.seeds + 1)} seeds would settle a difference of this size half of the time."
         )
-    if abs(difference.mean) < 2 * difference.se_extra:
+    if abs(difference.mean) < half_width(level, 0.0, difference.se_extra, math.inf, difference.dof_extra):
         more = f"problems of more {clusters.split()[1]}" if clusters else "more problems"
         return (
             f"More seeds on these {clusters or f'{difference.problems:,} problems'} would not settle it: {more} would."
@@ -319,25 +331,32 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
         alone, i: mean_j (x_ij - x_0j),     together, i and j: (x_ij - x_0j) - (x_i0 - x_00)
 
     x is the correctness (seeds, problems) of the seeds that all settings ran on the problems that all runs answered, so
-    that each effect is a paired difference. [] without such a grid, or with one seed.
+    that each effect is a paired difference, by clusters if that is wider. [] without such a grid, or with one seed.
     """
     columns = {name: np.array([dict(one.key).get(name, "") for one in study.settings]) for name in study.axes}
     varied = {name.rpartition(".")[2]: of for name, of in columns.items() if len({*of}) > 1}
-    finals = [set(final) for one in study.settings for final in one.finals]
-    if len(varied) != 2 or math.prod(len({*of}) for of in varied.values()) != len(study.settings) or not finals:
+    problems = in_common(study.settings)
+    if len(varied) != 2 or math.prod(len({*of}) for of in varied.values()) != len(study.settings) or not problems:
         return []
-    right = correctness(study.settings, sorted(set.intersection(*finals)))
+    right, by_problem = (correctness(study.settings, problems, keys) for keys in (None, problems))
     seeds = set.intersection(*map(set, right))
     if len(seeds) < 2:
         return []
-    x = np.array([[of[seed] for seed in sorted(seeds)] for of in right])  # (settings, seeds, problems)
+    # (settings, seeds, questions), and problems
+    x, rows = (np.array([[of[s] for s in sorted(seeds)] for of in side]) for side in (right, by_problem))
     weights = [  # of each key: value -> 1 where a setting has it, -1 where the reference's
         {f"{name}={value}": 1.0 * (of == value) - (of == of[0]) for value in dict.fromkeys(of) if value != of[0]}
         for name, of in varied.items()
     ]
     effects = [(what, "alone", w * 2 / np.abs(w).sum()) for of in weights for what, w in of.items()]
     effects += [(f"{a} {b}", "together", weights[0][a] * weights[1][b]) for a, b in product(*weights)]
-    return [(what, how, paired_difference(np.tensordot(w, x, 1))) for what, how, w in effects]
+    kinds, found = clusters_of(study.settings, problems).values(), []
+    for what, how, w in effects:
+        effect, d = paired_difference(np.tensordot(w, x, 1)), np.tensordot(w, rows, 1)
+        for of in kinds:
+            effect = clustered(effect, dict(enumerate(d)), dict(enumerate(0 * d)), of)
+        found.append((what, how, effect))
+    return found
 
 
 def best_of(study: Study) -> Setting:
