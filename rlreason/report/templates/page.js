@@ -115,7 +115,8 @@
     }
     const names = [...new Set(flat.flatMap(Object.keys))];
     const cell = (value) => (/[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : (value ?? ""));
-    return [names, ...flat.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join()).join("\n");
+    const shown = flat.filter(({ setting }) => !state.hidden.has(setting));
+    return [names, ...shown.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join()).join("\n");
   }
   const kinds = { svg: [svgOf, "image/svg+xml"], png: [pngOf, "image/png"], csv: [csvOf, "text/csv"] };
   for (const button of all("[data-take]")) {
