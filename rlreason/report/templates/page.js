@@ -94,7 +94,9 @@
   const style = getComputedStyle(document.documentElement);
   const light = (svg) => svg.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).match(/#\w+/)[0]);
   async function svgOf(figure) {
-    const view = viewOf(figure, { background: "#fff" }, { renderer: "none" }, 760);
+    const shown = (one) => ({ ...one, values: one.values.filter((label) => !state.hidden.has(label)) });
+    const more = { background: "#fff", legends: (figure.spec.legends ?? []).map(shown) };
+    const view = viewOf(figure, more, { renderer: "none" }, 760);
     return light(await show(view, figure).toSVG());
   }
   async function pngOf(figure) {
