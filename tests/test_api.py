@@ -119,17 +119,22 @@ def test_a_second_run_is_refused_while_one_is_under_way_whose_rows_are_flat(tmp_
             load_run(nothing)
 
 
-def test_a_sweep_is_frames(tmp_path):
+def test_a_sweep_is_frames(tmp_path, monkeypatch):
     """Bug: rows of a run stand under another setting or seed, or a verdict has other numbers than the report's."""
-    sweep(tmp_path / "s", "lr", ["1", "2"], lambda value, seed: answers(seed, int(value) / 4), seeds=(0, 1, 2))
-    for place in (tmp_path / "s").glob("lr=*"):
+    sweep(tmp_path / "runs/s", "lr", ["1", "2"], lambda value, seed: answers(seed, int(value) / 4), seeds=(0, 1, 2))
+    for place in (tmp_path / "runs/s").glob("lr=*"):
         rows = [{"rollout_step": step, "reward/mean": int(place.name[3]) + step} for step in range(3)]
         (place / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    of, verdicts = load_sweep(tmp_path / "s"), compared_study([tmp_path / "s"])
+    monkeypatch.chdir(tmp_path)
+    of, verdicts = load_sweep("last"), compared_study([tmp_path / "runs/s"])
+    assert load_run("last").folder.parent == tmp_path / "runs/s"
     frame = of.frame()
     assert (list(frame), len(frame)) == (["lr", "seed", "step", "reward/mean"], 18)
     assert (frame["reward/mean"] == frame["lr"].astype(int) + frame["step"]).all()
     assert of.verdicts().to_dict("records") == [entry(verdict) for verdict in verdicts_of(verdicts)]
+    monkeypatch.setattr("rlreason.api.runs.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install"):
+        load_sweep("last")
 
 
 @pytest.mark.parametrize(

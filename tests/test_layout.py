@@ -6,7 +6,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENS = 244_200  # of code in rlreason/; it only falls, or is raised with a reason in CHANGELOG.md
+TOKENS = 245_200  # of code in rlreason/; it only falls, or is raised with a reason in CHANGELOG.md
 MODULES = 164
 TOP_LEVEL_FILES = 10
 FUNCTION_LINES = 80

@@ -95,6 +95,10 @@ def test_it_reacts(browser, page_file):
             with page.expect_download() as download:
                 page.locator(f"[data-take={kind}]").first.click()
             assert Path(download.value.path()).read_bytes().startswith(begins)
+        button.click()
+        with page.expect_download() as download:
+            page.locator("[data-take=csv]").first.click()
+        assert ",3e-5," not in Path(download.value.path()).read_text()  # which is hidden
         page.locator("#theme").click()
         assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
         page.emulate_media(media="print")

@@ -50,12 +50,32 @@ def test_page_and_markdown(report, whole, tmp_path):
 
 
 def test_mistakes_are_one_line(report, whole, tmp_path):
-    """Bug: a wrong path is a traceback, or leaves half a report."""
+    """Bug: a wrong path is a traceback, or leaves half a report; a wrong option does nothing, or merges settings."""
     (tmp_path / "file").write_text("")
-    for words, says in (([tmp_path], "holds no run"), ([whole, "--out", tmp_path / "file/x"], "cannot be made")):
+    mistakes = [([tmp_path], "holds no run"), ([whole, "--out", tmp_path / "file/x"], "cannot be made")]
+    paper = [whole, "--out", tmp_path / "out", "--figures", tmp_path / "paper"]
+    mistakes += [([*paper, "--width", width], "inches") for width in ("-1", "nan", "0")]
+    mistakes += [([*paper, "--x", x], "no key of metrics.jsonl: give one of step,") for x in ("total", "time", "lg")]
+    mistakes += [([*paper, "--label", "1=2"], "alike: give each of 1, 2"), ([*paper, "--label", "low"], "NAME=TEXT")]
+    mistakes += [([whole, "--metric", "a", "--metric", "b"], "--metric needs --figures DIR")]
+    mistakes += [([*paper[1:], "--assignment", "cs336_2025"], "no --figures")]
+    for words, says in mistakes:
         code, said, error = report(*words)
         assert (code, said, len(error.splitlines()), says in error) == (2, "", 1, True), (words, error)
     assert not list(tmp_path.rglob("report.html"))
+
+
+def test_evaluations(report, tmp_path):
+    """Bug: without curves there are no tables for a paper, or the JSON of models has texts."""
+    right = {"1": 0.2, "2": 0.8, "3": 0.82}
+    sweep(tmp_path / "s", "lr", list(right), lambda v, s: answers(s, right[v]), seeds=[0], reference={"lr": "1"})
+    for place in (tmp_path / "s").glob("lr=*"):
+        (place / "config.yaml").write_text((place / "config.yaml").read_text() + "algorithm: evaluate\n")
+    figures = json.loads(report(tmp_path / "s", "--json", "--figures", tmp_path / "paper")[1])
+    assert (tmp_path / "paper/who_can_be_told_from_whom.tex").exists()
+    best, second, _ = figures["models"]
+    assert (best["cannot_be_told_from"], second["cannot_be_told_from"]) == ([second["setting"]], [best["setting"]])
+    assert 0.5 < best["low"] < best["mean"] < best["high"] < 1
 
 
 def cut(file: Path) -> None:

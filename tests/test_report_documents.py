@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -115,6 +116,10 @@ def test_pictures():
         assert "stroke-dasharray" not in svg.partition("role-legend")[2]  # a dash around a marker gives it no shape
         assert (LIGHT["s1"] in plain_colours(svg), "var(--" in plain_colours(svg)) == (True, False)
     assert {"group_size=8", "learning_rate=3e-5"} <= set(re.findall(r">([^<]*)<", svg))  # broken at spaces
+    study = study_of(("group_size=8 rate=3e-5", "runs/sweep/a=1,learning_rate=3e-5"))
+    figure = replace(forest_of(verdicts_of_hand(study)), x_title=f"{'x' * 40} {'y' * 40}")
+    texts = set(re.findall(r">([^<]*)<", standalone(figure, legend_of(study, []), paper=360)))
+    assert {"sweep/", "a=1,", "x" * 40, "y" * 40} <= texts  # the path and the title have lines
 
 
 def test_figures_for_a_paper(tmp_path):
@@ -138,6 +143,7 @@ def test_metrics_and_axes_for_a_paper():
     for run in study.runs:
         run.series["train/kl"] = run.series["rollout/entropy"] = kl = series_of(X, X / 100)
         kl.x["lag"] = np.array([np.nan, 1.0, 2.0, 1.0, 3.0])
+        run.series["lag"] = kl
         run.series["eval/accuracy"].x["lag"] = run.series["eval/accuracy"].x["step"]
     labels = {"train/kl": "KL of 50%", "lag": "lag (s)"}
     kl, accuracy = figures_for_paper(study, ["train/kl", "eval/accuracy"], "lag", labels)
@@ -145,7 +151,7 @@ def test_metrics_and_axes_for_a_paper():
     assert [row["x"] for row in rows_of(kl, ["1e-5"])["seeds"]] == [1.0, 2.0, 1.0, 3.0] * 4
     assert (rows_of(kl, ["1e-5"])["means"], bool(rows_of(accuracy, ["1e-5"])["means"])) == ([], True)
     assert figures_for_paper(study, ["rollout/entropy"], "step", {})[0].title == "Token entropy"
-    for metrics, x, says in (["eval/acuracy"], "step", "eval/accuracy"), ([], "lg", "values of lg"):
+    for metrics, x, says in (["eval/acuracy"], "step", "eval/accuracy"), ([], "lg", "--x lg is no key"):
         with pytest.raises(ConfigError, match=says):
             figures_for_paper(study, metrics, x, {})
 
@@ -167,6 +173,8 @@ def test_tables_for_a_paper(tmp_path):
     assert r"a\_b \& 5\% & 36.8\% $\pm$ 7.0 & $-$1.5 & cannot tell \\" in (tmp_path / "the_settings.tex").read_text()
     [row] = csv.DictReader((tmp_path / "the_settings.csv").read_text().splitlines())
     assert [*row.values()] == ["a_b & 5%", "36.8", "-1.5", "cannot tell", "7.0"]
+    write_tables([Table("Effects", ["value"], [["a b\ntogether"]])], tmp_path)
+    assert "a b together" in (tmp_path / "effects.tex").read_text()  # which has another meaning in the settings
 
 
 def test_page_data():

@@ -44,6 +44,10 @@ def test_effects_of_two_keys():
     found = {(what, how): (round(d.mean, 6), d.seeds, d.low < d.mean < d.high) for what, how, d in effects_of(study)}
     wanted = {"p=1": 0.15, "q=1": 0.125, "q=2": 0.1, "p=1 q=1": 0.15, "p=1 q=2": 0.0}
     assert found == {(what, "together" if " " in what else "alone"): (d, 4, True) for what, d in wanted.items()}
+    for one in study.settings:
+        one.key = (("g.p", one.label[0]), ("p", one.label[1]))
+    study.axes = ["g.p", "p"]
+    assert {"g.p=1", "p=2"} <= {what for what, _, _ in effects_of(study)}  # two keys that end alike
     study.settings.pop()  # no whole grid
     assert effects_of(study) == []
 

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlreason.cli.ls import LAST, RUNS, newest
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
 from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
@@ -101,12 +103,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The runs of a sweep as pandas frames, as they were when it was loaded."""
+    """The runs that a sweep had when it was loaded, as pandas frames."""
 
     study: Study
 
     def frame(self) -> "DataFrame":
-        """Return a row for each optimizer update and evaluation: the varied settings, seed, step and metrics."""
+        """Return a row for each optimizer update and evaluation so far: the varied settings, seed, step and metrics."""
         from pandas import DataFrame
 
         rows = [
@@ -124,10 +126,12 @@ class Sweep:
 
 
 def load_sweep(folder: str | PathLike[str]) -> Sweep:
-    """Return the runs of a sweep, finished or not; `ConfigError` if the folder holds none."""
-    return Sweep(read_study([Path(folder)]))
+    """Return the runs of a sweep, finished or not, or of "last"; `ConfigError` if the folder holds none."""
+    if find_spec("pandas") is None:
+        raise ConfigError("load_sweep needs pandas: pip install 'rlreason[report]'")
+    return Sweep(read_study([newest(RUNS, single=False) if folder == LAST else Path(folder)]))
 
 
 def load_run(folder: str | PathLike[str]) -> Run:
-    """Return the run in a folder, also one started from the command line; `ConfigError` if it holds none."""
-    return Run(folder)
+    """Return the run in a folder, also one of the command line, or "last"; `ConfigError` if it holds none."""
+    return Run(newest(RUNS, single=True) if folder == LAST else folder)

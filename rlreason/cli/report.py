@@ -14,16 +14,17 @@ from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.compare import entry
-from rlreason.report.figures import figures_for_paper
+from rlreason.report.figures import FIGURES, figures_for_paper
 from rlreason.report.forecast import forecast_text, forecasts_of
 from rlreason.report.read import read_study
-from rlreason.report.sections import TOLD_APART, build_report
-from rlreason.report.study import PAPER_AXES
+from rlreason.report.sections import TOLD_APART, build_report, measured_of
+from rlreason.report.study import PAPER_AXES, Study
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, Parser
-from rlreason.runtime.text import aligned
+from rlreason.runtime.text import aligned, few
 
 HTML, MARKDOWN = "report.html", "report.md"
+PAPER = {"metric": [], "x": "step", "width": 3.25, "font": "sans", "label": []}  # options of the files of --figures
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
 
 
@@ -38,14 +39,15 @@ def add_arguments(parser: Parser) -> None:
         help="also pictures for a paper (SVG, PNG, PDF) and tables (TeX), each with its CSV",
     )
     paper = parser.add_argument_group("the files of --figures")
-    paper.add_argument("--metric", nargs="+", default=[], help="these of metrics.jsonl; else the pictures of the page")
     paper.add_argument(
-        "--x", default="step", help=f"their x axis: {', '.join(PAPER_AXES)}, or any key of metrics.jsonl"
+        "--metric", action="append", help="of metrics.jsonl, also several times; else the page's pictures"
     )
-    paper.add_argument("--width", type=float, default=3.25, metavar="INCHES", help="3.25: one column; 6.75: two")
-    paper.add_argument("--font", choices=("sans", "serif"), default="sans", help="of their text, which has 8 points")
+    paper.add_argument("--x", help=f"their x axis: {', '.join(PAPER_AXES)}, or any key of metrics.jsonl")
+    paper.add_argument("--width", type=float, metavar="INCHES", help="3.25: one column; 6.75: two")
+    paper.add_argument("--font", choices=("sans", "serif"), help="of their text, which has 8 points")
     labels = "another name for a metric, the x axis or a setting: eval/accuracy=Accuracy"
-    paper.add_argument("--label", nargs="+", default=[], metavar="NAME=TEXT", help=labels)
+    paper.add_argument("--label", action="append", metavar="NAME=TEXT", help=labels)
+    parser.set_defaults(**PAPER)
     later = "also the accuracy to expect at this later step, and the ceiling"
     parser.add_argument("--forecast", type=float, metavar="STEPS", help=later)
     parser.add_argument(
@@ -56,7 +58,15 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the report."""
     runs, out, figures = arguments.runs, arguments.out, arguments.figures
-    if arguments.assignment is None and any(map(runs_below, runs)):
+    discovered = arguments.assignment is None and any(map(runs_below, runs))
+    for name, default in PAPER.items():
+        if figures is None and getattr(arguments, name) != default:
+            raise ConfigError(f"--{name} needs --figures DIR")
+    if not 1 <= arguments.width <= 20:
+        raise ConfigError("--width is in inches: give 1 to 20")
+    if (discovered or arguments.assignment) and (figures, arguments.forecast) != (None, None):
+        raise ConfigError("--assignment and runs of discovery have no --figures and no --forecast: leave these out")
+    if discovered:
         with console.wait("writing the report"):
             return write_report(
                 [run for folder in runs for run in runs_below(folder) or [folder]], folder_of(out, runs[0])
@@ -76,16 +86,14 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     out = folder_of(out, runs[0])
     with console.wait("writing the report"):
         study = read_study(runs, arguments.x)
-        labels = dict(text.rpartition("=")[::2] for text in arguments.label)
-        for one in study.settings:
-            one.label = labels.get(one.label, one.label)
+        labels = relabelled(study, arguments.label, arguments.x)
         forecasts = [] if arguments.forecast is None else forecasts_of(study, arguments.forecast)
         report = build_report(study)
+        curves = [] if figures is None else figures_for_paper(study, arguments.metric, arguments.x, labels)
         try:
             write_whole(out / HTML, page_of(report))
             write_markdown(report, out / MARKDOWN)
             if figures is not None:
-                curves = figures_for_paper(study, arguments.metric, arguments.x, labels)
                 pictures = [*filter(None, (*curves, report.forest))]
                 write_figures(pictures, report.legend, figures, arguments.width, arguments.font)
                 write_tables(report.tables, figures)
@@ -102,11 +110,34 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines += ["", f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)"]
     lines += [f"figures: {figures}"] if figures is not None else []
     told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
-    told["models"] = [dict(zip(table.head, row, strict=True)) for table in measured for row in table.rows]
+    models = measured_of(study)
+    told["models"] = [
+        {
+            "setting": one.typed,
+            "mean": mean,
+            "low": low,
+            "high": high,
+            "cannot_be_told_from": [models[place][0].typed for place in alike],
+        }
+        for one, (mean, low, high), alike in models
+    ]
     told |= {"warnings": report.warnings, "problems": report.problems}
     told |= {"forecast": [asdict(one) | {"ceiling_told": one.told} for one in forecasts]} if forecasts else {}
     told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}
     return Answer("\n".join(lines), told)
+
+
+def relabelled(study: Study, texts: list[str], x: str) -> dict[str, str]:
+    """Give settings their labels of `texts`, each NAME=TEXT, and return all; `ConfigError` where one goes nowhere."""
+    labels = dict(text.rpartition("=")[::2] for text in texts)
+    settings, metrics = [one.label for one in study.settings], {name for run in study.runs for name in run.series}
+    if unknown := labels.keys() - {x, *settings, *metrics, *(figure.name for figure in FIGURES)}:
+        raise ConfigError(f"--label {min(unknown)!r} is no metric, x or setting: write NAME=TEXT")
+    for one in study.settings:
+        one.label = labels.get(one.label, one.label)
+    if len({one.label for one in study.settings}) < len(settings):
+        raise ConfigError(f"--label names two settings alike: give each of {few(settings)} its own")
+    return labels
 
 
 def folder_of(out: Path | None, run: Path) -> Path:

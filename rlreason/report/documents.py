@@ -35,6 +35,7 @@ CURVES = (MEANS, "seeds", "marks", "stops")  # data sets of curves
 TOGETHER, FEWEST, MOST_OF_A_MEAN = 2400, 12, 100  # points of all thin lines of a picture, of one; of a mean
 HEIGHT, FIRST_HEIGHT = 190, 370
 WIDTH = 760  # pixels of a standalone picture
+PHONE = 350  # pixels of a picture on a narrow page
 POINTS = 0.65  # of a pixel in print, where texts of 12 and 13 pixels have 8 points
 COLUMN = 3.25  # inches: a paper's column
 DOTS = 300  # per inch, of a PNG for a paper
@@ -60,8 +61,9 @@ def specification(figure: Figure, legend: Sequence[str], side: str = "", paper: 
     `paper`: the width in pixels of a picture for a paper, whose y axis has a title and whose texts a `font` of
     tables.yaml.
     """
-    in_a_row = (paper or WIDTH) // CHARACTER // (max(map(len, legend)) + 4)
-    columns = {"columns": max(1, in_a_row)} if side == "bottom" else {}
+    width = paper or WIDTH
+    in_a_row = width // CHARACTER // (max(map(len, legend)) + 4)
+    columns = {"columns": max(1, in_a_row), "labelLimit": width - 40} if side == "bottom" else {}
     shown = alt.Legend(orient=side, title=None, values=legend, **columns) if side else None
     grey = [row[SETTING] for row in figure.rows.get("pairs", []) if row[SETTING] not in legend]
     markers = list(TABLES["markers"])
@@ -74,7 +76,7 @@ def specification(figure: Figure, legend: Sequence[str], side: str = "", paper: 
     for name, (channel, values) in channels.items():
         scale = alt.Scale(domain=[*legend, *grey], range=values)
         by[name] = channel(field=SETTING, type="nominal", legend=shown, scale=scale)
-    layers, height = _forest(figure, by) if figure.name == FOREST else _curves(figure, by, paper)
+    layers, height = _forest(figure, by, paper) if figure.name == FOREST else _curves(figure, by, paper)
     chart = alt.layer(*layers).properties(width="container", height=height)
     spec: Spec = chart.to_dict(validate=False)  # a test validates all kinds: it takes as long as the drawing
     config = TABLES["vega"] | {"font": TABLES["fonts"][font]}
@@ -115,19 +117,20 @@ def _curves(figure: Figure, by: Mapping[str, Any], paper: int) -> tuple[list[Any
     return layers, height
 
 
-def _forest(figure: Figure, by: Mapping[str, Any]) -> tuple[list[Any], Any]:
+def _forest(figure: Figure, by: Mapping[str, Any], paper: int) -> tuple[list[Any], Any]:
     """Return an interval per setting, a tick per seed, a line at 0 and a strip for what counts as no difference."""
     settings = [row[SETTING] for row in figure.rows["pairs"]]
-    axis = alt.Axis(**TABLES["points"])
-    x, low = (alt.X(f"{name}:Q", title=figure.x_title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
+    axis, title = alt.Axis(**TABLES["points"]), wrap(figure.x_title, (paper or PHONE) // CHARACTER)
+    x, low = (alt.X(f"{name}:Q", title=title, axis=axis, scale=alt.Scale(nice=True)) for name in ("x", "low"))
     # a long label has a line for each word, and others as many blank ones above as keep them in the middle
-    words = [name.split(" ") if len(name) > LONGEST_LINE else [name] for name in settings]
+    words = [re.split(r" |(?<=[/,])", name) if len(name) > LONGEST_LINE else [name] for name in settings]
     lines = max(map(len, words))
     texts = {name: [""] * ((lines - len(of)) // 2) + of for name, of in zip(settings, words, strict=True)}
     labels = alt.Axis(
         labelExpr=f"({json.dumps(texts, ensure_ascii=False)})[datum.label]",
         labelLineHeight=LINE_HEIGHT,
         labelOffset=-LINE_HEIGHT * (lines - 1) / 2,
+        labelLimit=paper // 2,
         **TABLES["settings"],
     )
     y = alt.Y(f"{SETTING}:N", sort=settings, title=None, axis=labels, scale=alt.Scale(domain=settings))
@@ -246,8 +249,8 @@ def write_figures(
         pattern = r'\b(width|height)="([\d.]+)"'
         svg = re.sub(pattern, lambda size: f'{size[1]}="{float(size[2]) * POINTS:g}"', svg, count=2)
         write_whole(folder / f"{stem}.svg", re.sub(pattern, r'\1="\2pt"', svg, count=2))
-        (folder / f"{stem}.png").write_bytes(vl_convert.svg_to_png(svg, scale=DOTS / 72))
-        (folder / f"{stem}.pdf").write_bytes(vl_convert.svg_to_pdf(svg))
+        write_whole(folder / f"{stem}.png", vl_convert.svg_to_png(svg, scale=DOTS / 72))
+        write_whole(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
         frames = [pandas.DataFrame(rows).assign(data=name) for name, rows in figure.rows.items()]
         for curve in figure.curves:
             if curve.seed is not None or figure.axis in curve.x:  # no mean along another axis
@@ -263,7 +266,7 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
         stem = re.sub(r"\W+", "_", table.title.lower())
         cells = pandas.DataFrame(table.rows, columns=table.head)
         cells = cells.loc[:, ~cells.columns.str.endswith(" a run")]
-        cells = cells.replace({rf"\n[^{PLUS_MINUS}].*|^\W ": "", "\n": " "}, regex=True)  # no p, no sign of a verdict
+        cells = cells.replace({r"\np [=<].*|^\W ": "", "\n": " "}, regex=True)  # no p, no sign of a verdict
         tex = cells.to_latex(index=False, escape=True, column_format="@{}l" + "r" * (cells.shape[1] - 1) + "@{}")
         tex = tex.replace(PLUS_MINUS, r"$\pm$").replace(MINUS, "$-$")
         write_whole(folder / f"{stem}.tex", f"% {table.note}\n{tex}")
@@ -285,7 +288,7 @@ def write_markdown(report: Report, target: Path) -> None:
     for figure in (by_name[name] for name in PICTURES if name in by_name):
         stem = re.sub(r"\W+", "_", figure.name)
         file = f"{FILES}/{stem}.svg"
-        write_whole(target.parent / file, content.plain_colours(standalone(figure, report.legend)))
+        write_whole(target.parent / file, content.plain_colours(standalone(figure, report.legend, font="sans")))
         pictures.append((figure.alt, file))
     write_whole(target, filled("report.md.j2", report=report, pictures=pictures))
 

@@ -93,8 +93,11 @@ def limits_of(runs: Sequence[Series], far: float) -> tuple[float, float]:
 def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapping[str, str]) -> list[Figure]:
     """Plot these metrics of `metrics.jsonl`, or all of the page, against x, which the study was read with.
 
-    `labels`: name of a metric, or of x -> what its axis is called. `ConfigError` for a metric that no run has.
+    `labels`: name of a metric, or of x -> what its axis is called. `ConfigError` for a metric or x that no run has.
     """
+    names = sorted({name for run in study.runs for name in run.series})
+    if x not in (*PAPER_AXES, *names):
+        raise ConfigError(f"--x {x} is no key of metrics.jsonl: give one of {few([*PAPER_AXES, *names], 99)}")
     known, wanted = {one.name: one for one in FIGURES}, list[Figure]()
     for metric in metrics or known:
         like = known.get(metric.partition("/")[2], Figure(metric, metric, "", "~g"))
@@ -103,8 +106,7 @@ def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapp
         wanted.append(replace(figure, title=labels[metric], unit="") if metric in labels else figure)
     figures = figures_of(study, wanted)
     drawn = {figure.name for figure in figures if any(x in curve.x for curve in figure.curves)}
-    if missing := [name for name in metrics if name not in drawn] or ([] if drawn else [x]):
-        names = sorted({name for run in study.runs for name in run.series})
+    if missing := [name for name in metrics if name not in drawn] or ([] if drawn or x == "step" else ["a metric"]):
         raise ConfigError(f"metrics.jsonl has no two values of {missing[0]} along {x}: give one of {few(names, 99)}")
     return figures
 

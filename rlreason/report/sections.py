@@ -203,18 +203,25 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
 
 
-def measured_table(study: Study) -> Table | None:
-    """Return the accuracy of each setting, best first, and which others it cannot be told from.
+def measured_of(study: Study) -> list[tuple[Setting, tuple[float, float, float], dict[int, str]]]:
+    """Return each setting, best first, its accuracy with the interval, and the places of others as `not_told_apart`.
 
-    None where runs train, or fewer than two settings have an accuracy.
+    [] where runs train, or fewer than two settings have an accuracy.
     """
     found = [(accuracy, one) for one in study.settings if (accuracy := accuracy_of(one))]
     algorithms = {run.settings.get("algorithm") for _, one in found for run in one.runs if run.final}
     if len(found) < 2 or not algorithms.issubset(NO_TRAINING):
-        return None
+        return []
     found.sort(key=lambda pair: -pair[0][0])
-    alike, rows = not_told_apart([one for _, one in found], study), list[list[str]]()
-    for number, (((mean, low, high), one), others) in enumerate(zip(found, alike, strict=True), 1):
+    alike = not_told_apart([one for _, one in found], study)
+    return [(one, accuracy, others) for (accuracy, one), others in zip(found, alike, strict=True)]
+
+
+def measured_table(study: Study) -> Table | None:
+    """Return `measured_of` as a table; None without any."""
+    rows = []
+    for number, (one, (mean, low, high), alike) in enumerate(measured_of(study), 1):
+        others = [f"{place + 1}{note}" for place, note in alike.items()]
         ends = f"{percent(low)} to {percent(high)}"
         rows.append([str(number), one.label, percent(mean), ends, ", ".join(others) or NONE])
     note = (
@@ -222,7 +229,7 @@ def measured_table(study: Study) -> Table | None:
         "on the problems that both answered, with Holm's correction for all pairs."
     )
     head = ["no.", " ".join(study.axes) or "run", "accuracy", "95% interval", "cannot be told from"]
-    return Table(TOLD_APART, head, rows, frozenset({2, 3}), note)
+    return Table(TOLD_APART, head, rows, frozenset({2, 3}), note) if rows else None
 
 
 def effects_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:

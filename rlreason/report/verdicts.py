@@ -194,19 +194,18 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
     return [_verdict(one, next(p_of), n, equal_within) if isinstance(one, Pairing) else one for one in found]
 
 
-def not_told_apart(settings: Sequence[Setting], study: Study) -> list[list[str]]:
-    """Return of each setting the numbers, from 1, of those that it cannot be told from, by Holm over all pairs."""
+def not_told_apart(settings: Sequence[Setting], study: Study) -> list[dict[int, str]]:
+    """Return of each setting the places of those that it cannot be told from, by Holm over all pairs, with a note."""
     found = {
         (a, b): pair(other, replace(study, settings=[one, other]))
         for (a, one), (b, other) in combinations(enumerate(settings), 2)
     }
     p_of = iter(holm([one.difference.p for one in found.values() if isinstance(one, Pairing)]))
-    alike: list[list[str]] = [[] for _ in settings]
+    alike: list[dict[int, str]] = [{} for _ in settings]
     for (a, b), pairing in found.items():
         note = "" if isinstance(pairing, Pairing) else " (not compared)"
         if note or next(p_of) > LEVEL:
-            alike[a].append(f"{b + 1}{note}")
-            alike[b].append(f"{a + 1}{note}")
+            alike[a][b] = alike[b][a] = note
     return alike
 
 
@@ -334,7 +333,9 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
     that each effect is a paired difference, by clusters if that is wider. [] without such a grid, or with one seed.
     """
     columns = {name: np.array([dict(one.key).get(name, "") for one in study.settings]) for name in study.axes}
-    varied = {name.rpartition(".")[2]: of for name, of in columns.items() if len({*of}) > 1}
+    varied = {name: of for name, of in columns.items() if len({*of}) > 1}
+    short = {name.rpartition(".")[2]: of for name, of in varied.items()}
+    varied = short if len(short) == len(varied) else varied
     problems = in_common(study.settings)
     if len(varied) != 2 or math.prod(len({*of}) for of in varied.values()) != len(study.settings) or not problems:
         return []

@@ -42,10 +42,10 @@ def whole(path: Path) -> Iterator[Path]:
             removed(new)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file by this text (UTF-8), atomically; see `whole`."""
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Replace a file by this text (UTF-8) or these bytes, atomically; see `whole`."""
     with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -94,7 +94,9 @@
   const style = getComputedStyle(document.documentElement);
   const light = (svg) => svg.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).match(/#\w+/)[0]);
   async function svgOf(figure) {
-    const view = viewOf(figure, { background: "#fff" }, { renderer: "none" }, 760);
+    const shown = (one) => ({ ...one, values: one.values.filter((label) => !state.hidden.has(label)) });
+    const more = { background: "#fff", legends: (figure.spec.legends ?? []).map(shown) };
+    const view = viewOf(figure, more, { renderer: "none" }, 760);
     return light(await show(view, figure).toSVG());
   }
   async function pngOf(figure) {
@@ -115,7 +117,8 @@
     }
     const names = [...new Set(flat.flatMap(Object.keys))];
     const cell = (value) => (/[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : (value ?? ""));
-    return [names, ...flat.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join()).join("\n");
+    const shown = flat.filter(({ setting }) => !state.hidden.has(setting));
+    return [names, ...shown.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join()).join("\n");
   }
   const kinds = { svg: [svgOf, "image/svg+xml"], png: [pngOf, "image/png"], csv: [csvOf, "text/csv"] };
   for (const button of all("[data-take]")) {
