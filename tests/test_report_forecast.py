@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from report_objects import series_of, study_of
 
-from rlreason.report.forecast import METRIC, Forecast, forecast_text, forecasts_of
+from rlreason.report.forecast import METRIC, Forecast, fell, forecast_text, forecasts_of
 from rlreason.report.study import Study
 from tests.test_report_command import report, whole  # noqa: F401
 
@@ -51,6 +51,13 @@ def test_no_curve_is_fitted_to_what_rose_and_fell():
     assert (rising.fell, falling.fell, falling.told, falling.against) == (False, True, False, "cannot be told apart")
     assert (none.value[:2], none.value[2] > 1 / 1024) == ((0.0, 0.0), True)
     assert forecast_text([falling])[1].endswith("cannot be told: rose and fell; cannot be told apart")
+
+
+def test_a_steep_rise_hides_no_fall_and_noise_is_none():
+    """Bug: the noise is read off the rise, so that a run which lost a third is forecast to stay."""
+    assert fell(np.array([[0.286, 0.695, 0.674, 0.569, 0.525]] * 3), 1 / 256)
+    rng, flat = np.random.default_rng(0), np.array([0.3, *[0.6] * 8])
+    assert np.mean([fell(rng.binomial(256, flat, (3, 9)) / 256, 1 / 256) for _ in range(500)]) < 0.05
 
 
 def test_command(report, whole, tmp_path):  # noqa: F811

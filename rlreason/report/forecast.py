@@ -127,10 +127,13 @@ def forecasts_of(study: Study, at: float) -> list[Forecast]:
 def fell(accuracies: Floats, least: float) -> bool:
     """Return whether the best mean over seeds is above the first and the last by more than three standard errors.
 
-    The noise of an evaluation of a seed is that of the second differences of (seeds, evaluations), `least` at least.
+    The noise of an evaluation of a seed is that of the second differences of (seeds, evaluations), which a steep rise
+    adds to: at most that of a draw of so many problems, where these are known; `least`, one problem, at least.
     """
     means = accuracies.mean(axis=0)
-    noise = max(np.median(np.abs(np.diff(accuracies, n=2, axis=1))) / 1.652, least)  # 0.6745 sqrt(6)
+    noise = np.median(np.abs(np.diff(accuracies, n=2, axis=1))) / 1.652  # 0.6745 sqrt(6)
+    if least:
+        noise = max(min(noise, math.sqrt(least) / 2), least)
     return bool(means.max() - max(means[0], means[-1]) > 3 * noise * math.sqrt(2 / len(accuracies)))
 
 
