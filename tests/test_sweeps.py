@@ -195,7 +195,9 @@ def test_real_runs_see_their_gpus_alone(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["processes", "joblib", "submitit_local"])
 def test_a_failing_run_leaves_the_others_alone_and_is_named_whatever_the_launcher(tmp_path, launcher):
-    done = rlreason(*WORDS, f"hydra/launcher={launcher}", "jobs=2", "model.freeze=[],[nonesuch]", cwd=tmp_path)
+    words = [*WORDS, f"hydra/launcher={launcher}", "jobs=2", "model.freeze=[],[nonesuch]"]
+    argv = [sys.executable, "-m", "rlreason", *words]  # a forked command would wait for joblib's idle workers
+    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | ENV, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     state = read_state(tmp_path / "grid")
     failed, finished = sorted(state.runs, key=lambda run: run.status)
