@@ -89,15 +89,16 @@ def test_who_cannot_be_told_from_whom():
     """Bug: pairs are corrected as if each were alone, or a pair that was measured differently counts as equal."""
     right = {f"m{k}": {0: np.arange(200) < n} for k, n in enumerate((100, 160, 102, 105))}
     of = answered(**right)
-    assert sections.measured_table(of) is None  # trained, as far as is known
+    assert sections.measured_table(of, sections.measured_of(of)) is None  # trained, as far as is known
     for run in of.runs:
         run.settings = {"algorithm": "evaluate"}
-    table = sections.measured_table(of)
+    table = sections.measured_table(of, sections.measured_of(of))
     assert [(row[1], row[4]) for row in table.rows] == [("m1", NONE), ("m3", "3, 4"), ("m2", "2, 4"), ("m0", "2, 3")]
     assert verdicts_of(of)[2].adjusted_p < 0.05  # m3 beats m0 among three comparisons, and not among six
     of.runs[1].protocol = {"prompt": "another"}
     of.runs[0].protocol = of.runs[2].protocol = of.runs[3].protocol = {"prompt": "one"}
-    assert sections.measured_table(of).rows[0][4] == "2 (not compared), 3 (not compared), 4 (not compared)"
+    table = sections.measured_table(of, sections.measured_of(of))
+    assert table.rows[0][4] == "2 (not compared), 3 (not compared), 4 (not compared)"
 
 
 def test_pass_at_k():

@@ -49,13 +49,16 @@ CELLS = [one for one in itertools.product(SWEEPS, PLACES) if one[1] == PLACES[0]
 
 @pytest.mark.parametrize(("name", "place"), some(CELLS, 28))
 def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, tmp_path, monkeypatch):
+    """Bug: a shipped sweep has no runs, or one that is refused only when its turn comes."""
     monkeypatch.chdir(tmp_path)
     for before, seed in itertools.product(("stage_1_sft", "stage_2_ei", "pku_grpo"), range(3)):  # which others leave
         (model := tmp_path / f"runs/sweeps/{before}/seed={seed}/model").mkdir(parents=True)
         (model / "config.json").write_text("{}")
     asked = read(["-m", f"sweep={name}", *place])
     with composing(asked):
-        for run in design_of(asked, shared_config(asked), note=str)[0].runs:
+        runs = design_of(asked, shared_config(asked), note=str)[0].runs
+        assert runs
+        for run in runs:
             cfg = compose("config", run.overrides)
             OmegaConf.resolve(cfg)
             typed(cfg)

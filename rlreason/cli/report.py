@@ -17,7 +17,7 @@ from rlreason.report.compare import entry
 from rlreason.report.figures import FIGURES, figures_for_paper
 from rlreason.report.forecast import forecast_text, forecasts_of
 from rlreason.report.read import read_study
-from rlreason.report.sections import TOLD_APART, build_report, measured_of
+from rlreason.report.sections import TOLD_APART, build_report
 from rlreason.report.study import PAPER_AXES, Study
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, Parser
@@ -110,17 +110,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines += ["", f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)"]
     lines += [f"figures: {figures}"] if figures is not None else []
     told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
-    models = measured_of(study)
-    told["models"] = [
-        {
-            "setting": one.typed,
-            "mean": mean,
-            "low": low,
-            "high": high,
-            "cannot_be_told_from": [models[place][0].typed for place in alike],
-        }
-        for one, (mean, low, high), alike in models
-    ]
+    told["models"] = report.models
     told |= {"warnings": report.warnings, "problems": report.problems}
     told |= {"forecast": [asdict(one) | {"ceiling_told": one.told} for one in forecasts]} if forecasts else {}
     told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}

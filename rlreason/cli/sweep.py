@@ -284,13 +284,13 @@ def written_report(folder: Path) -> str:
 def print_table(folder: Path) -> SweepState:
     """Print a sweep's settings with the intervals and verdicts of the report, and its notes."""
     from rlreason.report.read import read_study  # slow to import
-    from rlreason.report.sections import judged_settings, measured_table
+    from rlreason.report.sections import judged_settings, measured_of, measured_table
 
     state = read_state(folder)
     if any(run.score is not None for run in state.runs):  # of discovery, which has a report of its own
         say("\n" + closing(state, folder, {}))
         return state
     study = read_study([folder])
-    table = measured_table(study)
+    table = measured_table(study, measured_of(study))
     say("\n" + closing(state, folder, judged_settings(study), aligned([table.head, *table.rows]) if table else ""))
     return state

@@ -32,6 +32,8 @@ from rlreason.sweeps.state import REFERENCE, WAITING, Judged, Key
 LONGEST = 320  # characters of a value in a table
 MEASURED = "How accuracy was measured"
 TOLD_APART = "Who can be told from whom"
+#: Setting, its accuracy with the ends of its interval, places of those that it cannot be told from, with a note.
+Measured = tuple[Setting, tuple[float, float, float], dict[int, str]]
 
 
 def build_report(study: Study) -> Report:
@@ -48,8 +50,9 @@ def build_report(study: Study) -> Report:
             cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
     details += [(f"Objective: {few(of)}", text) for text, of in cards.items()]
     details += [("Command", study.command)] if study.command else []
+    measured = measured_of(study)
     tables = [
-        measured_table(study),
+        measured_table(study, measured),
         settings_table(study, verdicts),
         effects_table(study, verdicts),
         passes_table(study),
@@ -72,6 +75,16 @@ def build_report(study: Study) -> Report:
         warnings=[*warnings_of(study), *study.notes, *study.carried],
         figures=figures_of(study),
         tables=[*filter(None, tables)],
+        models=[
+            {
+                "setting": one.typed,
+                "mean": mean,
+                "low": low,
+                "high": high,
+                "cannot_be_told_from": [measured[place][0].typed for place in alike],
+            }
+            for one, (mean, low, high), alike in measured
+        ],
         log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
@@ -203,7 +216,7 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
 
 
-def measured_of(study: Study) -> list[tuple[Setting, tuple[float, float, float], dict[int, str]]]:
+def measured_of(study: Study) -> list[Measured]:
     """Return each setting, best first, its accuracy with the interval, and the places of others as `not_told_apart`.
 
     [] where runs train, or fewer than two settings have an accuracy.
@@ -217,10 +230,10 @@ def measured_of(study: Study) -> list[tuple[Setting, tuple[float, float, float],
     return [(one, accuracy, others) for (accuracy, one), others in zip(found, alike, strict=True)]
 
 
-def measured_table(study: Study) -> Table | None:
-    """Return `measured_of` as a table; None without any."""
+def measured_table(study: Study, measured: Sequence[Measured]) -> Table | None:
+    """Return what `measured_of` found as a table; None without any."""
     rows = []
-    for number, (one, (mean, low, high), alike) in enumerate(measured_of(study), 1):
+    for number, (one, (mean, low, high), alike) in enumerate(measured, 1):
         others = [f"{place + 1}{note}" for place, note in alike.items()]
         ends = f"{percent(low)} to {percent(high)}"
         rows.append([str(number), one.label, percent(mean), ends, ", ".join(others) or NONE])

@@ -162,12 +162,9 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
         a, b = correctness((one, reference), problems)
         n, by_problem = len(problems), compared(a, b)
         most = max(map(len, answered), default=0) if study.among is None else n
-        difference, clusters = by_problem, ""
-        for fact, of in clusters_of((one, reference), problems).items():
-            mine, its = correctness((one, reference), problems, problems)
-            wider = clustered(difference, mine, its, of)
-            if wider is not difference:
-                difference, clusters = wider, f"{len({*of})} {fact}s"
+        kinds = clusters_of((one, reference), problems)
+        mine, its = correctness((one, reference), problems, problems) if kinds else (a, b)
+        difference, clusters = widest(by_problem, mine, its, kinds)
         return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem)
     headline, why = "", "their runs answered no problem in common"
     if differing:
@@ -184,6 +181,18 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
             headline = "running" if empty is one else ""
     typed = (one.typed, reference.typed)
     return Verdict(one.label, reference.label, "not compared", f"Not compared: {why}.", typed=typed, headline=headline)
+
+
+def widest(
+    found: Difference, a: Mapping[int, Floats], b: Mapping[int, Floats], kinds: Mapping[str, Sequence[str]]
+) -> tuple[Difference, str]:
+    """Return the widest of `found` and its like by clusters of the problems, and by which: "7 subjects", or ""."""
+    by = ""
+    for fact, clusters in kinds.items():
+        wider = clustered(found, a, b, clusters)
+        if wider is not found:
+            found, by = wider, f"{len({*clusters})} {fact}s"
+    return found, by
 
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
@@ -351,11 +360,10 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
     ]
     effects = [(what, "alone", w * 2 / np.abs(w).sum()) for of in weights for what, w in of.items()]
     effects += [(f"{a} {b}", "together", weights[0][a] * weights[1][b]) for a, b in product(*weights)]
-    kinds, found = clusters_of(study.settings, problems).values(), []
+    kinds, found = clusters_of(study.settings, problems), []
     for what, how, w in effects:
-        effect, d = paired_difference(np.tensordot(w, x, 1)), np.tensordot(w, rows, 1)
-        for of in kinds:
-            effect = clustered(effect, dict(enumerate(d)), dict(enumerate(0 * d)), of)
+        by_question, d = paired_difference(np.tensordot(w, x, 1)), np.tensordot(w, rows, 1)
+        effect, _ = widest(by_question, dict(enumerate(d)), dict(enumerate(0 * d)), kinds)
         found.append((what, how, effect))
     return found
 

@@ -125,17 +125,18 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     weights are lost.
     """
     run, console, records, components = trainer.run, trainer.console, trainer.records, trainer.components
-    folder, first, last = records.folder, trainer.validation.history[0], trainer.validation.history[-1]
+    folder, left = records.folder, RunFolder(records.folder)
+    first, last = trainer.validation.history[0], trainer.validation.history[-1]
     if status != "finished":
         console.say(f"! {status}: {reason}; resume={folder} with a larger budget, or this monitor at warn")
     else:
-        tried = [row for row in RunFolder(folder).metrics if row.get("train/empty_updates") == 0]
+        tried = [row for row in left.metrics if row.get("train/empty_updates") == 0]
         if tried and all(row.get("train/overflows") for row in tried):
             reason = f"no update was taken: all {len(tried)} overflowed in float16: set model.dtype=float32"
             status = "diverged:gradient"
             console.say(f"! {reason}")
     with trainer.waiting("drawing the curves", "record"):
-        draw_curves(RunFolder(folder))
+        draw_curves(left)
     trainer.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
     settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
