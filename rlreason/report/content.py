@@ -129,8 +129,8 @@ class Report:
     problems: list[str]  # found in the folders
     cases: list[Case]
     details: list[tuple[str, str | Table]]  # title, and what it folds away
-    models: list[dict[str, Any]] = field(default_factory=list)  # that were measured, for JSON
     forest: Figure | None = None  # the differences; None where there is one setting
+    models: list[dict[str, Any]] = field(default_factory=list)  # that were measured, for JSON
 
     @property
     def every_figure(self) -> list[Figure]:
