@@ -142,7 +142,8 @@ def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_anoth
 
 
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
-    """Bug: where two problems ask the same, a setting that diverged has another number of questions, and it ends."""
+    """Bug: where two problems ask the same, a setting that diverged has another number of questions, and it ends; a
+    setting that is worse in two of four subjects is stopped as if each problem told of it anew."""
     state = rates(tmp_path, lambda v, s: None if (v, s) == ("1e-2", 2) else by_chance(v, s), seeds=range(5))
     one, other = [text for k in range(20) if not zlib.crc32((text := f"What is {k} + 1?").encode()) % 2][:2]
     for path in tmp_path.glob("*/evals/*.jsonl"):
@@ -162,6 +163,9 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     assert set(losers(right, setting[0], 3, 4)) == set(losers(right, None, 3, 4)) == set(setting[1:])
     nothing = (two_seeds, setting[0], 3, 4), (right, setting[0], 3, 3), (right, setting[2], 3, 4)  # all ran; it stays
     assert [losers(*of) for of in nothing] == [{}] * 3
+    subject = np.arange(64) % 4
+    some = {setting[0]: right[setting[0]], setting[1]: {seed: (subject < 2) * 1.0 for seed in range(3)}}
+    assert losers(some, setting[0], 2, 4) and not losers(some, setting[0], 2, 4, some, {"subject": list("abcd" * 16)})
 
 
 @pytest.mark.long

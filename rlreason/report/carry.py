@@ -4,13 +4,24 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.read import read_study
-from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, choosing_mean, correctness, half, unequal
-from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of
+from rlreason.report.study import (
+    CHOOSING,
+    COMPARING,
+    Setting,
+    Study,
+    choosing_mean,
+    clusters_of,
+    correctness,
+    half,
+    unequal,
+)
+from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of, widest
 from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, Floats, compared, holm
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
@@ -162,14 +173,20 @@ def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
 
 
 def losers(
-    right: Mapping[Key, Mapping[int, Floats]], reference: Key | None, settings: int, planned_seeds: int
+    right: Mapping[Key, Mapping[int, Floats]],
+    reference: Key | None,
+    settings: int,
+    planned_seeds: int,
+    by_problem: Mapping[Key, Mapping[int, Floats]] | None = None,
+    kinds: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[Key, str]:
     """Return the settings that surely lose, each with the reason by its clearest comparison.
 
     `right`: setting -> seed -> correctness (questions). `settings`, `planned_seeds`: how many the sweep has in all. The
-    level is divided by the number of looks, and Holm's method corrects over the pairs.
+    level is divided by the number of looks, and Holm's method corrects over the pairs. `by_problem`: as `right`, with
+    an element a problem, and `kinds`: fact -> its value for each of them, for the intervals by these (`widest`).
     """
-    looks = planned_seeds - FEWEST_SEEDS
+    looks, rows = planned_seeds - FEWEST_SEEDS, right if by_problem is None else by_problem
     if looks < 1:
         return {}
     level = LEVEL / looks
@@ -181,8 +198,9 @@ def losers(
     for a, b in pairs:
         seeds = right[a].keys() & right[b].keys()
         if len(seeds) >= FEWEST_SEEDS:
-            ones, others = ({seed: right[key][seed] for seed in right[key] if seed in seeds} for key in (a, b))
-            found.append((a, b, compared(ones, others)))
+            sides = [{key: {s: of[key][s] for s in of[key] if s in seeds} for key in (a, b)} for of in (right, rows)]
+            lead, _ = widest(compared(sides[0][a], sides[0][b]), sides[1][a], sides[1][b], kinds)
+            found.append((a, b, lead))
     reasons: dict[Key, str] = {}
     adjusted = holm([lead.p for _, _, lead in found], family)
     for (a, b, lead), p in sorted(zip(found, adjusted, strict=True), key=lambda one: one[1]):
@@ -218,6 +236,8 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
         return ""
     problems = sorted(half(ended.settings, CHOOSING))
     keys = [one.key for one in ended.settings]
-    right = dict(zip(keys, correctness(ended.settings, problems), strict=True))
-    seeds = len({run.seed for run in state.runs})
-    return losers(right, reference, len(study.settings), seeds).get(mine.key, "")
+    right, by_problem = (
+        dict(zip(keys, correctness(ended.settings, problems, of), strict=True)) for of in (None, problems)
+    )
+    seeds, kinds = len({run.seed for run in state.runs}), clusters_of(ended.settings, problems)
+    return losers(right, reference, len(study.settings), seeds, by_problem, kinds).get(mine.key, "")
