@@ -1,4 +1,4 @@
-"""The first hour on a card, in one command: `python benchmarks/gpu_check.py --model DIR`.
+"""The first ten minutes on a card, in one command: `python benchmarks/gpu_check.py --model DIR`.
 
 Every line of the table is a check in a process of its own, so that one that crashes leaves the others. It says what
 was measured, whether that passes, and where it does not, the likely cause. `--quick` takes a quarter of the rounds,

@@ -92,7 +92,7 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     if LAST in words:
         reads_sweeps = SUBCOMMANDS[subcommand][1] in ("RUN ...", "RUN|SWEEP")
         words = [str(newest(RUNS, single=not reads_sweeps)) if word == LAST else word for word in words]
-    arguments = parser_of(subcommand).parse_args(words)
+    arguments = parser_of(subcommand).parse_intermixed_args(words)
     one = [arguments.run] if "run" in arguments else []
     for folder in one or getattr(arguments, "runs", []):
         if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):

@@ -128,8 +128,10 @@ def compared_study(paths: Sequence[Path]) -> Study:
     if among == set():
         raise ConfigError(f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side")
     configs = [study.runs[0].settings for study in others]
+    names = [side.label for side, of_file in zip(sides, results, strict=True) if of_file is None]
     differing = [
-        f"{key} ({' and '.join(setting_text(c.get(key)) for c in configs)})" for key in differing_keys(configs)
+        f"{key} ({', '.join(f'{setting_text(c.get(key))} in {name}' for c, name in zip(configs, names, strict=True))})"
+        for key in differing_keys(configs)
     ]
     if differing and all(len(study.settings) == 1 for study in others):
         notes.append(f"These runs differ in {few(differing)}.")
