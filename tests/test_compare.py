@@ -49,7 +49,7 @@ def test_settings_measured_otherwise(tmp_path, cli):
     """Bug: accuracies under two prompts, temperatures or problem sets are compared, or what differs has no name."""
     for name, steps in (("one", "40"), ("two", "20")):
         ended(tmp_path / name, answers(0, 0.5), config=CONFIG.replace("40", steps))
-    assert "n_steps (40 and 20)" in cli.figures("compare", tmp_path / "one", tmp_path / "two")[0]["notes"][0]
+    assert "n_steps (40 in one, 20 in two)" in cli.figures("compare", tmp_path / "one", tmp_path / "two")[0]["notes"][0]
     for name, change in (("s", {"sampling.temperature": 0.0}), ("p", {"prompt": "{question}!"})):
         other = {"b": PROTOCOL | change | {"hash": "b"}}
         key = "prompt" if name == "p" else "x"  # what a sweep is about may differ

@@ -117,6 +117,9 @@ def test_unfinished_runs_and_other_problems():
         run.final = {} if status in ("waiting", "running") else run.final
         says = f"ended at step 17 ({status})" if run.final else f"does not enter ({status})"
         assert f"Seed 2 of A {says}" in verdict_of(study).sentence
+    study.settings[1].runs[0].provenance = {"own_functions": {"loss=mine:f": "a"}}
+    study.settings[1].runs[1].provenance = {"own_functions": {"loss=mine:f": "b"}}  # edited between two seeds
+    assert "The source of loss=mine:f is not the same" in verdict_of(study).sentence
     study = answered(R=seeds(0.5), A=seeds(0.7))
     for run in study.settings[1].runs:
         run.final = {name: replace(p, question="Why?") for name, p in run.final.items()}

@@ -17,6 +17,7 @@ from hydra_plugins.rlreason_sweeps import Processes
 from rlreason.cli.sweep import written_report
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
+from rlreason.records.provenance import provenance
 from rlreason.records.reader import write_status
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
@@ -105,6 +106,11 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
     with pytest.raises(ConfigError, match=r"lr=1,seed=0 .*n_steps=10 there, 20 here\).*sweep_name=NAME"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG.replace("10", "20"))
+    sources = {"loss=mine:tapered": "def tapered(): ..."}
+    (place / "provenance.json").write_text(json.dumps(provenance(sources=sources)))
+    refuse_changed(tmp_path, runs, lambda run: CONFIG, lambda run: sources)
+    with pytest.raises(ConfigError, match=r"loss=mine:tapered has another source"):  # which is one more setting
+        refuse_changed(tmp_path, runs, lambda run: CONFIG, lambda run: {"loss=mine:tapered": "def tapered(): pass"})
     with run_lock(place, print), pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG)
     assert holder(place) is None

@@ -232,6 +232,7 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
     from rlreason.report.study import labels_of  # slow to import
+    from rlreason.training.preflight import own_sources
 
     design, folder, runs, jobs = sweep.design, sweep.folder, sweep.runs, sweep.jobs
     say("\n" + plan_text(design, folder, runs, jobs))
@@ -240,7 +241,10 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
         return 0
     with run_lock(folder, say, "hydra.sweep.dir"):
         refuse_changed(
-            folder, design.runs, lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name])))
+            folder,
+            design.runs,
+            lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name]))),
+            lambda run: own_sources(model) if works_on_a_model(model := runs[run.name]) else {},
         )
         state = begun(replace(design, command=shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])), folder)
         left = list[RunState]()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -58,10 +59,15 @@ def package_digest() -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def provenance(words: Sequence[str] = (), own_functions: Sequence[str] = ()) -> dict[str, Any]:
+def source_digests(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return setting -> hash of the source of the user's own function that it names."""
+    return {key: hashlib.sha256(text.encode()).hexdigest()[:DIGITS] for key, text in sources.items()}
+
+
+def provenance(words: Sequence[str] = (), sources: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Return the version of the folder, and where, when and by the words of which command line the run was started.
 
-    `own_functions`: the settings that name functions of the user's own.
+    `sources`: setting -> source of the user's own function that it names.
     """
     sweep = os.environ.get(SWEEP_VARIABLE)
     return {
@@ -71,7 +77,7 @@ def provenance(words: Sequence[str] = (), own_functions: Sequence[str] = ()) -> 
         **({"sweep": sweep} if sweep else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **environment(),
-        **({"own_functions": own_functions} if own_functions else {}),
+        **({"own_functions": source_digests(sources)} if sources else {}),
     }
 
 

@@ -53,7 +53,7 @@ class RunWriter:
             (folder / files.SUMMARY).rename(folder / "summary_before.json")
         folder.mkdir(parents=True, exist_ok=True)
         sources = sources or {}
-        self._provenance = provenance(words, list(sources))
+        self._provenance = provenance(words, sources)
         self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in sources.items())
         if self.resumed:
             earlier = RunFolder(folder).provenance

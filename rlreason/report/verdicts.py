@@ -1,6 +1,7 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlreason.records.files import FUNCTIONS
 from rlreason.report.content import MINUS, TABLES, Verdict, counted
 from rlreason.report.study import (
     RUNNING,
@@ -314,6 +316,13 @@ def caveats_of(pairing: Pairing) -> list[str]:
                 caveats.append(f"{who} does not enter ({why}).")
     if diverged := sum(run.diverged for run in reference.runs):
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
+    sources = defaultdict[str, set[str]](set)  # setting that names a function of the user's -> hashes of its source
+    for run in (*pairing.one.runs, *reference.runs):
+        told = run.provenance.get("own_functions", {})
+        for key, digest in told.items() if isinstance(told, dict) else ():
+            sources[key].add(digest)
+    if edited := [key for key, of in sources.items() if len(of) > 1]:
+        caveats.append(f"The source of {few(edited)} is not the same in all runs ({FUNCTIONS} of each has it).")
     mine, its = (side.keys() for side in pairing.correct)
     shared = [str(seed) for seed in sorted(mine & its)]
     if pairing.difference.over == UNPAIRED:

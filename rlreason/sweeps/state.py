@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG, SUMMARY, checkpoints_in, finite
+from rlreason.records.files import CONFIG, FUNCTIONS, SUMMARY, checkpoints_in, finite
+from rlreason.records.provenance import source_digests
 from rlreason.records.reader import (
     DIVERGED,
     RunFolder,
@@ -26,7 +27,7 @@ from rlreason.records.resume import HARMLESS, MAY_CHANGE, changed, flat_text
 from rlreason.runtime.files import holder, number, write_whole
 from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import first_line, redacted
+from rlreason.runtime.text import few, first_line, redacted
 
 FEWEST_SEEDS = 3  # that must have ended before a sweep stops a setting
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
@@ -90,10 +91,16 @@ class RunState:
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
 
 
-def refuse_changed(folder: Path, runs: Sequence[RunState], config_of: Callable[[RunState], str]) -> None:
-    """Raise `ConfigError` if the folder of a run is being written, or holds steps of other settings.
+def refuse_changed(
+    folder: Path,
+    runs: Sequence[RunState],
+    config_of: Callable[[RunState], str],
+    sources_of: Callable[[RunState], Mapping[str, str]] = lambda run: {},
+) -> None:
+    """Raise `ConfigError` if the folder of a run is being written, or holds steps of other settings or functions.
 
-    `folder`: the sweep's. `config_of` returns the text that a run would write.
+    `folder`: the sweep's. `config_of` returns the text that a run would write, `sources_of` setting -> source of the
+    user's functions.
     """
     for run in runs:
         place = folder / run.name
@@ -106,7 +113,12 @@ def refuse_changed(folder: Path, runs: Sequence[RunState], config_of: Callable[[
         allowed = SAME_FIGURES if finished else MAY_CHANGE
         if not any(word.startswith("rollout=") for word in run.overrides):
             allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
-        if different := changed(settings_in(place), flat_text(config_of(run)), allowed):
+        different = changed(settings_in(place), flat_text(config_of(run)), allowed)
+        then, now = RunFolder(place).provenance.get("own_functions"), source_digests(sources_of(run))
+        if not different and isinstance(then, dict) and then != now:
+            names = [key for key in now if then.get(key) != now[key]]
+            different = f"{few(names)} has another source now: a run keeps it in {FUNCTIONS}"
+        if different:
             kind = "finished" if finished else "half-done"
             raise ConfigError(
                 f"hydra.sweep.dir={folder} holds a {kind} run {run.name} with other settings ({different}): "
