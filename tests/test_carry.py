@@ -164,8 +164,9 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     nothing = (two_seeds, setting[0], 3, 4), (right, setting[0], 3, 3), (right, setting[2], 3, 4)  # all ran; it stays
     assert [losers(*of) for of in nothing] == [{}] * 3
     subject = np.arange(64) % 4
-    some = {setting[0]: right[setting[0]], setting[1]: {seed: (subject < 2) * 1.0 for seed in range(3)}}
-    assert losers(some, setting[0], 2, 4) and not losers(some, setting[0], 2, 4, some, {"subject": list("abcd" * 16)})
+    some = {setting[0]: right[setting[0]], setting[1]: dict.fromkeys(range(3), (subject < 2) * 1.0)}
+    assert losers(some, setting[0], 2, 4)
+    assert not losers(some, setting[0], 2, 4, some, {"subject": list("abcd" * 16)})
 
 
 @pytest.mark.long
