@@ -198,8 +198,8 @@ def _checked(
 
         absent += [line for run in checked if works_on_a_model(run) for line in mistakes_of(run)]
         for line in dict.fromkeys(absent):
-            note(f"! not here: {line}")
-        note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
+            note(f"! a start here would be refused: {line}")
+        note("note: the plan alone: data, lengths of prompts and rewards of your own were not looked at")
     design.carried, design.jobs, design.launcher = list(map(asdict, carried)), jobs.side_by_side, jobs.launcher
     return CheckedSweep(request.overrides, folder, design, runs, jobs)
 

@@ -69,7 +69,7 @@ def _broken_rules(o: Objective) -> Iterator[str]:
         cure = "set baseline=none std_norm=none, or use loss_type=reinforce_with_baseline"
         yield f"loss_type=no_baseline with baseline={baseline} std_norm={std_norm}: {rule}; {cure}"
     if loss == "reinforce_with_baseline" and baseline == "none":
-        yield f"baseline=none: loss_type={loss} needs a baseline; use loss_type=no_baseline std_norm=none"
+        yield f"baseline=none: loss_type={loss} needs a baseline; use loss=no_baseline std_norm=none"
     if baseline == "none" and std_norm in ("group_std", "batch_std"):
         rule = "without a baseline, equal rewards are divided by nothing but advantage_eps"
         yield f"std_norm={std_norm} with baseline=none: {rule}; set std_norm=none or baseline=mean"

@@ -92,10 +92,11 @@ class Trainer(Resumable):
         updates: list[dict[str, float]] = []
         sampled = row = collected.metrics | sampling_metrics(samples, sampled_by)
         spent = clock.spent("train")
-        learning = learner.updates(collected, number, self.batches.n_steps, parts.sampling)
         with self.waiting(f"step {number}: updates", "train"):
-            # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
-            for batch, update in zip(batches, learning, strict=False):  # without batches, it is not even begun
+            # A generator: each turn of the loop takes an optimizer step (forward, loss, backward, clip, update), and
+            # without batches none is taken.
+            steps = learner.updates(collected, number, self.batches.n_steps, parts.sampling)
+            for batch, update in zip(batches, steps, strict=False):
                 self.console.part(f"{len(updates) + 1}/{len(batches)} done")
                 before, spent = spent, clock.spent("train")
                 clock.worked("train", training_work(batch, spent - before, learner.all_learn))
