@@ -85,7 +85,7 @@ def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_pa
     words.append("data.path=/nowhere/d")
     done = rlreason("-m", *words, "dry=true", cwd=tmp_path)
     assert (done.returncode, list(tmp_path.glob("runs/*"))) == (0, []), done.stderr
-    for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):
+    for part in ("refused: model.path=/nowhere/m", "refused: data.path=/nowhere/d", "can show"):
         assert part in done.stdout
     with pytest.raises(ConfigError, match="is no folder"):
         checked(*words)
