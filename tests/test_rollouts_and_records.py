@@ -58,6 +58,22 @@ def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
     assert (m["reward/mean"], m["rollout/distinct"], m["rollout/length"]) == (0.25, 0.75, 1.25)  # within groups
 
 
+def test_every_metric_of_a_batch_is_what_its_name_says():
+    """Bug: a metric has another's value, its opposite, or the mean of other samples."""
+    samples = [
+        Sample(Response("a", [5], [1], [-30.0], "", "stop"), Grade(1.0, 1.0, 1.0, "correct"), entropy=0.2),
+        Sample(Response("a", [5], [1], [-30.0], "", "stop"), Grade(1.0, 1.0, 1.0, "correct"), entropy=0.4),
+        Sample(Response("b", [5], [1, 2, 3], [-1.0] * 3, "", "length"), Grade(0.0, 0.0, -1.0, "unformatted")),
+        Sample(Response("b", [5], [4, 5, 6, 7, 8], [-0.6] * 5, "", "stop"), Grade(1.0, 0.0, 0.0, "wrong"), entropy=0.9),
+    ]
+    assert rollout_metrics(samples, "eval") == pytest.approx({
+        "reward/mean": 0.25, "reward/min": -1, "reward/max": 1, "reward/format": 0.75, "reward/answer": 0.5,
+        "eval/length": 2.5, "eval/length_correct": 1, "eval/length_wrong": 4, "eval/length_max": 5, "eval/tokens": 10,
+        "eval/truncated": 0.25, "eval/distinct": 0.75, "eval/improbable_copies": 0.25, "eval/nll": 6.6,
+        "eval/entropy": 0.5, "eval/entropy_correct": 0.3, "eval/entropy_wrong": 0.9,
+    })  # fmt: skip
+
+
 def test_rollouts_are_graded_in_order_and_the_engine_is_never_behind_the_trainer(policy, engine, problems):
     """Bug: a response meets another problem's ground truth, a step repeats its samples, or weights are stale."""
     rollouts = Rollouts(engine, Echo(), lambda p: policy.encode_prompt(p.question), seed=0)
