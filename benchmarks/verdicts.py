@@ -2,6 +2,7 @@
 
     python -m venv tools && tools/bin/pip install evalstats errorbars evalsig
     python benchmarks/verdicts.py --tools tools/bin/python        # minutes; without --tools only the rules of this file
+    python benchmarks/verdicts.py --sweep runs/sweeps/NAME        # the seeds of each setting against each other
 
 Two settings are trained with S seeds each and answer the same P problems. A seed moves the accuracy of its model by a
 normal amount of `spread` points, the same distribution for both settings, so neither is better: every "better" or
@@ -17,6 +18,8 @@ normal amount of `spread` points, the same distribution for both settings, so ne
 Called as their documentation says for data with seeds: evalstats with a column `run`; errorbars with the seeds as
 samples of a question, which it averages; evalsig reads one run a side. They are made for two finished models, whose
 problems are the only sample: there they are right (the rows with a spread of 0).
+
+With a sweep, nothing is simulated: of each setting, some of its seeds are compared with others of the same setting.
 """
 
 import argparse
@@ -177,6 +180,31 @@ def covered(cell: Cell, n: int, seed: int, gain: float = 0.03) -> float:
     return float(np.mean([low <= gain_in_accuracy <= high for low, high, _ in found]))
 
 
+def by_halves(sweep: Path, n: int, seed: int) -> str:
+    """Tell, of each setting of a sweep, how often seeds are told apart from other seeds of it, as Markdown.
+
+    Each of `n` times, 2, 4 or 8 seeds a side are drawn. The draws share seeds, so that their share is less exact than
+    as many pairs of the simulation.
+    """
+    from rlreason.report.read import read_study
+    from rlreason.report.study import correctness, in_common
+
+    study, rng = read_study([sweep]), np.random.default_rng(seed)
+    right = correctness(study.settings, in_common(study.settings))
+    lines = ["| setting | seeds a side | spread of seeds, points | " + " | ".join(RULES) + " |"]
+    lines += ["| --- |" + " ---: |" * (len(RULES) + 2)]
+    for setting, of in zip(study.settings, right, strict=True):
+        x = np.stack(list(of.values()))
+        spread = 100 * x.mean(axis=1).std(ddof=1)
+        for size in [size for size in (2, 4, 8) if 2 * size <= len(x)]:
+            draws = [x[rng.permutation(len(x))[: 2 * size]] for _ in range(n)]
+            shares = [np.mean([rule(d[:size], d[size:]) <= LEVEL for d in draws]) for rule in RULES.values()]
+            lines.append(
+                f"| {setting.typed} | {size} | {spread:.1f} | " + " | ".join(f"{of:.1%}" for of in shares) + " |"
+            )
+    return "\n".join(lines)
+
+
 def table(rows: dict[Cell, dict[str, float]]) -> str:
     """Format the shares as Markdown, a row a rule and a column a design."""
     names = dict.fromkeys(name for row in rows.values() for name in row)
@@ -214,10 +242,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, help="where the figure goes, SVG or PNG")
     parser.add_argument("--grid", action="store_true", help="this project's rule on the whole grid, and its coverage")
+    parser.add_argument("--sweep", type=Path, help="a sweep's folder: compare seeds of its settings with each other")
     parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.judge:
         return ask_tools(asked.judge)
+    if asked.sweep:
+        return print(by_halves(asked.sweep, asked.pairs, asked.seed))
     rows = {cell: false_shares(cell, asked.pairs, asked.seed, asked.tools) for cell in BESIDE}
     print(table(rows))
     if asked.figure:
