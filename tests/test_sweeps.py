@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,10 +21,10 @@ from rlreason.cli.sweep import run_looks, written_report
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
-from rlreason.runtime.files import holder, run_lock
-from rlreason.runtime.machine import usable_processors
 from rlreason.report.read import read_study
 from rlreason.report.verdicts import verdicts_of
+from rlreason.runtime.files import holder, run_lock
+from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus, outcome_text, places
 from rlreason.sweeps.state import FILE, Judged, RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, settings_table
@@ -185,7 +186,7 @@ CHANCES = {"1e-4": (0.5, 0), "1e-3": (0.8, 30), "1e-5": (0.53, 60), "1e-6": (0.5
 
 def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     """Bug: what is decided gets more seeds, what is open none, or a sweep that was killed takes a look twice."""
-    words = (f"learning_rate={','.join(CHANCES)}", "seed=auto", "max_seeds=6")
+    sweep = checked(f"learning_rate={','.join(CHANCES)}", "seed=auto", "max_seeds=6")[0]
     batches, fails = list[list[str]](), {"0.5"}
 
     def launched(grid, words, jobs, folder, left):
@@ -199,11 +200,10 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
         return {}
 
     def begun_in(name: str) -> tuple[SweepState, dict[str, int]]:
-        sweep = checked(*words, f"hydra.sweep.dir={tmp_path / name}")[0]
         (tmp_path / name).mkdir(exist_ok=True)
         batches.clear()
         with suppress(KeyboardInterrupt):
-            run_looks(None, sweep)
+            run_looks(None, replace(sweep, folder=tmp_path / name))
         state = read_state(tmp_path / name)
         return state, Counter(run.setting["learning_rate"] for run in state.runs if run.of_its_own)
 
@@ -222,7 +222,7 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     verdicts = verdicts_of(read_study([tmp_path / "whole"]))
     assert [verdict.difference.seeds for verdict in verdicts] == [3, 6, 4, 6]
     assert [verdict.outcome for verdict in verdicts[:3]] == ["better", "cannot tell", "same"]
-    words = (*words[:2], "max_seeds=8")
+    sweep.design.max_seeds = 8
     with pytest.raises(ConfigError, match="max_seeds=8"):
         begun_in("whole")
 
