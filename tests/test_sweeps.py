@@ -194,9 +194,8 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
         if "killed" in fails and len(batches) == 2:
             raise KeyboardInterrupt
         for run in left:
-            chance, other = CHANCES[run.setting["learning_rate"]]
-            if run.setting["learning_rate"] not in fails:
-                ended(folder / run.name, answers(run.seed + other, chance))
+            if (rate := run.setting["learning_rate"]) not in fails:
+                ended(folder / run.name, answers(run.seed + CHANCES[rate][1], CHANCES[rate][0]))
         return {}
 
     def begun_in(name: str) -> tuple[SweepState, dict[str, int]]:
@@ -214,14 +213,13 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     fails.add("killed")
     assert begun_in("killed")[0].status == "interrupted"
     fails.remove("killed")
-    again = begun_in("killed")
-    assert (again[0].looks, again[1]) == (whole.looks, seeds)
+    again, seeds_again = begun_in("killed")
+    assert (again.looks, seeds_again) == (whole.looks, seeds)
     fails.clear()  # typed again, it goes on with what had failed, and with nothing else
-    again = begun_in("whole")
-    assert (again[0].looks, again[1], again[0].status) == (whole.looks, seeds | {"0.5": 6}, "finished")
-    verdicts = verdicts_of(read_study([tmp_path / "whole"]))
-    assert [verdict.difference.seeds for verdict in verdicts] == [3, 6, 4, 6]
-    assert [verdict.outcome for verdict in verdicts[:3]] == ["better", "cannot tell", "same"]
+    again, seeds_again = begun_in("whole")
+    assert (again.looks, seeds_again, again.status) == (whole.looks, seeds | {"0.5": 6}, "finished")
+    verdicts = [(one.outcome, one.difference.seeds) for one in verdicts_of(read_study([tmp_path / "whole"]))]
+    assert verdicts[:3] == [("better", 3), ("cannot tell", 6), ("same", 4)]
     sweep.design.max_seeds = 8
     with pytest.raises(ConfigError, match="max_seeds=8"):
         begun_in("whole")

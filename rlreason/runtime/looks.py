@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlreason.runtime.statistics import LEVEL, TIED, Z95, Difference, Floats, half_width
+from rlreason.runtime.statistics import LEVEL, PROBLEMS, TIED, Z95, Difference, Floats, half_width
 
 FIRST_LOOK = 3  # seeds
 UNLIKELY = 0.1  # probability of a decision: with less, no more seeds
@@ -76,7 +76,7 @@ def after_looks(found: Difference, max_seeds: int) -> Difference:
     has the nominal level of 5% in all (repeated interval): both hold whatever made the looks end, and Holm's rule
     corrects such p-values of settings that ended at different looks. `max_seeds` of 0: the seeds were fixed.
     """
-    if not max_seeds:
+    if not max_seeds or found.over == PROBLEMS:  # of two trained models
         return found
     look = min(bisect_left(looks_of(max_seeds), found.seeds), len(looks_of(max_seeds)) - 1)
     parts = found.se_seeds, found.se_extra, found.dof, found.dof_extra
